@@ -49,7 +49,7 @@ def _colours(column: pd.Series) -> dict[str, str]:
 
 def embedding(
     adata: AnnData,
-    color: str | Sequence[str] = ("label", "confidence"),
+    color: str | Sequence[str] = ("call", "confidence"),
     *,
     basis: str | None = None,
     key_added: str = "scperformer",
@@ -63,7 +63,7 @@ def embedding(
     adata
         N annotated cells.
     color
-        Columns of the annotation (label, confidence, unknown, ...), other columns of obs, or genes.
+        Columns of the annotation (call, label, confidence, novelty, ...), other columns of obs, or genes.
     basis
         Entry of obsm to draw, such as "X_umap". None: a UMAP of the model's embedding as in the report, with at most
         20,000 random cells.
@@ -113,7 +113,7 @@ def _umap(cells: AnnData, key: str, seed: int) -> np.ndarray:
 
 
 def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer") -> Figure:
-    """Draw the shares of the labels in each group of annotated cells as stacked bars.
+    """Draw the shares of the calls in each group of annotated cells as stacked bars.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer")
     key_added
         Prefix of the annotation.
     """
-    label, groups = (_column_of_obs(adata, name, key_added) for name in ("label", groupby))
+    label, groups = (_column_of_obs(adata, name, key_added) for name in ("call", groupby))
     shares = pd.crosstab(adata.obs[groups], adata.obs[label], normalize="index")
     figure = Figure(figsize=(8, 1 + 0.4 * len(shares)), layout="constrained")
     axes = figure.subplots()

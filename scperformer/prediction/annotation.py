@@ -57,18 +57,20 @@ class Annotation:
         return [name for name in map(str, names) if name in ours and name not in self.obs]
 
     def summary(self) -> dict[str, Any]:
-        """Return the model, the condition, the cells of each label and the warnings, as values for JSON."""
+        """Return the model, the condition, the shift, the cells of each call and the warnings, as values for JSON."""
         condition = {
             name: None if isinstance(value, float) and np.isnan(value) else value
             for name, value in self.record["condition"].items()
         }
-        counts = self.obs[f"{self.key}_label"].value_counts()
+        shift = self.record.get("shift")
+        counts = self.obs[f"{self.key}_call"].value_counts()
         return {
             "model": {name: self.record["model"][name] for name in ("name", "hash", "tissue")},
             "condition": condition,
+            "shift": None if shift is None else shift["kind"],
             "num_cells": len(self.obs),
             "num_unknown": self.record["num_unknown"],
-            "labels": {str(label): int(num) for label, num in counts.items()},
+            "calls": {str(call): int(num) for call, num in counts.items() if num},
             "warnings": list(self.record["warnings"]),
         }
 

@@ -327,7 +327,8 @@ class DropletColumns:
 class ClusterColumns:
     """With `clusters`: the label of each cell's cluster, and whether it differs from that of the cell.
 
-    Barcodes that cannot be cells have no vote, and are not clustered: with `clusters=auto` they keep their own label.
+    Unknown cells have no vote. Barcodes that cannot be cells have none either, and are not clustered: with
+    `clusters=auto` they keep their own label.
     """
 
     names: ClassVar[tuple[str, ...]] = ("cluster_label", "cluster_disagrees")
@@ -338,16 +339,17 @@ class ClusterColumns:
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
         """Make the columns from the labels and their confidences; log how many cells differ from their cluster."""
-        voters = np.flatnonzero(_is_cell(self.droplets, len(obs)))
+        is_cell = _is_cell(self.droplets, len(obs))
         if self.clusters is None:
             clusters = np.full(len(obs), -1)
-            clusters[voters] = self._find_clusters(read, voters)
+            clusters[is_cell] = self._find_clusters(read, np.flatnonzero(is_cell))
             how = f"Leiden on {'the embedding' if self.graph is None else 'the neighbour graph of the file'}"
         else:
             clusters = self.clusters
             how = f"obs['{self.option}']"
         labels = obs["label"].cat
         best = labels.codes.to_numpy(np.int64)
+        voters = np.flatnonzero(is_cell & ~obs["unknown"].to_numpy())
         majority = cluster_labels(clusters, best, obs["confidence"].to_numpy(), voters, len(labels.categories))
         disagrees = majority != best
         num_clusters = int(clusters.max()) + 1
@@ -361,12 +363,12 @@ class ClusterColumns:
         record = {"key": self.option, "how": how, "num_clusters": num_clusters, "num_disagree": num_disagree}
         return Made(columns, {"clusters": record})
 
-    def _find_clusters(self, read: "Read", voters: np.ndarray) -> np.ndarray:
-        """Cluster the cells that vote; return the number of the cluster of each."""
-        embedding = np.concatenate([calls.embedding for calls in read()])[voters]
+    def _find_clusters(self, read: "Read", rows: np.ndarray) -> np.ndarray:
+        """Cluster the cells in some rows; return the number of the cluster of each."""
+        embedding = np.concatenate([calls.embedding for calls in read()])[rows]
         graph = self.graph
         if graph is not None and self.droplets is not None:
-            graph = graph.tocsr()[voters][:, voters]
+            graph = graph.tocsr()[rows][:, rows]
         return over_cluster(embedding, graph)
 
 

@@ -21,7 +21,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.pictures import MIN_BIN_CALLS
 from scperformer.config import ReportConfig
-from scperformer.labels import label_texts
+from scperformer.labels import NO_CALL, label_texts
 from scperformer.model import branch_names, encoder_is_silent
 from scperformer.reports import expression, figures, tables
 from scperformer.reports.evaluate import Evaluation, read_evaluation
@@ -225,7 +225,7 @@ def _facts(content: Content) -> dict[str, Any]:
         "num_cells": len(cells),
         "num_unknown": int(cells["unknown"].sum()),
         "labels": {label.name: label for label in content.labels},
-        "num_used": content.num_used,
+        "num_used": sum(label.name != NO_CALL for label in content.labels[: content.num_used]),
         "not_used": [label.name for label in content.labels[content.num_used :] if label.in_model],
         "threshold": tables.threshold(samples),
         "flag_reasons": tables.flag_reasons(samples),

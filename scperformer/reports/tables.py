@@ -426,7 +426,7 @@ def _sample_warnings(summary: dict[str, Any]) -> list[str]:
         text = f"{unknown:.0%} of the cells of {name} are flagged as unknown"
         sentences.append(f"{text}. The sample may contain cell types that the model was not trained on.")
     unsure = unsure_text(summary["mean"], summary["mean_held_out"])
-    if unsure and shift.get("kind") != OTHER:  # else a lower confidence is expected
+    if unsure and shift.get("kind") not in (OTHER, FAR):  # else a lower confidence is expected
         sentences.append(f"{name}: {unsure}")
     agreement = summary["agreement"]
     if agreement < LOW_AGREEMENT:

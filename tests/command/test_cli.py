@@ -377,7 +377,8 @@ def test_what_was_written_as_json(command, sample, tiny_model, tmp_path):
     found = json.loads(ran.out)
     (made,), (failed,) = found["files"], found["failed"]
     annotated = ad.read_h5ad(made["output"])
-    assert made["labels"] == annotated.obs["scperformer_label"].value_counts().to_dict()
+    calls = annotated.obs["scperformer_call"].value_counts()
+    assert made["calls"] == calls[calls > 0].to_dict()
     assert made["num_unknown"] == annotated.obs["scperformer_unknown"].sum()
     assert made["model"]["hash"] == annotated.uns["scperformer"]["model"]["hash"]
     assert failed["file"] == "bad.h5ad"

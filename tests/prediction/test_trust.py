@@ -145,7 +145,7 @@ def test_confidences_far_below_those_of_held_out_cells_are_warned_of(folder, sam
     mixed = sample[:40].copy()
     mixed.X = np.round((sample[:40].X + sample[40:80].X[::-1] + sample[80:120].X).toarray() / 3)
     with caplog.at_level(logging.WARNING, "scperformer"):
-        fit = annotated(mixed, folder, "adapt=false", "false_alarms=0").uns["scperformer"]["fit"]
+        fit = annotated(mixed, folder, "shift=false", "false_alarms=0").uns["scperformer"]["fit"]
     assert fit["mean_confidence"] < fit["held_out_confidence"] - 0.15
     said = f"mean confidence {fit['mean_confidence']:.2f}, but {fit['held_out_confidence']:.2f} for held-out cells"
     assert said in caplog.text

@@ -358,7 +358,7 @@ def test_page_without_evaluation(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
     assert "No cell is flagged as unknown." in plain.words
     assert "Evidence on held-out cells" not in plain.words  # as in files of earlier versions
-    assert "It holds for similar cells only" in plain.words
+    assert "It says nothing about other cell types" in plain.words
     assert "Logistic regression, trained on the same reference, gives" in plain.words
     assert "Comparison with true labels" not in plain.words
     assert "using log-normalised values in .raw" in plain.words
