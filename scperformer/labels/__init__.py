@@ -1,8 +1,9 @@
 """Labels of cells: their spelling, ontology ids and tree; constraints on their probabilities; labels of clusters.
 
 Files in reading order: texts (the spelling), tree (labels and their parents), ontology (ids of labels, and trees from
-the Cell Ontology), constraints (labels that can occur, and their shares), clusters (a label for each cluster), columns
-(of obs, about calls in a tree). They work on arrays and tables, without torch.
+the Cell Ontology), common (the labels of two studies merged to what both mean), constraints (labels that can occur, and
+their shares), clusters (a label for each cluster), columns (of obs, about calls in a tree). They work on arrays and
+tables, without torch.
 """
 
 from scperformer.labels.clusters import (
@@ -12,6 +13,7 @@ from scperformer.labels.clusters import (
     require_igraph,
 )
 from scperformer.labels.columns import NO_CALL, final_call, term_column, tree_columns, tree_record
+from scperformer.labels.common import common_labels
 from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
 from scperformer.labels.ontology import (
     NO_ONTOLOGY,

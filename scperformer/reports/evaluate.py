@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean, escape_formula, split_names
+from scperformer.base.messages import did_you_mean, escape_formula, join_names, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
 from scperformer.config import EvaluateConfig
-from scperformer.labels import label_texts, spelled_as
+from scperformer.labels import NO_CALL, common_labels, label_texts, packaged_ontology, read_pairs, spelled_as
 from scperformer.reports.read_annotations import Annotated, cell_table, common_tree, read_annotated
 from scperformer.trust import calibration_error
 
@@ -163,22 +163,32 @@ def _call_scores(cells: pd.DataFrame) -> dict[str, Any]:
     ]
     return {
         "accuracy": float(called["call_right"].mean()) if len(called) else None,
-        "backed_off": float((called["call"] != called["model"]).sum() / len(cells)),
+        "backed_off": float(called["backed_off"].sum() / len(cells)),
         "unknown": 1 - len(called) / len(cells),
         "levels": levels,
     }
 
 
-def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
+def compare(
+    samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str, match: str = "names"
+) -> Evaluation:
     """Score the labels by the model and by logistic regression against the truth, for all cells and per sample.
 
     Cells without a true label (None in `truths`) are counted and left out. Cells whose true label the model does not
-    have count as errors.
+    have count as errors, unless `match` is ontology and `common_labels` finds what both mean.
     """
     all_cells = cell_table(samples).rename(columns={"label": "model", "cluster_label": "cluster"})
     all_cells["truth"] = np.concatenate(truths)
+    if "call" in all_cells:
+        all_cells["backed_off"] = (all_cells["call"] != all_cells["model"]) & (all_cells["call"] != NO_CALL)
     cells = all_cells[all_cells["truth"].notna()]
+    original_truth = cells["truth"]
     model_labels = samples[0].model_labels
+    merged: dict[str, str] = {}
+    if match == "ontology":
+        merged = common_labels(model_labels, sorted(set(original_truth)), packaged_ontology())
+        cells = _merged(cells, merged)
+        model_labels = list(dict.fromkeys(merged[label] for label in model_labels))
     true_labels = sorted(set(cells["truth"]))
     foreign = [label for label in true_labels if label not in set(model_labels)]
     if not true_labels:
@@ -194,7 +204,8 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     tree = common_tree(samples)
     if tree is not None and "call" in cells:
         level = {node: len(tree.path(node)) for node in tree.nodes}
-        is_correct = [call in tree.path(label) for call, label in zip(cells["call"], cells["truth"], strict=True)]
+        trios = zip(cells["call"], original_truth, cells["truth"], strict=True)
+        is_correct = [call in tree.path(label) or merged.get(call) == truth for call, label, truth in trios]
         cells = cells.assign(call_level=[level.get(call, 0) for call in cells["call"]], call_right=is_correct)
     is_foreign = cells["truth"].isin(foreign)
     unknown = {"known_labels": cells["unknown"][~is_foreign], "other_labels": cells["unknown"][is_foreign]}
@@ -205,6 +216,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         "num_cells": len(cells),
         "num_without_truth": len(all_cells) - len(cells),
         "truth_labels_not_in_model": foreign,
+        "merged": {label: common for label, common in merged.items() if label != common},
         "flagged_unknown": {name: float(flags.mean()) if len(flags) else None for name, flags in unknown.items()},
         **_scores(cells, labels),
         "samples": {sample.name: _scores(cells[cells["sample"] == sample.name], labels) for sample in samples},
@@ -216,6 +228,18 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         per_class["cluster_f1"] = class_scores(_confusion(cells, "cluster", labels))["f1"]
     confusion = pd.DataFrame(counts, index=pd.Index(labels, name="truth"), columns=labels)
     return Evaluation(metrics=metrics, per_class=pd.DataFrame(per_class), confusion=confusion)
+
+
+def _merged(cells: pd.DataFrame, merged: dict[str, str]) -> pd.DataFrame:
+    """Return cells with the common label in place of each label, also in sets of labels."""
+    columns = [name for name in ("truth", "model", "baseline", "cluster") if name in cells]
+    cells = cells.assign(**{name: cells[name].map(lambda label: merged.get(label, label)) for name in columns})
+    if "set" in cells:
+        sets = {
+            text: dict.fromkeys(merged.get(label, label) for label in split_names(text)) for text in set(cells["set"])
+        }
+        cells = cells.assign(set=cells["set"].map({text: join_names(list(labels)) for text, labels in sets.items()}))
+    return cells
 
 
 def read_evaluation(folder: str | Path) -> Evaluation:
@@ -245,14 +269,37 @@ def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluatio
         samples = [sample for sample in samples if sample.name not in without]
     tables: list[str | None] = [*cfg.truth_path] if cfg.truth_path else [None] * len(samples)
     truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
-    evaluation = compare(samples, truths, cfg.truth_key)
+    if cfg.truth_map is not None:
+        truths = _mapped(truths, cfg.truth_map, cfg.truth_key)
+    evaluation = compare(samples, truths, cfg.truth_key, cfg.match)
     evaluation.metrics["samples_without_truth"] = without
     _log_scores(evaluation.metrics)
     return evaluation
 
 
+def _mapped(truths: list[npt.NDArray[np.object_]], path: str, truth_key: str) -> list[npt.NDArray[np.object_]]:
+    """Return true labels as a file of the user maps them; labels that are not in it stay."""
+    pairs = read_pairs(path, "a CSV or TSV file with two columns: a true label, and the label as which it counts")
+    to = dict(pairs)
+    known = {label for truth in truths for label in truth if label is not None}
+    if len(to) < len(pairs):
+        twice = next(label for number, (label, _) in enumerate(pairs) if label in dict(pairs[:number]))
+        raise InputError(f"'{twice}' twice in {path}", "one row for each true label", "remove the other rows")
+    if others := [label for label in to if label not in known]:
+        remedy = f"{did_you_mean(others[0], known)}correct or remove the row"
+        found = f"'{others[0]}' in {path}, which no cell has in '{truth_key}'"
+        raise InputError(found, f"true labels, e.g. {_examples(sorted(known))}", remedy)
+    return [np.array([to.get(label, label) for label in truth], dtype=object) for truth in truths]
+
+
 def _log_scores(metrics: dict[str, Any]) -> None:
     """Log the scores of an evaluation."""
+    groups: dict[str, list[str]] = {}
+    for label, common in metrics["merged"].items():
+        groups.setdefault(common, []).append(label)
+    if groups:
+        text = "; ".join(f"{common} ({', '.join(labels)})" for common, labels in groups.items())
+        log.info("compared as what both mean, by the Cell Ontology (match=names: by names alone): %s", text)
     if foreign := metrics["truth_labels_not_in_model"]:
         log.warning("true labels that the model does not have, counted as errors: %s", _examples(foreign))
     num_without = metrics["num_without_truth"]

@@ -375,3 +375,52 @@ def test_damaged_evaluation_is_refused(tmp_path, samples, damage):
     (folder / damage).write_text("{")
     with pytest.raises(InputError, match=r"no evaluation in .* \(a damaged file\)"):
         read_evaluation(folder)
+
+
+def test_true_labels_of_another_study_are_compared_as_what_both_mean(tmp_path, caplog):
+    sample = annotated_sample(num_cells=40)
+    sample.uns["scperformer"]["model"]["labels"] = np.array(["Naive CD4 T", "Memory CD4 T", "CD8 T"], dtype=object)
+    called = ["Naive CD4 T", "Memory CD4 T", "CD8 T", "CD8 T"] * 10
+    sample.obs["scperformer_label"] = pd.Categorical(called)
+    sample.obs["scperformer_baseline_label"] = pd.Categorical(called)
+    sample.obs[TRUTH_KEY] = ["CD4 T", "CD4 T", "CD8 T", "CD4 T"] * 10
+    with caplog.at_level("INFO", "scperformer"):
+        metrics = json.loads((evaluate(tmp_path, [sample]) / "metrics.json").read_text())
+    assert metrics["model"]["accuracy"] == pytest.approx(0.75)
+    assert metrics["labels"] == ["CD4 T", "CD8 T"]
+    assert metrics["merged"] == {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}
+    assert "CD4 T (Naive CD4 T, Memory CD4 T)" in caplog.text
+    by_name = json.loads((evaluate(tmp_path, [sample], match="names", overwrite=True) / "metrics.json").read_text())
+    assert by_name["model"]["accuracy"] == pytest.approx(0.25)
+    assert by_name["truth_labels_not_in_model"] == ["CD4 T"]
+    assert by_name["merged"] == {}
+
+
+def test_true_labels_are_mapped_by_a_file(tmp_path):
+    sample = annotated_sample(num_cells=40)
+    names = sample.obs[TRUTH_KEY].astype(str)
+    first = sorted(set(names))[0]
+    sample.obs[TRUTH_KEY] = names.replace(first, "the first type")
+    (tmp_path / "map.tsv").write_text(f"the first type\t{first}\n")
+    expected = scores_of(names, sample.obs["scperformer_label"].astype(str))
+    metrics = json.loads(
+        (evaluate(tmp_path, [sample], truth_map=str(tmp_path / "map.tsv")) / "metrics.json").read_text()
+    )
+    assert metrics["model"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("no such type,B\n", r"'no such type' in .*map.csv, which no cell has in"),
+        ("a\n", "row 1 of .*map.csv with 1 values"),
+        ("{first},B\n{first},T\n", "twice in .*map.csv; expected one row for each true label"),
+    ],
+)
+def test_a_wrong_map_is_refused(tmp_path, content, match):
+    sample = annotated_sample(num_cells=40)
+    first = sorted(set(sample.obs[TRUTH_KEY].astype(str)))[0]
+    (tmp_path / "map.csv").write_text(content.replace("{first}", first))
+    with pytest.raises(InputError, match=match):
+        evaluate(tmp_path, [sample], truth_map=str(tmp_path / "map.csv"))
+    assert not (tmp_path / "evaluation").exists()

@@ -1,0 +1,38 @@
+"""The labels of two studies merged to what both mean, by the terms of the Cell Ontology that their names are."""
+
+from collections.abc import Sequence
+
+from scperformer.labels.ontology import Ontology
+
+
+def common_labels(own: Sequence[str], other: Sequence[str], ontology: Ontology) -> dict[str, str]:
+    """Return what each label of a model, and each true label, is merged to.
+
+    A true label that the model lacks, such as CD4 T, takes in the labels of the model that are types of it, such as
+    memory and naive CD4 T. If there are none, it is taken in by the label of the model that it is the nearest type of.
+    Labels without a term, or without a relative, stay.
+
+    Parameters
+    ----------
+    own
+        The labels of the model.
+    other
+        The true labels.
+    """
+    terms = {label: term for label in (*own, *other) if (term := ontology.term(label)) is not None}
+    above = {label: ontology.ancestors(term) for label, term in terms.items()}
+    takes_in: dict[str, str] = {}  # the label to which a term and all types of it are merged
+    for label in other:
+        if label in own or label not in terms:
+            continue
+        if any(terms[label] in above[known] for known in own if known in terms):
+            takes_in[terms[label]] = label
+        elif parents := [known for known in own if terms.get(known) in above[label]]:
+            nearest = max(parents, key=lambda known: len(above[known]))
+            takes_in[terms[nearest]] = nearest
+    merged = {}
+    for label in (*own, *other):
+        found = [term for term in above.get(label, ()) if term in takes_in]
+        # The most general of them takes in the others, too.
+        merged[label] = takes_in[min(found, key=lambda term: len(ontology.ancestors(term)))] if found else label
+    return merged

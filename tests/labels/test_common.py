@@ -1,0 +1,37 @@
+"""Labels of a model and of a truth are merged to what both mean."""
+
+import pytest
+
+from scperformer.labels import common_labels, packaged_ontology
+
+OWN = ["Naive CD4 T", "Memory CD4 T", "CD8 T", "CD14+ Mono", "FCGR3A+ Mono", "B", "NK", "DC", "Platelet"]
+
+
+def changed(own: list[str], other: list[str]) -> dict[str, str]:
+    """What is merged, without the labels that stay."""
+    merged = common_labels(own, other, packaged_ontology())
+    assert set(merged) == {*own, *other}
+    return {label: common for label, common in merged.items() if label != common}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (["B", "NK"], {}),
+        (["CD19+ B"], {"B": "CD19+ B"}),  # other names of the same
+        (["CD4 T", "CD8 T"], {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}),
+        (["T_CD4"], {"Naive CD4 T": "T_CD4", "Memory CD4 T": "T_CD4"}),
+        (["naive B"], {"naive B": "B"}),  # a type of a label of the model
+        (["monocyte", "CD14+ Mono"], {"CD14+ Mono": "monocyte", "FCGR3A+ Mono": "monocyte"}),
+        (["Treg"], {}),  # a relative of labels of the model, but none is a type of the other
+        (["T cell", "CD4 T"], dict.fromkeys(("Naive CD4 T", "Memory CD4 T", "CD8 T", "CD4 T"), "T cell")),
+        (["no such type"], {}),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else "",
+)
+def test_labels_are_merged_to_what_both_mean(other, expected):
+    assert changed(OWN, other) == expected
+
+
+def test_the_nearest_type_of_the_model_takes_in_a_true_label():
+    assert changed(["T cell", "CD4 T"], ["Memory CD4 T"]) == {"Memory CD4 T": "CD4 T"}
