@@ -39,3 +39,10 @@ def roofline() -> Iterator[ModuleType]:
     """benchmarks/roofline.py."""
     with imported("roofline") as module:
         yield module
+
+
+@pytest.fixture(scope="module")
+def studies() -> Iterator[ModuleType]:
+    """benchmarks/studies.py."""
+    with imported("studies") as module:
+        yield module
