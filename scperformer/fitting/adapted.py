@@ -40,7 +40,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     cfg = _training_options(saved)
     linear_options = _linear_options(saved, cfg.model, model.path) if cfg.model.linear else None
     vectors = None
-    if cfg.model.encoder:  # those of all genes at full depth are better than those that the reduced cells would give
+    if cfg.model.encoder and _keeps_vectors(saved):
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
     fitted = fit_branches(x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors)
     scales, held_out = _evidence(saved, fitted)
@@ -73,6 +73,16 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
         has_reference_cells=False,
         held_out=held_out,
     )
+
+
+def _keeps_vectors(saved: SavedModel) -> bool:
+    """Whether the gene vectors of a model are better than those that its reduced cells would give.
+
+    They were learned from all genes at full depth, and perhaps from further cells. Layers between tokens have trained
+    them with the labels, also those of the cells that are held out here.
+    """
+    model = ModelConfig(**saved.config["model"])
+    return model.reads_genes or model.depth == 0 or bool(saved.provenance.get("unlabelled"))
 
 
 def _training_options(saved: SavedModel) -> TrainConfig:
