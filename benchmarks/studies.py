@@ -6,7 +6,7 @@
 
 A pair is a reference and a query of another study, another chemistry, another condition or another species. The labels
 of both are merged, after the prediction, to what both mean: to naive and memory CD4 T cells, or CD14 and CD16
-monocytes, if both studies tell them apart. Labels without a counterpart are left out of the reference and the truth.
+monocytes, if both studies tell them apart. Labels of no type of blood, such as activated T cells, are left out of both.
 Options are chosen by the pairs of CHOOSING; the others report. In the files of another tissue all cells are unknown.
 
 Each finished pair, seed, row and column appends a line to the JSON file, and finished lines are not repeated. The

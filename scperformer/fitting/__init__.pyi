@@ -8,7 +8,6 @@ from .condition import depth_class as depth_class
 from .condition import depth_share as depth_share
 from .condition import find_condition as find_condition
 from .condition import reduced as reduced
-from .condition import seen_rows as seen_rows
 from .condition import simulated as simulated
 from .evidence import MIN_GAIN as MIN_GAIN
 from .evidence import Fitted as Fitted

@@ -43,15 +43,17 @@ class Adapted:
     model: Model
     query: Query
     record: dict[str, Any]
-    shift: Shift | None = None  # how far the cells are from the reference; None: not known
+    shift: Shift | None = None  # how far the cells are from the reference; None: not asked for, or not known
 
 
 @torch_state_kept()  # a network draws its first weights at random
-def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condition | None = None) -> Adapted:
+def adapt_model(
+    model: Model, query: Query, cfg: PredictConfig, condition: Condition | None = None, with_shift: bool = False
+) -> Adapted:
     """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
 
     A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
-    unless it is given.
+    unless it is given. With `with_shift`, also find how far the file is from the reference, and log it.
 
     Raises
     ------
@@ -89,7 +91,7 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condi
         expected = model.saved.provenance["expected_accuracy"]
         record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
         _log_accuracy(query.path, record)
-    shift = find_shift(query, model.saved, reference_cells, condition)
+    shift = find_shift(query, model.saved, reference_cells, condition) if with_shift else None
     if shift is not None:
         log.info("%s: %s", query.path, shift.text)
     return Adapted(model, query, record, shift)

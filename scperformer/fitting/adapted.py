@@ -19,7 +19,7 @@ from scperformer.network import CellTypeModel, Model
 from scperformer.trust import calibration
 
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
-MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .003
+MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
 
 
 @progress("fitting the model to the genes and the depth of a file")

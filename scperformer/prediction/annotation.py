@@ -112,9 +112,8 @@ def make_annotation(
     """
     query = adapted.query
     saved = adapted.model.saved
-    shift = None if cfg.shift == "false" else adapted.shift
-    if shift is not None:
-        read = _with_temperature(read, shift.temperature)
+    if adapted.shift is not None:
+        read = _with_temperature(read, adapted.shift.temperature)
     read, constraints = constrained(read, options, saved.labels, query.plan.findings.droplets)
     record: dict[str, Any] = describe_run(query, adapted.model) | {
         "condition": adapted.record,
@@ -125,7 +124,7 @@ def make_annotation(
         record["constraints"] = constraints
     notices: list[str] = []
     obs = pd.DataFrame(index=pd.RangeIndex(query.rows.shape[0]))
-    for group in _column_groups(cells, replace(adapted, shift=shift), options, cfg, is_constrained=bool(constraints)):
+    for group in _column_groups(cells, adapted, options, cfg, is_constrained=bool(constraints)):
         made = group.make(read, obs)
         obs = obs.assign(**made.columns)
         record |= made.record

@@ -60,7 +60,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
         require_not_annotated(adata, cfg.key_added)
     start = time.perf_counter()
     options = find_label_options(adata, model.saved, cfg)
-    adapted = adapt_model(model, find_query(adata, model.saved, cfg), cfg)
+    adapted = adapt_model(model, find_query(adata, model.saved, cfg), cfg, with_shift=cfg.shift != "false")
     blocks = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
     annotation = make_annotation(
@@ -219,7 +219,8 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             if not cfg.overwrite:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
-        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
+        with_shift = cfg.shift != "false" and cfg.share is None  # a share has no flags and confidences yet
+        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=with_shift)
         query = adapted.query
         identity = _identity_of(adapted, model, cfg)
         shares = [Path(folder) for folder in cfg.shares]
