@@ -28,3 +28,4 @@ from .performer import gene_vectors as gene_vectors
 from .performer import start_performer as start_performer
 from .shift import find_shift as find_shift
 from .shift import look_at as look_at
+from .shift import with_encoder_weight as with_encoder_weight

@@ -18,7 +18,7 @@ from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.files import default_output, open_cells
 from scperformer.fitting.adapted import fit_to_condition
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
-from scperformer.fitting.shift import find_shift
+from scperformer.fitting.shift import find_shift, with_encoder_weight
 from scperformer.genes import find_panel
 from scperformer.model import (
     INFO,
@@ -53,7 +53,8 @@ def adapt_model(
     """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
 
     A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
-    unless it is given. With `with_shift`, also find how far the file is from the reference, and log it.
+    unless it is given. With `with_shift`, also find how far the file is from the reference, log it, and
+    let the encoder weigh less if it is of another study.
 
     Raises
     ------
@@ -94,6 +95,7 @@ def adapt_model(
     shift = find_shift(query, model.saved, reference_cells, condition) if with_shift else None
     if shift is not None:
         log.info("%s: %s", query.path, shift.text)
+        model = with_encoder_weight(model, shift.encoder_weight)
     return Adapted(model, query, record, shift)
 
 

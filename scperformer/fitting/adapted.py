@@ -32,8 +32,8 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     saved = model.saved
     seed = int(saved.provenance["seed"])
     rows = stratified_sample(reference_cells.labels, MAX_DUAL, seed)
-    labels = reference_cells.labels[rows]
-    cells = ReferenceCells(reference_cells.values[rows], labels, reference_cells.are_counts)
+    cells = reference_cells.some(rows)
+    labels = cells.labels
     num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
     target_sum = float(saved.config["target_sum"])
     x, *draws = (reduced(cells, condition, target_sum, seed + draw) for draw in range(num_draws))
@@ -42,7 +42,9 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     vectors = None
     if cfg.model.encoder and _keeps_vectors(saved):
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
-    fitted = fit_branches(x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors)
+    fitted = fit_branches(
+        x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors, batches=cells.batches
+    )
     scales, held_out = _evidence(saved, fitted)
     metrics: dict[str, Any] = {"scales": scales}
     if linear_options is not None:

@@ -1,13 +1,16 @@
 """How far a file is from the reference, by some of its cells; trust/shift.py says what the numbers mean."""
 
 import math
+from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.cells import Query, stratified_sample
 from scperformer.fitting.condition import Condition, reduced, seen_rows
-from scperformer.model import ReferenceCells, SavedModel
+from scperformer.model import ReferenceCells, SavedModel, both_have_a_part
+from scperformer.network import Model
 from scperformer.trust import (
     MIN_CELLS,
     Profile,
@@ -51,7 +54,20 @@ def find_shift(
             own = own[_expressed(own)]
         kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
         effects = gene_effects(own[most_alike(scores)], kept, reference_cells.labels)
-    return make_shift(scores, saved.held_out.scores, effects)
+    has_both = both_have_a_part(saved.scales)
+    known = saved.held_out.scores
+    return make_shift(scores, known, effects, has_both=has_both, batch_effects=saved.batch_effects)
+
+
+def with_encoder_weight(model: Model, weight: float) -> Model:
+    """Return a model with the logits of its encoder multiplied by a weight; see trust/shift.py."""
+    if weight == 1:
+        return model
+    network = deepcopy(model.network)
+    network.scale_branches(1.0, weight)
+    scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
+    saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
+    return replace(model, saved=saved, network=network)
 
 
 def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition, rate: float) -> tuple[float, Shift]:
@@ -63,7 +79,7 @@ def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition,
     """
     rows = stratified_sample(reference_cells.labels, LOOK_KEPT, seed=0)
     rows = rows[np.argsort(reference_cells.labels[rows], kind="stable")]  # of each label, every second one is fitted
-    some = ReferenceCells(reference_cells.values[rows], reference_cells.labels[rows], reference_cells.are_counts)
+    some = reference_cells.some(rows)
     kept = reduced(some, condition, query.plan.target_sum, seed=0)
     in_fit = np.arange(len(rows)) % 2 == 0
     profile = fit_profile(kept[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])

@@ -60,10 +60,14 @@ def _require_names(info: Mapping[str, Any]) -> None:
     encoder = info["metrics"].get("encoder", dict.fromkeys(ENCODER_FACTS, "x"))
     if not isinstance(encoder, dict) or set(encoder) != set(ENCODER_FACTS):
         raise ValueError(f"'{INFO}' with an encoder that is not described by {', '.join(ENCODER_FACTS)}")
+    batches = provenance.get("batches", {"names": []})
+    if not isinstance(batches, dict) or not isinstance(batches.get("names"), list):
+        raise ValueError(f"'{INFO}' with batches without names")
     texts = {
         "the name": [info["name"]],
         "a label": info["labels"],
         "an ontology term": info["ontology_term_ids"],
+        "a batch": batches["names"],
         "a tissue": [provenance["tissue"]] if "tissue" in provenance else [],
         "a description of the encoder": list(encoder.values()),
         "a release of the ontology": [provenance["ontology"]] if "ontology" in provenance else [],
@@ -92,6 +96,7 @@ def _require_values(info: Mapping[str, Any]) -> None:
         "kept cells that are not described": isinstance(info["provenance"].get("kept_cells", {}), dict),
         "scales that are not numbers, or of other branches": are_scales,
         "scores of branches that are not numbers": is_fold and _are_scores(fold),
+        "scores of batches that are not numbers": is_fold and _are_batch_scores(fold.get("batches", {})),
     }
     for problem in (text for text, is_sound in sound.items() if not is_sound):
         raise ValueError(f"'{INFO}' with {problem}")
@@ -110,6 +115,14 @@ def _are_scores(fold: Mapping[str, Any]) -> bool:
     return all(
         isinstance(part, dict) and all(_is_finite(part[name]) for name in SCORES if name in part) for part in parts
     )
+
+
+def _are_batch_scores(scores: Any) -> bool:
+    """Whether the accuracies of batches and their gene effects are numbers."""
+    if not isinstance(scores, dict) or not isinstance(scores.get("accuracy", []), list):
+        return False
+    accuracies = [accuracy for accuracy in scores.get("accuracy", []) if accuracy is not None]
+    return all(map(_is_finite, [scores.get("gene_effects", 0), *accuracies]))
 
 
 def _is_finite(value: Any) -> bool:

@@ -95,7 +95,7 @@ def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells 
     if not saved.has_reference_cells:
         return saved.reference_cells
     try:
-        return read_reference_cells(Path(path), len(saved.genes), len(saved.labels))
+        return read_reference_cells(Path(path), len(saved.genes), len(saved.labels), len(saved.batch_names))
     except ValueError as error:
         raise damaged_model(Path(path), str(error)) from error
 

@@ -47,6 +47,26 @@ class SavedModel:
         return self.provenance.get("tissue")
 
     @property
+    def batch_names(self) -> list[str]:
+        """The batches of the reference, whole ones of which were held out; empty if they are not known."""
+        return list(self.provenance.get("batches", {}).get("names", ()))
+
+    @property
+    def batch_effects(self) -> float:
+        """The largest gene effects (see trust/shift.py) between a batch of the reference and the others; 0: not known."""
+        return float(self._batch_scores.get("gene_effects", 0.0))
+
+    @property
+    def batch_accuracies(self) -> list[float]:
+        """The accuracy of the calls of each batch by fits to others, where it is known."""
+        return [float(accuracy) for accuracy in self._batch_scores.get("accuracy", ()) if accuracy is not None]
+
+    @property
+    def _batch_scores(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.metrics.get("out_of_fold", {}).get("batches", {})
+        return found
+
+    @property
     def is_annotator(self) -> bool:
         """Whether it can annotate: an encoder without labels cannot."""
         return self.kind == ANNOTATOR

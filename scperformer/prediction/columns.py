@@ -140,6 +140,9 @@ class CallColumns:
         """Return the lowest and the highest accuracy to expect in this file, and log them with their reason."""
         assert self.shift is not None
         lowest = highest = self.expected_accuracy
+        if self.saved.batch_accuracies and not math.isnan(self.expected_accuracy):
+            lowest = min(lowest, *self.saved.batch_accuracies)
+            highest = max(highest, *self.saved.batch_accuracies)
         if self.shift.kind in (OTHER, FAR):
             lowest, highest = self.shift.expected_accuracy(float(pd.Series(confidence).mean()))
         log.info("%s: %s", self.query.path, expected_text(lowest, highest, self.shift.kind))

@@ -43,7 +43,7 @@ NOT_IN_IDENTITY = {
     "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
-    *("false_alarms", "min_confidence", "alpha", "shift", "key_added"),
+    *("false_alarms", "min_confidence", "alpha", "key_added"),
 }
 
 
@@ -219,8 +219,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             if not cfg.overwrite:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
-        with_shift = cfg.shift != "false" and cfg.share is None  # a share has no flags and confidences yet
-        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=with_shift)
+        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
         query = adapted.query
         identity = _identity_of(adapted, model, cfg)
         shares = [Path(folder) for folder in cfg.shares]

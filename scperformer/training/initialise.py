@@ -289,11 +289,11 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
 
 
 @progress("choosing the options of the linear branch")
-def find_linear_options(train: Cells, cfg: TrainConfig) -> LinearOptions | None:
+def find_linear_options(train: Cells, cfg: TrainConfig, batches: np.ndarray | None = None) -> LinearOptions | None:
     """Choose how the linear branch is fitted, on the training cells; None if it is off."""
     if not cfg.model.linear:
         return None
-    options = choose_linear_options(train.x, train.known_labels, tuple(cfg.model.linear_powers), cfg.seed)
+    options = choose_linear_options(train.x, train.known_labels, tuple(cfg.model.linear_powers), cfg.seed, batches)
     text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"
     log.info(text, options.weighting, options.class_weights)
     return options
