@@ -151,7 +151,7 @@ class TrainConfig(NetworkConfig):
     label_tree: str | None = None
     # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
     ontology: str = option("packaged", ONTOLOGY)
-    # obs column with the batch, donor or study of each cell: whole ones are held out where calls of held-out cells decide
+    # obs column with the batch, donor or study of each cell: whole ones are held out to see what holds for new cells
     batch_key: str | None = None
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     # tissue of the reference, such as blood; the model card and `models list` show it

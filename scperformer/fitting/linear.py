@@ -193,7 +193,8 @@ def batch_folds(batches: np.ndarray, num_folds: int) -> np.ndarray:
     """
     sizes = np.bincount(batches)
     fold_of_batch = np.zeros(len(sizes), dtype=np.int64)
-    filled = np.zeros(min(num_folds, np.count_nonzero(sizes)), dtype=np.int64)
+    num_used = min(num_folds, int(np.count_nonzero(sizes)))
+    filled = np.zeros(num_used, dtype=np.int64)
     for batch in np.argsort(-sizes, kind="stable"):
         fold_of_batch[batch] = filled.argmin()
         filled[fold_of_batch[batch]] += sizes[batch]
@@ -226,8 +227,8 @@ def choose_linear_options(
     """Choose the weights of genes and labels by the likelihood of held-out cells, in a cross-validation with 3 folds.
 
     Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
-    little in many genes favour `standard`. `seed` deals the cells to the folds; with `batches`, the index of the batch of
-    each cell, whole batches are held out.
+    little in many genes favour `standard`. `seed` deals the cells to the folds; with `batches`, the index of the batch
+    of each cell, whole batches are held out.
     """
     first = LinearOptions(powers, PENALTY_C, CLASS_WEIGHTS[0], WEIGHTINGS[0])
     rows, folds = label_folds(labels, seed)

@@ -53,7 +53,7 @@ class SavedModel:
 
     @property
     def batch_effects(self) -> float:
-        """The largest gene effects (see trust/shift.py) between a batch of the reference and the others; 0: not known."""
+        """The largest gene effects (trust/shift.py) between a batch of the reference and the others; 0: not known."""
         return float(self._batch_scores.get("gene_effects", 0.0))
 
     @property

@@ -233,5 +233,5 @@ def test_batches_that_cannot_be_held_out_are_refused(values, match):
 
 
 def test_a_missing_column_of_batches_is_named_with_the_nearest():
-    with pytest.raises(InputError, match="no column 'donors'.*did you mean 'donor'"):
+    with pytest.raises(InputError, match=r"no column 'donors'.*did you mean 'donor'"):
         settle_batches(pd.DataFrame({"donor": ["a"]}), np.zeros(1, int), "donors", "cells.h5ad")

@@ -19,7 +19,7 @@ QUICK = ["trainer.max_steps=60", "data.min_genes=0", "data.min_cells=0", "logger
 
 
 def made_cells(num_cells: int, seed: int, spread: float = 0.0) -> ad.AnnData:
-    """Poisson counts of 300 genes, of 3 labels with 40 genes of their own; genes are multiplied by lognormal factors."""
+    """Poisson counts of 300 genes, of 3 labels with 40 genes of their own; genes are times lognormal factors."""
     rng = np.random.default_rng(seed)
     codes = np.arange(num_cells) % 3
     mean = np.full((num_cells, 300), 1.0)
@@ -73,7 +73,7 @@ def test_shares_of_a_file_of_another_study_have_the_calls_of_the_whole(folder, w
 
 
 def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
-    """Cells of a third batch are like the reference if its two batches differ as much; the calls of each are held out."""
+    """Cells of a third batch are like the reference if its two batches differ as much."""
     parts = {"d1": made_cells(150, 1), "d2": made_cells(150, 2, 0.4)}
     cells = ad.concat(parts, label="donor", index_unique="-")
     options = as_options(QUICK)
