@@ -27,7 +27,7 @@ class ReferenceCells:
     """Cells of a reference before normalisation, and the index of the label of each."""
 
     values: csr_matrix  # float32, N x G; whole numbers if they are counts
-    labels: np.ndarray  # int64, N; every label occurs
+    labels: np.ndarray  # int64, N; every label occurs, except in imported models
     are_counts: bool  # False: relative expression, which cannot be thinned
     batches: np.ndarray | None = None  # int64, N: index of the batch of each cell; None: it is not known
 
@@ -55,8 +55,13 @@ class ReferenceCells:
         return file.getvalue()
 
 
-def read_reference_cells(folder: Path, num_genes: int, num_labels: int, num_batches: int = 0) -> ReferenceCells:
-    """Read the cells of a model folder; the text of a ValueError says how they are damaged."""
+def read_reference_cells(
+    folder: Path, num_genes: int, num_labels: int, num_batches: int = 0, *, some: bool = False
+) -> ReferenceCells:
+    """Read the cells of a model folder; the text of a ValueError says how they are damaged.
+
+    With `some`, the cells may be of some of the labels only, as those of an imported model are.
+    """
     kinds = ARRAYS | ({BATCHES: "iu"} if num_batches else {})
     arrays = read_arrays(folder / CELLS_FILE, kinds, 3 * MAX_CELLS + 2 * MAX_VALUES)
     batches = arrays.pop(BATCHES, None)
@@ -78,7 +83,8 @@ def read_reference_cells(folder: Path, num_genes: int, num_labels: int, num_batc
         content = values.astype(np.float32)
     if len(content) and not (content.min() > 0 and content.max() < np.inf):  # neither is true of NaN
         raise ValueError(f"'{CELLS_FILE}' with values that are not above 0")
-    if set(np.unique(labels).tolist()) != set(range(num_labels)):
+    found = set(np.unique(labels).tolist())
+    if not found <= set(range(num_labels)) or (len(found) < num_labels and not some):
         raise ValueError(f"'{CELLS_FILE}' with other labels than the model's")
     is_known = batches is None or (batches.shape == labels.shape and set(np.unique(batches)) <= set(range(num_batches)))
     if not is_known:
