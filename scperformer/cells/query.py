@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
@@ -31,6 +32,8 @@ class Query:
     path: str
     rows: Rows
     plan: Alignment
+    var: pd.DataFrame  # the gene table of the file
+    species: str  # of its genes, if the user has named it; else auto
 
     @cached_property
     def sha256(self) -> str:
@@ -80,6 +83,11 @@ class Query:
         mapping = replace(plan.mapping, target=place[plan.mapping.target])
         return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
 
+    def of_model(self, model: SavedModel) -> "Query":
+        """Return the same cells with the genes of another model."""
+        plan = _plan(self.var, self.plan.findings, model, self.species, self.path)
+        return replace(self, plan=plan)
+
     def all_cells(self) -> csr_matrix:
         """Return all aligned cells."""
         return vstack([self.block(start) for start in self.starts()], "csr")
@@ -102,8 +110,13 @@ def map_to_model(
     cells: AnnData | BackedH5ad, findings: Findings, model: SavedModel, species: str, path: str = "the data"
 ) -> Alignment:
     """Map the genes of a file to those of a model, even if they share few genes; see `require_fit`."""
+    return _plan(gene_table(cells, findings.source), findings, model, species, path)
+
+
+def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, species: str, path: str) -> Alignment:
+    """Map the genes of a gene table to those of a model."""
     return plan_alignment(
-        gene_table(cells, findings.source),
+        var,
         findings,
         model.genes,
         importance=model.importance,
@@ -134,7 +147,7 @@ def require_fit(
         file_genes=[str(name).strip() for name in var.index],
         model_genes=model.genes,
         var=var,
-        can_adapt=model.has_reference_cells
+        can_adapt=(model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies))
         and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
         own_totals=plan.own_totals,
     )
@@ -155,7 +168,7 @@ def find_query(
     require_fit(cells, plan, model, cfg, path)
     for note in [findings.sentence, *plan.overlap.notes]:
         log.info("%s: %s", path, note)
-    return Query(path, rows, plan)
+    return Query(path, rows, plan, gene_table(cells, findings.source), cfg.species)
 
 
 def require_short(query: Query, model: SavedModel) -> None:

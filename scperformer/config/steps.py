@@ -153,6 +153,10 @@ class TrainConfig(NetworkConfig):
     ontology: str = option("packaged", ONTOLOGY)
     # obs column with the batch, donor or study of each cell: whole ones are held out to see what holds for new cells
     batch_key: str | None = None
+    # train a model for each study and join them; auto: with several files; true: also for the batches of one file
+    studies: str = choice("auto", "true", "false")
+    # of several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
+    label_map: str | None = None
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
@@ -173,6 +177,7 @@ class TrainConfig(NetworkConfig):
     init_mode: str = choice("full", "last_layer", "head")
 
     def __post_init__(self) -> None:
+        self.studies = self.studies.lower()  # Hydra turns the word true into True
         super().__post_init__()
         is_coexpression = self.model.positions == "coexpression"
         is_weighted = self.head.name == "weighted"
@@ -185,6 +190,8 @@ class TrainConfig(NetworkConfig):
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
         has_one_tree = self.label_tree is None or not self.label_keys
         require(has_one_tree, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
+        has_studies = self.studies == "true" or (self.studies == "auto" and len(self.inputs) > 1)
+        require(has_studies or self.label_map is None, "label_map", self.label_map, "several files, or studies=true")
         uses_unlabelled = self.model.encoder and is_coexpression
         expected = "no files without model=performer or pooled"
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)

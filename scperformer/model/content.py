@@ -12,6 +12,7 @@ INFO = "bundle.json"
 # Entries that are fields of SavedModel, and their types.
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
 PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # annotations record these
+MAX_STUDIES = 99  # of a reference
 ORIGIN = ("tool", "file", "sha256", "tested")  # that an imported model records about where it is from
 NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # entries of each group, by the kind of model
     ANNOTATOR: {"config": ("target_sum",), "metrics": ("scales",), "provenance": tuple(PROVENANCE)},
@@ -24,6 +25,7 @@ def require_sound_content(info: Mapping[str, Any]) -> None:
     _require_entries(info)
     _require_names(info)
     _require_values(info)
+    _require_studies(info)
     read_tree(info)
 
 
@@ -86,6 +88,21 @@ def _origin(provenance: Mapping[str, Any]) -> list[Any]:
     if not isinstance(origin, dict) or ("imported" in provenance and not {*ORIGIN} <= origin.keys()):
         raise ValueError(f"'{INFO}' with an origin that is not described by {', '.join(ORIGIN)}")
     return [*origin.keys(), *origin.values()]
+
+
+def _require_studies(info: Mapping[str, Any]) -> None:
+    """Refuse studies without a name or without numbers of labels."""
+    studies = info.get("studies", [])
+    if not isinstance(studies, list) or len(studies) > MAX_STUDIES or len(studies) == 1:
+        raise ValueError(f"'{INFO}' with studies that are not 2 to {MAX_STUDIES}")
+    for study in studies:
+        meaning = study.get("meaning") if isinstance(study, dict) else None
+        if not isinstance(meaning, list) or not all(isinstance(row, list) for row in meaning):
+            raise ValueError(f"'{INFO}' with a study without the meaning of its labels")
+        if not all(isinstance(place, int) and not isinstance(place, bool) for row in meaning for place in row):
+            raise ValueError(f"'{INFO}' with a study whose labels are not numbered")
+        if why := name_problem(study.get("name")):
+            raise ValueError(f"'{INFO}' with a study whose name {why}")
 
 
 def _require_values(info: Mapping[str, Any]) -> None:

@@ -19,6 +19,15 @@ ENCODER_FACTS = ("kind", "size", "attention", "device")  # that a model records 
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 
+@dataclass
+class Study:
+    """One study of a reference of several: a model of its own."""
+
+    name: str  # as users know it, such as the name of its file
+    saved: "SavedModel"
+    meaning: np.ndarray  # which labels of the whole each label of the study stands for, boolean
+
+
 @dataclass(kw_only=True)
 class SavedModel:
     """A trained model as plain data: G genes, C labels."""
@@ -40,6 +49,8 @@ class SavedModel:
     has_reference_cells: bool = False  # the folder that it was read from has kept cells
     tree: LabelTree | None = None  # over the labels; models of earlier versions have none
     held_out: HeldOut | None = field(default=None, repr=False)  # None: a model of format 4 or before, or no evidence
+    # Of a reference of several studies. The whole then has their labels and genes, and no weights of its own.
+    studies: list[Study] = field(default_factory=list, repr=False)
 
     @property
     def tissue(self) -> str | None:
@@ -105,8 +116,16 @@ class SavedModel:
         """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
 
         The weights are those of logistic regression; an encoder has none, and the means stand alone. Weights for
-        standardised expression, in which all genes vary alike, count without the means.
+        standardised expression, in which all genes vary alike, count without the means. Of several studies, a gene has
+        its largest importance.
         """
+        if self.studies:
+            best = dict.fromkeys(self.genes, 0.0)
+            for study in self.studies:
+                for gene, value in zip(study.saved.genes, study.saved.importance.tolist(), strict=True):
+                    best[gene] = max(best.get(gene, 0.0), value)
+            best = {gene: best[gene] for gene in self.genes}  # a gene may have another name in a study
+            return np.array(list(best.values()))
         if "model.deviation" in self.weights:
             return np.asarray(self.weights["model.weight"], dtype=np.float64).std(axis=1)
         means = np.asarray(self.gene_means, dtype=np.float64)

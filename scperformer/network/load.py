@@ -19,7 +19,15 @@ from scperformer.base.progress import progress
 from scperformer.cells import find_query
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, checked
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
-from scperformer.model import SavedModel, damaged_model, encoder_is_silent, read_model, require_annotator, resolve_model
+from scperformer.model import (
+    SavedModel,
+    damaged_model,
+    encoder_is_silent,
+    parts_of,
+    read_model,
+    require_annotator,
+    resolve_model,
+)
 from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
 from scperformer.network.imported import ImportedNetwork, imported_network
@@ -131,6 +139,35 @@ class Model:
         return f"<p>Model <b>{escape(self.saved.name)}</b></p><table>{rows}</table>"
 
 
+class JoinedModel(Model):
+    """A trained model of several studies: a model of each, whose probabilities are joined for each file."""
+
+    def __init__(self, saved: SavedModel, path: Path, members: list[Model]):
+        self.saved = saved
+        self.path = path
+        self.members = members
+        self.adapted = {}
+
+    @property
+    def network(self) -> CellTypeModel:  # type: ignore[override]
+        """Refuse: each study has a network of its own."""
+        raise InputError(
+            f"the model {self.saved.name} of {len(self.members)} studies",
+            "a model of one study in this place",
+            f"name the model of a study, such as model_path={self.members[0].path}",
+        )
+
+    @property
+    def baseline(self) -> None:  # type: ignore[override]
+        """There is no logistic regression on all studies."""
+        return
+
+    @property
+    def facts(self) -> dict[str, str]:
+        names = ", ".join(study.name for study in self.saved.studies)
+        return {"studies": f"{len(self.members)}: {names}"} | super().facts
+
+
 def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
     """Return whether weights may be copied: both are floating-point numbers, or both have the same type."""
     return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
@@ -196,6 +233,9 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     labels = ", ".join(saved.labels)
     text = "model %s (%s, %s): %d genes, %d labels: %s"
     log.info(text, saved.name, why, checksum, len(saved.genes), len(saved.labels), labels)
+    if saved.studies:
+        names = ", ".join(study.name for study in saved.studies)
+        log.info("its reference has %d studies: %s", len(saved.studies), names)
     model = as_model(saved, path)
     if saved.lacks:
         log.info(
@@ -208,6 +248,8 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
 
 def as_model(saved: SavedModel, path: Path) -> Model:
     """Build the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
+    if saved.studies:
+        return JoinedModel(saved, path, [as_model(part, place) for part, place in parts_of(saved, path)])
     network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel | ImportedNetwork)
     missing = [name for name in ("baseline.weight", "baseline.bias") if name not in saved.weights]

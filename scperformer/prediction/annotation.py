@@ -18,10 +18,9 @@ from anndata import AnnData
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
-from scperformer.fitting import Adapted
+from scperformer.fitting import Adapted, Calls, Read
 from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model
-from scperformer.prediction.calls import Calls, Read
 from scperformer.prediction.columns import (
     OBS_COLUMNS,
     BaselineColumns,
@@ -112,7 +111,7 @@ def make_annotation(
     """
     query = adapted.query
     saved = adapted.model.saved
-    if adapted.shift is not None:
+    if adapted.shift is not None and not adapted.members:  # joined probabilities have a temperature of their own
         read = _with_temperature(read, adapted.shift.temperature)
     read, constraints = constrained(read, options, saved.labels, query.plan.findings.droplets)
     record: dict[str, Any] = describe_run(query, adapted.model) | {
@@ -167,7 +166,9 @@ def _column_groups(
     # Under constraints, the label that the linear branch alone would give is not known.
     counts_encoder = both_have_a_part(saved.scales) and not is_constrained
     expected = adapted.record["expected_accuracy"]
-    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, expected)
+    # Scores for several studies are already divided by the factors of these.
+    factor = 1.0 if adapted.shift is None or adapted.members else adapted.shift.factor
+    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, factor, expected)
     groups.append(CallColumns(saved, query, *of_calls))
     if options.tree is None:
         groups.append(TermColumns(options.terms))

@@ -56,7 +56,7 @@ from scperformer.trust import (
 )
 
 if TYPE_CHECKING:
-    from scperformer.prediction.calls import Read
+    from scperformer.fitting import Read
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,7 @@ class CallColumns:
     false_alarms: float
     counts_encoder: bool  # whether to count the labels that depend on the encoder
     shift: Shift | None
+    factor: float  # by which novelty scores are divided
     expected_accuracy: float  # of cells like the reference's, in the condition of the file
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
@@ -113,8 +114,7 @@ class CallColumns:
         blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty, calls.by_encoder) for calls in read()]
         best, confidence, margin, scores, empty, by_encoder = map(np.concatenate, zip(*blocks, strict=True))
         held_out = self.saved.held_out
-        factor = 1.0 if self.shift is None else self.shift.factor
-        novelty = scores if held_out is None else novelty_share(scores / factor, held_out.scores)
+        novelty = scores if held_out is None else novelty_share(scores / self.factor, held_out.scores)
         safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
         unknown = (1 - novelty <= self.false_alarms) | (safety < self.min_confidence) | empty
         columns = {

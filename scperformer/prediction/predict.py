@@ -25,10 +25,9 @@ from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_regular
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad, default_output, fingerprint, open_cells, require_readable, require_unchanged
-from scperformer.fitting import Adapted, adapt_model
+from scperformer.fitting import Adapted, Calls, adapt_model, call_block
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import Calls, call_block
 from scperformer.prediction.columns import require_not_annotated
 from scperformer.prediction.label_options import find_label_options
 from scperformer.prediction.parts import PARTS, Parts, partial_results, parts_of
@@ -51,7 +50,7 @@ def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
     """Call all cells of a query, block by block; the calls stay in memory."""
     query = adapted.query
     with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
-        return [call_block(query.block(start), adapted.model, cfg, query, shown.update) for start in query.starts()]
+        return [call_block(adapted, start, cfg, shown.update) for start in query.starts()]
 
 
 def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
@@ -266,5 +265,5 @@ def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
     with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
         for part in to_call:
-            parts.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
+            parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
     return num_cells, time.perf_counter() - start_time

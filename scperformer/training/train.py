@@ -67,6 +67,7 @@ from scperformer.training.run_folder import (
     require_place,
     write_trained,
 )
+from scperformer.training.studies import train_studies, trains_studies
 from scperformer.training.supervised import has_layers, train_network
 from scperformer.trust import calibration, fit_profile, left_out_table
 
@@ -81,6 +82,8 @@ def run_train(cfg: TrainConfig) -> Path:
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
+        return train_studies(cells, cfg, output, train_on)
     quiet_if_helper(cfg)
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     cfg = settle_in_memory(cfg, paths)

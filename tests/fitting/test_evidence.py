@@ -12,12 +12,12 @@ from scperformer.config import HeadConfig, ModelConfig, TokensConfig, TrainConfi
 from scperformer.fitting import (
     LinearOptions,
     branch_scales,
+    evidence,
     evidence_folds,
     fill_network,
     fit_branches,
     scales_if_significant,
 )
-from scperformer.fitting import evidence
 from scperformer.fitting.evidence import LARGEST, compare_batches, score_alone
 from scperformer.fitting.linear import predict_logits
 from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells
