@@ -15,7 +15,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
-from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
+from scperformer.config import AdaptConfig, AnalyzeConfig, CheckConfig, PredictConfig, PreprocessConfig
 from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import require_overlap
 from scperformer.model import SavedModel
@@ -23,6 +23,8 @@ from scperformer.model import SavedModel
 log = logging.getLogger(__name__)
 
 EXACT_ATTENTION = "softmax"  # the only attention that limits the number of tokens, by its option max_length
+
+MatchingConfig = PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig | CheckConfig
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Query:
     rows: Rows
     plan: Alignment
     var: pd.DataFrame  # the gene table of the file
-    species: str  # of its genes, if the user has named it; else auto
+    cfg: MatchingConfig  # options of matching its genes
 
     @cached_property
     def sha256(self) -> str:
@@ -85,8 +87,7 @@ class Query:
 
     def of_model(self, model: SavedModel) -> "Query":
         """Return the same cells with the genes of another model."""
-        plan = _plan(self.var, self.plan.findings, model, self.species, self.path)
-        return replace(self, plan=plan)
+        return replace(self, plan=_plan(self.var, self.plan.findings, model, self.cfg, self.path))
 
     def all_cells(self) -> csr_matrix:
         """Return all aligned cells."""
@@ -107,13 +108,17 @@ def find_expression(
 
 
 def map_to_model(
-    cells: AnnData | BackedH5ad, findings: Findings, model: SavedModel, species: str, path: str = "the data"
+    cells: AnnData | BackedH5ad,
+    findings: Findings,
+    model: SavedModel,
+    cfg: MatchingConfig,
+    path: str = "the data",
 ) -> Alignment:
     """Map the genes of a file to those of a model, even if they share few genes; see `require_fit`."""
-    return _plan(gene_table(cells, findings.source), findings, model, species, path)
+    return _plan(gene_table(cells, findings.source), findings, model, cfg, path)
 
 
-def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, species: str, path: str) -> Alignment:
+def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: MatchingConfig, path: str) -> Alignment:
     """Map the genes of a gene table to those of a model."""
     return plan_alignment(
         var,
@@ -123,7 +128,8 @@ def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, species: str
         target_sum=float(model.config["target_sum"]),
         min_overlap=None,
         own_totals=bool(model.config.get("own_totals", False)),
-        species=species,
+        species=cfg.species,
+        exact=not isinstance(cfg, PreprocessConfig) and cfg.genes == "exact",
         path=path,
     )
 
@@ -164,11 +170,11 @@ def find_query(
     A file without usable expression, or with too few of the model's genes, is refused.
     """
     findings, rows = find_expression(cells, cfg, path)
-    plan = map_to_model(cells, findings, model, cfg.species, path)
+    plan = map_to_model(cells, findings, model, cfg, path)
     require_fit(cells, plan, model, cfg, path)
     for note in [findings.sentence, *plan.overlap.notes]:
         log.info("%s: %s", path, note)
-    return Query(path, rows, plan, gene_table(cells, findings.source), cfg.species)
+    return Query(path, rows, plan, gene_table(cells, findings.source), cfg)
 
 
 def require_short(query: Query, model: SavedModel) -> None:

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 from scperformer.cells import Query, stratified_sample
 from scperformer.fitting.condition import Condition, reduced, seen_rows
 from scperformer.model import ReferenceCells, SavedModel, both_have_a_part
-from scperformer.network import Model
+from scperformer.network import CellTypeModel, Model
 from scperformer.trust import (
     MIN_CELLS,
     Profile,
@@ -49,11 +49,13 @@ def find_shift(
     effects = math.nan
     if reference_cells is not None and len(scores) >= MIN_CELLS:
         own = x
-        if not query.measured.all():
+        # The kept cells of an imported model have its genes alone, and are normalised over these.
+        if not query.measured.all() or saved.imported:
             own = query.of_genes(query.measured).some(rows)
             own = own[_expressed(own)]
         kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
-        effects = gene_effects(own[most_alike(scores)], kept, reference_cells.labels)
+        codes = np.unique(reference_cells.labels, return_inverse=True)[1]
+        effects = gene_effects(own[most_alike(scores)], kept, codes)
     has_both = both_have_a_part(saved.scales)
     known = saved.held_out.scores
     return make_shift(scores, known, effects, has_both=has_both, batch_effects=saved.batch_effects)
@@ -64,6 +66,7 @@ def with_encoder_weight(model: Model, weight: float) -> Model:
     if weight == 1:
         return model
     network = deepcopy(model.network)
+    assert isinstance(network, CellTypeModel)
     network.scale_branches(1.0, weight)
     scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
     saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})

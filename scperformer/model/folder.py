@@ -28,7 +28,7 @@ from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
-from scperformer.model.held_out import HELD_OUT, read_held_out
+from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.library import library_folder
 from scperformer.model.older_formats import current_weight, with_current_names
 from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
@@ -68,7 +68,7 @@ def _write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> N
     rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
     (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
     version = LATER_VERSION if saved.imported or saved.studies else FORMAT_VERSION
-    info = {"format_version": version, "kind": saved.kind}
+    info: dict[str, Any] = {"format_version": version, "kind": saved.kind}
     info |= {name: getattr(saved, name) for name in CONTENT}
     if saved.tree is not None:
         info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
@@ -77,13 +77,15 @@ def _write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> N
     if saved.held_out is not None:
         (folder / HELD_OUT).write_bytes(saved.held_out.to_bytes())
     proven = [name for name in PROVEN if (folder / name).is_file()]
+    studies: list[dict[str, Any]] = []
     for number, study in enumerate(saved.studies, start=1):
         part = folder / f"study{number}"
         part.mkdir()
         _write_into(part, study.saved, {})
         meaning = [np.flatnonzero(row).tolist() for row in study.meaning]
-        info.setdefault("studies", []).append({"name": study.name, "meaning": meaning})
+        studies.append({"name": study.name, "meaning": meaning})
         proven.append(f"{part.name}/{INFO}")
+    info |= {"studies": studies} if studies else {}
     info["files"] = {name: sha256(folder / name) for name in proven}
     (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name, content in more.items():
@@ -187,9 +189,6 @@ def _read_model(folder: Path) -> SavedModel:
         weights = {current_weight(name, info["config"]): array for name, array in weights.items()}
     genes, means = _read_genes(folder)
     _require_sound_arrays(weights, means, len(genes), len(info["labels"]))
-    has_held_out = HELD_OUT in info["files"]
-    studies = _read_studies(folder, info)
-    sizes = len(genes), len(info["labels"])
     return SavedModel(
         **{name: info[name] for name in CONTENT},
         genes=genes,
@@ -197,11 +196,17 @@ def _read_model(folder: Path) -> SavedModel:
         weights=weights,
         kind=info.get("kind", ANNOTATOR),
         has_reference_cells=CELLS_FILE in info["files"],
-        held_out=read_held_out(folder, *sizes, has_profile=not studies) if has_held_out else None,
-        studies=studies,
+        held_out=_read_held_out(folder, info, len(genes)) if HELD_OUT in info["files"] else None,
+        studies=_read_studies(folder, info),
         tree=read_tree(info),
         hash=hashlib.sha256(text.encode()).hexdigest(),
     )
+
+
+def _read_held_out(folder: Path, info: Mapping[str, Any], num_genes: int) -> HeldOut:
+    """Read the held-out calls; of several studies they have no profile, as each study has its own."""
+    kinds = {"has_profile": not info.get("studies"), "some": "imported" in info["provenance"]}
+    return read_held_out(folder, num_genes, len(info["labels"]), **kinds)
 
 
 def _read_studies(folder: Path, info: Mapping[str, Any]) -> list[Study]:

@@ -37,8 +37,13 @@ class HeldOut:
         return file.getvalue()
 
 
-def read_held_out(folder: Path, num_genes: int, num_labels: int, *, has_profile: bool = True) -> HeldOut:
-    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
+def read_held_out(
+    folder: Path, num_genes: int, num_labels: int, *, has_profile: bool = True, some: bool = False
+) -> HeldOut:
+    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged.
+
+    With `some`, the profile may be of some of the labels, as that of an imported model is.
+    """
     kinds = ARRAY_KINDS if has_profile else {name: ARRAY_KINDS[name] for name in CELL_ARRAYS}
     arrays = read_arrays(folder / HELD_OUT, kinds, MAX_VALUES)
     num_cells = arrays["labels"].size
@@ -48,13 +53,14 @@ def read_held_out(folder: Path, num_genes: int, num_labels: int, *, has_profile:
         "scores": (num_cells,),
     }
     if has_profile:
+        num_profiled = min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
         num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
         shapes |= {
             "weights": (num_genes,),
             "vectors": (num_genes, num_directions),
-            "means": (num_labels, num_directions),
-            "whitening": (num_labels, num_directions, num_directions),
-            "outside": (num_labels, 2),
+            "means": (num_profiled, num_directions),
+            "whitening": (num_profiled, num_directions, num_directions),
+            "outside": (num_profiled, 2),
         }
     if num_cells == 0 or any(arrays[name].shape != shape for name, shape in shapes.items()):
         raise ValueError(f"'{HELD_OUT}' with parts that do not fit")

@@ -107,6 +107,15 @@ class Model:
         return torch.cat(parts)
 
     @property
+    def labels_are_independent(self) -> bool:
+        """Whether each label has a probability of its own, which together do not sum to 1, as CellTypist gives them."""
+        return self.network.independent_labels
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.network.encoder is not None
+
+    @property
     def facts(self) -> dict[str, str]:
         """What a user should know about the model: labels, genes, tissue, expected accuracy and folder."""
         saved = self.saved
@@ -156,6 +165,12 @@ class JoinedModel(Model):
             "a model of one study in this place",
             f"name the model of a study, such as model_path={self.members[0].path}",
         )
+
+    labels_are_independent = False  # type: ignore[assignment]
+
+    @property
+    def has_encoder(self) -> bool:
+        return any(member.has_encoder for member in self.members)
 
     @property
     def baseline(self) -> None:  # type: ignore[override]

@@ -42,6 +42,7 @@ NOT_IN_IDENTITY = {
     "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
+    *("mode", "p_thres", "majority_voting", "min_prop"),
     *("false_alarms", "min_confidence", "alpha", "key_added"),
 }
 
@@ -57,6 +58,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
     """Add the annotation to an AnnData in memory; errors as `run_predict`."""
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
+    _require_own_probabilities(model, cfg)
     start = time.perf_counter()
     options = find_label_options(adata, model.saved, cfg)
     adapted = adapt_model(model, find_query(adata, model.saved, cfg), cfg, with_shift=cfg.shift != "false")
@@ -73,7 +75,7 @@ def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, p
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
-    if model.network.encoder is None:
+    if not model.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
     adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
@@ -106,6 +108,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
             _require_writable(output, cfg)
             ready.append((path, output))
     model = model or load_model(cfg.model_path)
+    _require_own_probabilities(model, cfg)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     written = _annotate_files(ready, model, cfg, failures)
     if cfg.json:
@@ -116,6 +119,13 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED_SUFFIX}"
         raise InputError(found, "files that can be annotated", remedy)
     return outputs
+
+
+def _require_own_probabilities(model: Model, cfg: PredictConfig) -> None:
+    """Refuse `mode=prob_match` for a model whose labels share one probability: at most one is above a half."""
+    if cfg.mode == "prob_match" and not model.labels_are_independent:
+        found = f"mode=prob_match and the model {model.saved.name}, whose probabilities add up to 1"
+        raise InputError(found, "a model of CellTypist", "use alpha=0.1, which gives each cell a set of labels")
 
 
 def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:

@@ -65,7 +65,7 @@ class StudySource:
 
 
 def trains_studies(cfg: TrainConfig, num_files: int) -> bool:
-    """Whether a reference is trained as several studies: by default if it has several files and its branches are fitted.
+    """Whether a reference is trained as several studies: by default if it has several files, and branches are fitted.
 
     Attention between tokens is trained on the cells of all files together.
     """
@@ -93,7 +93,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
     Raises
     ------
     InputError
-        The labels of the studies cannot be joined, their genes have different kinds of names, or a study cannot be used.
+        The labels of the studies cannot be joined, their genes have different kinds of names, or a study is unusable.
     """
     quiet_if_helper(cfg)
     if cfg.init is not None:
@@ -101,7 +101,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
     require_place(cfg, output)
     cfg = adopt_options(cfg, None)
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    data_checksum = checksum(*paths)
+    data_checksum = checksum(*paths) if paths else ""
     if is_finished(cfg, output, data_checksum):
         log.info("%s is finished: nothing to resume", output)
         return output

@@ -1,7 +1,8 @@
 """How far a call can be trusted: calibration of confidences, sets of labels, novel cells.
 
 Files in reading order: confidence (calibration), conformal (sets of labels), novelty (distances to the labels), shift
-(how far a file is from the reference), fusion (several models joined), unlike (warnings about files). They work on arrays, without torch.
+(how far a file is from the reference), fusion (several models joined), unlike (warnings about files). They work on
+arrays, without torch.
 """
 
 from scperformer.trust.confidence import NUM_BINS, calibration, calibration_error, label_calibration, reliability_curve

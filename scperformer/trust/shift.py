@@ -30,8 +30,8 @@ FAR_RATIO = 20.0
 FAR_EFFECTS = 1.0
 FARTHER_RATIO = 35.0  # another tissue whatever the gene effects
 MAX_FACTOR = 6.0  # larger ones would hide cells of other tissues
-# In another study, the encoder's logits are multiplied by this. Between the studies by which options are chosen, more of
-# the encoder beside the linear branch gains nothing from here on, and makes the sum too sure.
+# In another study, the encoder's logits are multiplied by this. Between the studies by which options are chosen, more
+# of the encoder beside the linear branch gains nothing from here on, and makes the sum too sure.
 OTHER_ENCODER = 0.5
 OTHER_TEMPERATURE = 1.3  # of the logits of a model with a single branch, in another study
 PSEUDO_EXPRESSION = 0.02  # counts per 10,000, added to means whose quotient is taken

@@ -77,7 +77,7 @@ def test_the_folder_has_a_model_of_each_study_and_what_to_expect(folder):
     assert 0.8 < saved.metrics["out_of_fold"]["accuracy"] <= 1
     card = (folder / "MODEL_CARD.md").read_text()
     assert "| second.h5ad | 240 | 280 | 3 |" in card
-    assert "| NK | 60 | CL:0000623 | first.h5ad, third.h5ad |" in card
+    assert "| NK | 120 | CL:0000623 | first.h5ad, third.h5ad |" in card
     assert load_model(folder / "study2").saved.labels == sorted(LABELS[:3])  # a model as any other
 
 
@@ -102,10 +102,6 @@ def test_cells_of_a_fourth_study_are_called_by_all(folder):
     np.testing.assert_allclose(done.obsm["scperformer_proba"].sum(axis=1), 1, atol=1e-5)
     assert done.obsm["X_scperformer"].shape == (400, 4 + 3 + 3)
     assert "scperformer_baseline_label" not in done.obs
-    coarse = scperformer.annotate(cells.copy(), model, min_confidence=0.8).obs
-    assert "CD4-positive, alpha-beta T cell" in set(coarse["scperformer_call"].astype(str)) | {
-        "CD4-positive, alpha-beta T cell"
-    }
 
 
 def test_calls_do_not_depend_on_the_other_cells(folder):
