@@ -14,7 +14,7 @@ from scperformer.base.inputs import sha256
 from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells
 from scperformer.prediction import predict, without_slashes
 from scperformer.prediction.annotation import Annotation
-from scperformer.prediction.calls import Calls
+from scperformer.fitting import Calls
 from scperformer.prediction.write import write_annotation
 
 
