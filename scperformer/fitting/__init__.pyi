@@ -2,6 +2,7 @@ from .adapt import Adapted as Adapted
 from .adapt import adapt_model as adapt_model
 from .adapt import write_adapted as write_adapted
 from .adapted import fit_to_condition as fit_to_condition
+from .adapted import with_encoder_weight as with_encoder_weight
 from .calls import Calls as Calls
 from .calls import Read as Read
 from .calls import call_block as call_block
@@ -36,4 +37,3 @@ from .performer import gene_vectors as gene_vectors
 from .performer import start_performer as start_performer
 from .shift import find_shift as find_shift
 from .shift import look_at as look_at
-from .shift import with_encoder_weight as with_encoder_weight

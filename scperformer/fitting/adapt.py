@@ -17,9 +17,9 @@ from scperformer.base.outputs import require_absent
 from scperformer.cells import Query, find_query, read_genes
 from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.files import default_output, open_cells
-from scperformer.fitting.adapted import fit_to_condition
+from scperformer.fitting.adapted import fit_to_condition, with_encoder_weight
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
-from scperformer.fitting.shift import find_shift, with_encoder_weight
+from scperformer.fitting.shift import find_shift
 from scperformer.genes import MIN_PANEL, find_panel
 from scperformer.model import (
     INFO,

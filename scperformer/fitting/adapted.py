@@ -1,6 +1,7 @@
 """A model adapted to a condition: fitted anew to the cells that it stores, with the genes and the depth of a file."""
 
 import math
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,15 @@ def _weights(
     baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
     weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
+
+
+def with_encoder_weight(model: Model, weight: float) -> Model:
+    """Return a model with the logits of its encoder multiplied by a weight; see trust/shift.py."""
+    if weight == 1:
+        return model
+    network = deepcopy(model.network)
+    assert isinstance(network, CellTypeModel)
+    network.scale_branches(1.0, weight)
+    scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
+    saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
+    return replace(model, saved=saved, network=network)

@@ -1,8 +1,6 @@
 """How far a file is from the reference, by some of its cells; trust/shift.py says what the numbers mean."""
 
 import math
-from copy import deepcopy
-from dataclasses import replace
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -10,7 +8,6 @@ from scipy.sparse import csr_matrix
 from scperformer.cells import Query, stratified_sample
 from scperformer.fitting.condition import Condition, reduced, seen_rows
 from scperformer.model import ReferenceCells, SavedModel, both_have_a_part
-from scperformer.network import CellTypeModel, Model
 from scperformer.trust import (
     MIN_CELLS,
     Profile,
@@ -59,18 +56,6 @@ def find_shift(
     has_both = both_have_a_part(saved.scales)
     known = saved.held_out.scores
     return make_shift(scores, known, effects, has_both=has_both, batch_effects=saved.batch_effects)
-
-
-def with_encoder_weight(model: Model, weight: float) -> Model:
-    """Return a model with the logits of its encoder multiplied by a weight; see trust/shift.py."""
-    if weight == 1:
-        return model
-    network = deepcopy(model.network)
-    assert isinstance(network, CellTypeModel)
-    network.scale_branches(1.0, weight)
-    scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
-    saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
-    return replace(model, saved=saved, network=network)
 
 
 def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition, rate: float) -> tuple[float, Shift]:

@@ -23,11 +23,11 @@ from scperformer.base.errors import InputError
 from scperformer.config import PredictConfig
 from scperformer.files import read_cells
 from scperformer.files import rows as rows
+from scperformer.fitting import Calls, call_block
 from scperformer.network import load_model
 from scperformer.prediction import parts as parts_file
 from scperformer.prediction import predict, run_predict
 from scperformer.prediction import write as writer
-from scperformer.fitting import Calls, call_block
 
 BLOCK = 17  # cells; 120 of them make eight blocks
 
