@@ -134,13 +134,19 @@ class TokensConfig(Options):
 
     name: str = choice("continuous", "bins", "scbert")  # kind of token
     num_bins: int = option(5, (lambda num: 1 <= num <= 1000, "1 to 1000"))  # highest bin (scbert: 5)
-    # unexpressed genes; full: they are tokens, too; memory: only keys and values (with `attention=favor` or `rbf`)
-    unexpressed: str = choice("skip", "full", "memory")
+    # unexpressed genes; full: they are tokens, too; all: and genes that a file lacks, too, as in scBERT; memory: only
+    # keys and values (with `attention=favor` or `rbf`)
+    unexpressed: str = choice("skip", "full", "all", "memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name == "scbert":
             require(self.num_bins == 5, "tokens.num_bins", self.num_bins, "5 with tokens=scbert (else tokens=bins)")
+
+    @property
+    def every_gene(self) -> bool:
+        """Whether unexpressed genes are tokens."""
+        return self.unexpressed in ("full", "all")
 
     @property
     def bins_per_log2(self) -> float:

@@ -117,7 +117,7 @@ class NetworkConfig(ExpressionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
-        expected = "none with tokens.unexpressed=full or memory, for which unmeasured genes are not known"
+        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
         require(no_conflict, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.encoder and without_vectors and self.init is None:
