@@ -266,6 +266,46 @@ def adapt(
 
 
 @step("models")
+def import_model(
+    path: File,
+    *,
+    name: str | None = None,
+    reference: File | None = None,
+    label_key: str | None = None,
+    output: File | None = None,
+    overwrite: bool = False,
+    options: Options | None = None,
+) -> Trained:
+    """Import a model folder, an archive of one, or a model of another tool, such as a .pkl of CellTypist.
+
+    Nothing in it is executed.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    output
+        The folder of models; None: $SCPERFORMER_MODELS, else that among the user's data.
+    options
+        More options of `models import` by their names, such as `{"licence": "CC BY 4.0"}`.
+
+    Returns
+    -------
+    The model folder, in the folder of models, where `load_model(name)` finds it.
+
+    Raises
+    ------
+    InputError
+        It is damaged or of an unknown format, or a model of this name is there.
+    """
+    from scperformer.importing import run_import
+
+    named = {"name": name, "reference": reference, "label_key": label_key, "output": output, "overwrite": overwrite}
+    cfg = config_of("models", options, action="import", inputs=[os.fspath(path)], **named)
+    return _trained(run_import(cfg))
+
+
+@step("models")
 def models() -> pd.DataFrame:
     """List the packaged model and the imported ones: a row each, with labels, genes, tissue and folder.
 

@@ -361,11 +361,32 @@ class AnalyzeConfig(_ModelOptions):
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch
 
 
+# Options of `models` that only some of its actions have.
+OPTIONS_OF_ACTIONS = {
+    **dict.fromkeys(("genes", "labels", "reference", "label_key"), ("import",)),
+    **dict.fromkeys(("name", "species", "tissue", "licence"), ("import", "export")),
+    "url": ("export",),
+}
+
+
 @dataclass(kw_only=True)
 class ModelsConfig(_FileOptions):
     """List models, describe one, import or export one, or pull one that a registry knows."""
 
     action: str = choice("list", "show", "import", "export", "pull")  # the first plain word
+    # import, export: what the model is to be called; null: its own name, or that of the file
+    name: str | None = option(None, LINE)
+    # import: a text file with the genes of a model that does not name them, one in each line, or an h5ad file
+    genes: str | None = None
+    labels: str | None = None  # import: a file with the labels of a model that does not name them
+    # import: a file of labelled cells, with which a model of another tool gets calibrated confidences, novelty, an
+    # expected accuracy, and adapts to panels and depth
+    reference: str | None = None
+    label_key: str | None = None  # import: the obs column of `reference` with the labels
+    species: str | None = option(None, LINE)  # import, export: of the model's genes; null: as its genes look
+    tissue: str | None = option(None, LINE)  # import, export: of the model's cells
+    licence: str | None = option(None, LINE)  # import, export: of the model
+    url: str | None = option(None, LINE)  # export: the address from which others will download the archive
     output: str | None = None  # null: $SCPERFORMER_MODELS, else `scperformer/models` in the user's data folder
     # a file of models that can be pulled; null: $SCPERFORMER_REGISTRY, else that of the package; see docs/models.md
     registry: str | None = None
@@ -375,7 +396,7 @@ class ModelsConfig(_FileOptions):
         wanted = {
             "list": [],
             "show": ["a name"],
-            "import": ["a model folder or archive"],
+            "import": ["a model folder, archive or file"],
             "export": ["the name of a model", "an archive in .zip"],
             "pull": ["a name"],
         }[self.action]
@@ -383,6 +404,11 @@ class ModelsConfig(_FileOptions):
             found = f"{len(self.inputs)} words after 'models {self.action}'"
             expected = " and ".join(wanted) or "none"
             raise InputError(found, expected, "'scperformer models --help' shows examples")
+        for name, actions in OPTIONS_OF_ACTIONS.items():
+            is_used = getattr(self, name) is None or self.action in actions
+            require(is_used, name, getattr(self, name), f"no {name} with 'models {self.action}'")
+        has_both = (self.reference is None) == (self.label_key is None)
+        require(has_both, "label_key", self.label_key, "reference=FILE and label_key=COLUMN together")
 
 
 @dataclass(kw_only=True)

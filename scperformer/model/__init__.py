@@ -16,8 +16,10 @@ from scperformer.model.folder import (
     MODEL,
     WEIGHTS,
     damaged_model,
+    files_of_model,
     load_reference_cells,
     read_model,
+    write_copy,
     write_model,
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut

@@ -96,10 +96,11 @@ def _copy(files: dict[str, _File], target: Path) -> None:
             shutil.copyfileobj(source, copy)
 
 
-def copy_from_archive(path: Path, target: Path) -> None:
+def copy_from_archive(path: Path, target: Path, expected: str = ARCHIVES) -> None:
     """Copy the known files of the one model folder in an archive into the empty folder `target`.
 
-    The first bytes show the kind of the archive. Files of other names are left out.
+    The first bytes show the kind of the archive. Files of other names are left out. `expected` is what the errors say
+    that could be there instead.
 
     Raises
     ------
@@ -123,4 +124,4 @@ def copy_from_archive(path: Path, target: Path) -> None:
         reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
         remedy = "pack the folder again, or unpack it yourself and import the folder"
         found = f"{path} cannot be unpacked ({reason[:200]})"
-        raise InputError(found, f"{ARCHIVES} with plain files only", remedy) from error
+        raise InputError(found, f"{expected}, with plain files only", remedy) from error

@@ -13,7 +13,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def model_card(saved: SavedModel, pictures: Mapping[str, Any] | None = None) -> str:
     """Return the model card; it shows the PNG files among `pictures`."""
-    text = _annotator_card(saved) if saved.is_annotator else _encoder_card(saved)
+    make = _imported_card if saved.imported else _annotator_card if saved.is_annotator else _encoder_card
+    text = make(saved)
     shown = {name: Path(name).stem.replace("_", " ") for name in pictures or {} if name.endswith(".png")}
     return text + "".join(f"\n![{caption}]({name})\n" for name, caption in shown.items())
 
@@ -35,6 +36,12 @@ def _annotator_card(saved: SavedModel) -> str:
         encoder_is_silent=encoder_is_silent(saved.scales),
         calibrated=calibrated,
     )
+
+
+def _imported_card(saved: SavedModel) -> str:
+    has_terms = any(term != UNKNOWN_TERM for term in saved.ontology_term_ids)
+    fold = saved.metrics.get("out_of_fold")
+    return _render("imported.md.jinja", saved, origin=saved.imported, has_terms=has_terms, fold=fold)
 
 
 def _encoder_card(saved: SavedModel) -> str:

@@ -12,6 +12,7 @@ INFO = "bundle.json"
 # Entries that are fields of SavedModel, and their types.
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
 PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # annotations record these
+ORIGIN = ("tool", "file", "sha256", "tested")  # that an imported model records about where it is from
 NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # entries of each group, by the kind of model
     ANNOTATOR: {"config": ("target_sum",), "metrics": ("scales",), "provenance": tuple(PROVENANCE)},
     ENCODER: {"config": ("target_sum", "tokens", "model", "attention"), "provenance": ("corpus", "seed")},
@@ -67,10 +68,20 @@ def _require_names(info: Mapping[str, Any]) -> None:
         "a tissue": [provenance["tissue"]] if "tissue" in provenance else [],
         "a description of the encoder": list(encoder.values()),
         "a release of the ontology": [provenance["ontology"]] if "ontology" in provenance else [],
+        "a species or licence": [provenance[name] for name in ("species", "licence") if name in provenance],
+        "an origin": _origin(provenance),
     }
     for what, names in texts.items():
         if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")
+
+
+def _origin(provenance: Mapping[str, Any]) -> list[Any]:
+    """Return the texts about the origin of an imported model."""
+    origin = provenance.get("imported", {})
+    if not isinstance(origin, dict) or ("imported" in provenance and not {*ORIGIN} <= origin.keys()):
+        raise ValueError(f"'{INFO}' with an origin that is not described by {', '.join(ORIGIN)}")
+    return [*origin.keys(), *origin.values()]
 
 
 def _require_values(info: Mapping[str, Any]) -> None:
@@ -80,7 +91,7 @@ def _require_values(info: Mapping[str, Any]) -> None:
     scales = info["metrics"].get("scales", {})
     fold = info["metrics"].get("out_of_fold", {})
     expected = info["provenance"].get("expected_accuracy")
-    groups = [info["config"].get(group, {}) for group in ("tokens", "model", "attention", "head")]
+    groups = [info["config"].get(group, {}) for group in ("tokens", "model", "attention", "head", "network")]
     is_fold = isinstance(fold, dict) and (not fold or _is_finite(fold.get("accuracy")))
     are_scales = isinstance(scales, dict) and set(scales) <= set(BRANCHES) and all(map(_is_finite, scales.values()))
     sound = {

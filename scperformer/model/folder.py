@@ -14,6 +14,7 @@ names, ranges and finite numbers. `load_model` compares its weights with the net
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_r
 from scperformer.model.saved_model import ANNOTATOR, SavedModel
 
 FORMAT_VERSION = 7
-READABLE = (3, 4, 5, 6, 7)  # models of format 3 store no cells, those of format 4 no held-out calls
+IMPORTED_VERSION = 8  # of models of other tools, which earlier versions of scperformer cannot use
+READABLE = (3, 4, 5, 6, 7, 8)  # models of format 3 store no cells, those of format 4 no held-out calls
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 CARD = "MODEL_CARD.md"
@@ -40,6 +42,7 @@ MAX_FILE_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read a
 PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")  # files for people, which may be missing
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
+MAX_EXTRA_BYTES = 64 * 2**20  # larger files that a model does not need are left out of copies
 MODEL = FolderKind("a model", unmarked=KNOWN)
 MAX_NAME_SHOWN = 100  # characters of a name in a message
 
@@ -56,7 +59,8 @@ def write_model(
         (folder / WEIGHTS).write_bytes(save(weights))
         rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
         (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
-        info = {"format_version": FORMAT_VERSION, "kind": saved.kind}
+        version = IMPORTED_VERSION if saved.imported else FORMAT_VERSION
+        info = {"format_version": version, "kind": saved.kind}
         info |= {name: getattr(saved, name) for name in CONTENT}
         if saved.tree is not None:
             info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
@@ -69,6 +73,13 @@ def write_model(
         for name, content in (more or {}).items():
             (folder / name).write_bytes(content)
         (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
+
+
+def write_copy(saved: SavedModel, source: Path, path: Path) -> None:
+    """Write a model that was read from the folder `source`, with its kept cells and pictures, into another folder."""
+    names = [name for name in files_of_model(saved, source) if name in EXTRAS and name != CARD]
+    extras = {name: (source / name).read_bytes() for name in names}
+    write_model(replace(saved, reference_cells=load_reference_cells(saved, source)), path, more=extras)
 
 
 def read_model(path: str | Path) -> SavedModel:
@@ -95,9 +106,28 @@ def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells 
     if not saved.has_reference_cells:
         return saved.reference_cells
     try:
-        return read_reference_cells(Path(path), len(saved.genes), len(saved.labels))
+        return read_reference_cells(Path(path), len(saved.genes), len(saved.labels), some=bool(saved.imported))
     except ValueError as error:
         raise damaged_model(Path(path), str(error)) from error
+
+
+def files_of_model(saved: SavedModel, folder: Path) -> list[str]:
+    """Return the names of the files of a model: all that it needs, and those of `EXTRAS` that can be copied safely."""
+    needed = [
+        INFO,
+        WEIGHTS,
+        GENES,
+        *([CELLS_FILE] if saved.has_reference_cells else []),
+        *([HELD_OUT] if saved.held_out else []),
+    ]
+    extras = [folder / name for name in EXTRAS]
+    safe = [
+        file.name
+        for file in extras
+        # A link could lead to any file of the user.
+        if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES
+    ]
+    return needed + safe
 
 
 def damaged_model(folder: Path, problem: str) -> InputError:
@@ -118,7 +148,9 @@ def _read_model(folder: Path) -> SavedModel:
         older = isinstance(version, int) and version < FORMAT_VERSION
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if older else update
-        raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
+        raise InputError(
+            f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}, or {IMPORTED_VERSION}", remedy
+        )
     if version < FORMAT_VERSION:
         info = with_current_names(info)
     require_sound_content(info)

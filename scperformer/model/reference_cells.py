@@ -25,7 +25,7 @@ class ReferenceCells:
     """Cells of a reference before normalisation, and the index of the label of each."""
 
     values: csr_matrix  # float32, N x G; whole numbers if they are counts
-    labels: np.ndarray  # int64, N; every label occurs
+    labels: np.ndarray  # int64, N; every label occurs, except in imported models
     are_counts: bool  # False: relative expression, which cannot be thinned
 
     def to_bytes(self) -> bytes:
@@ -45,8 +45,11 @@ class ReferenceCells:
         return file.getvalue()
 
 
-def read_reference_cells(folder: Path, num_genes: int, num_labels: int) -> ReferenceCells:
-    """Read the cells of a model folder; the text of a ValueError says how they are damaged."""
+def read_reference_cells(folder: Path, num_genes: int, num_labels: int, *, some: bool = False) -> ReferenceCells:
+    """Read the cells of a model folder; the text of a ValueError says how they are damaged.
+
+    With `some`, the cells may be of some of the labels only, as those of an imported model are.
+    """
     labels, lengths, steps, values = read_arrays(folder / CELLS_FILE, ARRAYS, 2 * (MAX_CELLS + MAX_VALUES)).values()
     fits = all(array.ndim == 1 for array in (labels, lengths, steps, values))
     fits = fits and len(labels) == len(lengths) <= MAX_CELLS and len(steps) == len(values) <= MAX_VALUES
@@ -65,7 +68,8 @@ def read_reference_cells(folder: Path, num_genes: int, num_labels: int) -> Refer
         content = values.astype(np.float32)
     if len(content) and not (content.min() > 0 and content.max() < np.inf):  # neither is true of NaN
         raise ValueError(f"'{CELLS_FILE}' with values that are not above 0")
-    if set(np.unique(labels).tolist()) != set(range(num_labels)):
+    found = set(np.unique(labels).tolist())
+    if not found <= set(range(num_labels)) or (len(found) < num_labels and not some):
         raise ValueError(f"'{CELLS_FILE}' with other labels than the model's")
     indices = steps.astype(np.int32)
     indices[starts[1:]] -= last[:-1].astype(np.int32)  # each cell begins anew

@@ -47,6 +47,20 @@ class SavedModel:
         return self.provenance.get("tissue")
 
     @property
+    def imported(self) -> Mapping[str, str]:
+        """Where a model of another tool is from: `tool`, `file`, `sha256`, `tested` and more; empty for our own."""
+        return self.provenance.get("imported", {})
+
+    @property
+    def lacks(self) -> list[str]:
+        """What an imported model cannot do, for which it has no labelled cells; empty for our own models."""
+        if not self.imported:
+            return []
+        evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
+        adapting = ["adapting to panels and depth"]
+        return (evidence if self.held_out is None else []) + ([] if self.has_reference_cells else adapting)
+
+    @property
     def is_annotator(self) -> bool:
         """Whether it can annotate: an encoder without labels cannot."""
         return self.kind == ANNOTATOR
@@ -70,8 +84,11 @@ class SavedModel:
     def importance(self) -> np.ndarray:
         """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
 
-        The weights are those of logistic regression; an encoder has none, and the means stand alone.
+        The weights are those of logistic regression; an encoder has none, and the means stand alone. Weights for
+        standardised expression, in which all genes vary alike, count without the means.
         """
+        if "model.deviation" in self.weights:
+            return np.asarray(self.weights["model.weight"], dtype=np.float64).std(axis=1)
         means = np.asarray(self.gene_means, dtype=np.float64)
         weight = self.weights.get("baseline.weight")
         return means if weight is None else means * np.asarray(weight, dtype=np.float64).std(axis=1)

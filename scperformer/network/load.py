@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from scperformer.genes import KIND_NAMES, id_kind, map_genes
 from scperformer.model import SavedModel, damaged_model, encoder_is_silent, read_model, require_annotator, resolve_model
 from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
+from scperformer.network.imported import ImportedNetwork, imported_network
 from scperformer.network.inference import CPU_BATCH_CELLS, predicting, torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
 from scperformer.network.performer import Performer
@@ -57,15 +58,15 @@ class Model:
 
     saved: SavedModel
     path: Path
-    network: CellTypeModel
-    baseline: LinearModel
+    network: CellTypeModel | ImportedNetwork
+    baseline: LinearModel | None  # None: an imported model without labelled cells
     adapted: "dict[str, Model]" = field(
         default_factory=dict, repr=False
     )  # models adapted to files, by the key of the file's condition
 
     @property
     def tokens(self) -> TokensConfig:
-        return TokensConfig(**self.saved.config["tokens"])
+        return TokensConfig(**self.saved.config.get("tokens", {}))  # imported networks have no tokens
 
     def batch(self, adata: AnnData, **options: Any) -> Batch:
         """Return the tokens of all cells for `network`, a plain torch module, in the order of the cells.
@@ -90,6 +91,8 @@ class Model:
     @torch.inference_mode()
     def encode(self, adata: AnnData, **options: Any) -> torch.Tensor:
         """Return the vectors of cells that the encoder gives the head, float32 N x D, as `batch` recognises them."""
+        if isinstance(self.network, ImportedNetwork):
+            raise InputError(f"the imported model {self.saved.name}", "a model with an encoder", "use embed instead")
         batch = self.batch(adata, **options)
         with torch_state_kept(), predicting(self.network):
             parts = [self.network.cell_vectors(batch[rows]) for rows in torch.arange(len(batch)).split(CPU_BATCH_CELLS)]
@@ -105,6 +108,10 @@ class Model:
             "genes": f"{len(saved.genes):,}, such as {', '.join(saved.genes[:3])}",
             "tissue": saved.tissue or "not stated",
         }
+        if imported := saved.imported:
+            facts["imported from"] = f"{imported['tool']}, {imported['file']}"
+        if saved.lacks:
+            facts["cannot"] = ", ".join(saved.lacks)
         if encoder := metrics.get("encoder"):
             facts["encoder"] = f"{encoder['kind']}: {encoder['size']}"
         if fold := metrics.get("out_of_fold"):
@@ -129,7 +136,7 @@ def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
     return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
 
 
-def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer:
+def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer | ImportedNetwork:
     """Build the network of a model folder with its weights: the encoder alone if the model has no labels.
 
     The folder may come from anywhere. So the names, shapes and types of its weights are first compared with a network
@@ -138,8 +145,10 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
     prefix = NETWORK_PREFIX if saved.is_annotator else ENCODER_PREFIX
     weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
 
-    def untrained() -> CellTypeModel | Encoder | Performer:
+    def untrained() -> CellTypeModel | Encoder | Performer | ImportedNetwork:
         config = saved.config
+        if "network" in config and saved.is_annotator:
+            return imported_network(len(saved.genes), len(saved.labels), config["network"])
         attention = dict(saved.config["attention"])
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
         model = checked(ModelConfig, config["model"], "model.")
@@ -180,12 +189,18 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model. Refuse an encoder without labels."""
     path, why = resolve_model(None if model_path is None else os.fspath(model_path))
     saved = read_model(path)
+    if why == "imported":  # it is called what its user calls it
+        saved = replace(saved, name=path.name)
     require_annotator(saved, path)
     checksum = saved.hash[:12]
     labels = ", ".join(saved.labels)
     text = "model %s (%s, %s): %d genes, %d labels: %s"
     log.info(text, saved.name, why, checksum, len(saved.genes), len(saved.labels), labels)
     model = as_model(saved, path)
+    if saved.lacks:
+        log.info(
+            "model %s was imported from %s without: %s", saved.name, saved.imported["tool"], ", ".join(saved.lacks)
+        )
     if encoder_is_silent(saved.scales):
         log.info("the encoder has no influence in this model: its labels come from the linear branch alone")
     return model
@@ -194,11 +209,11 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
 def as_model(saved: SavedModel, path: Path) -> Model:
     """Build the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
     network = rebuild(saved, path)
-    assert isinstance(network, CellTypeModel)
-    for name in ("baseline.weight", "baseline.bias"):
-        if name not in saved.weights:
-            raise damaged_model(path, f"no weights '{name}'")
-    baseline = LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
+    assert isinstance(network, CellTypeModel | ImportedNetwork)
+    missing = [name for name in ("baseline.weight", "baseline.bias") if name not in saved.weights]
+    if missing and not (saved.imported and len(missing) == 2):
+        raise damaged_model(path, f"no weights '{missing[0]}'")
+    baseline = None if missing else LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
     return Model(saved, path, network.eval(), baseline)
 
 

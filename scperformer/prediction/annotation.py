@@ -171,10 +171,13 @@ def _column_groups(
     groups.append(CallColumns(saved, query, *of_calls))
     if options.tree is None:
         groups.append(TermColumns(options.terms))
-    groups.append(BaselineColumns(labels))
+    if adapted.model.baseline is not None:
+        groups.append(BaselineColumns(labels))
     if saved.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty%s, and unknown depends on min_confidence alone"
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
+        if saved.imported:
+            why = "import it with reference=... and label_key=... to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else ", no sets of labels")
     elif cfg.alpha is not None:
         groups.append(SetColumns(labels, saved.held_out, cfg.alpha, droplets))
@@ -203,6 +206,9 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     findings = query.plan.findings
     overlap = query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
+    origin: dict[str, Any] = {}
+    if saved.imported:
+        origin = {"imported": dict(saved.imported), "lacks": np.array(saved.lacks, dtype=object)}
     return {
         "model": {
             "name": saved.name,
@@ -216,6 +222,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "seed": provenance["seed"],
             "scales": saved.scales,
             "format_version": FORMAT_VERSION,
+            **origin,
             **({"encoder": saved.metrics["encoder"]} if "encoder" in saved.metrics else {}),
             **({"branch_scores": saved.branch_scores} if saved.branch_scores else {}),
         },

@@ -17,8 +17,8 @@ class Calls:
     """The calls of N cells: C labels, embedding width D."""
 
     proba: np.ndarray  # float32 N x C, each row sums to 1
-    embedding: np.ndarray  # float32 N x D
-    baseline: np.ndarray  # int32 N, index of the label by logistic regression
+    embedding: np.ndarray  # float32 N x D; float64 if it is the scores of an imported model
+    baseline: np.ndarray  # int32 N, index of the label by logistic regression; -1 without it
     empty: np.ndarray  # bool N, True for a cell that expresses none of the model's genes
     scores: np.ndarray  # float64 N, novelty scores (trust/novelty.py); NaN if the model has no held-out calls
     draws: np.ndarray  # float64 N, 0 to 1, the random parts of sets of labels (trust/conformal.py)
@@ -52,7 +52,9 @@ def call_block(
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
         predicted = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
-    baseline = model.baseline.predict(x).astype(np.int32)
+    baseline = np.full(x.shape[0], -1, dtype=np.int32)
+    if model.baseline is not None:
+        baseline = model.baseline.predict(x).astype(np.int32)
     held_out = model.saved.held_out
     scores = np.full(x.shape[0], np.nan)
     if held_out is not None:

@@ -1,0 +1,26 @@
+"""The format of a model, by its content; a file for each format says how it is recognised and read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scperformer.config import ModelsConfig
+from scperformer.importing import celltypist
+from scperformer.model import SavedModel
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of another tool."""
+
+    name: str  # for messages, such as "a model of CellTypist (.pkl)"
+    is_it: Callable[[Path], bool]  # looks at the first bytes or the names in a file or folder; never raises
+    read: Callable[[Path, ModelsConfig], SavedModel]  # the text of a ValueError says how the file is damaged
+
+
+FORMATS = (Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),)
+
+
+def recognise(path: Path) -> Format | None:
+    """Return the format of a file or folder of another tool; None: perhaps one of our own folders or archives."""
+    return next((known for known in FORMATS if known.is_it(path)), None)
