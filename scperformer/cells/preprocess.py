@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.base.outputs import require_absent
 from scperformer.base.errors import InputError
+from scperformer.base.outputs import require_absent
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query

@@ -363,7 +363,7 @@ class AnalyzeConfig(_ModelOptions):
 
 # Options of `models` that only some of its actions have.
 OPTIONS_OF_ACTIONS = {
-    **dict.fromkeys(("genes", "labels", "reference", "label_key"), ("import",)),
+    **dict.fromkeys(("genes", "labels", "reference", "label_key", "batch"), ("import",)),
     **dict.fromkeys(("name", "species", "tissue", "licence"), ("import", "export")),
     "url": ("export",),
 }
@@ -383,6 +383,8 @@ class ModelsConfig(_FileOptions):
     # expected accuracy, and adapts to panels and depth
     reference: str | None = None
     label_key: str | None = None  # import: the obs column of `reference` with the labels
+    # import: the batch as which cells are read by a model of scvi-tools that encodes batches
+    batch: str | None = option(None, LINE)
     species: str | None = option(None, LINE)  # import, export: of the model's genes; null: as its genes look
     tissue: str | None = option(None, LINE)  # import, export: of the model's cells
     licence: str | None = option(None, LINE)  # import, export: of the model

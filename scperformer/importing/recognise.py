@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scperformer.config import ModelsConfig
-from scperformer.importing import celltypist
+from scperformer.importing import celltypist, scbert, scvi_tools
 from scperformer.model import SavedModel
 
 
@@ -18,7 +18,12 @@ class Format:
     read: Callable[[Path, ModelsConfig], SavedModel]  # the text of a ValueError says how the file is damaged
 
 
-FORMATS = (Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),)
+# In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools.
+FORMATS = (
+    Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
+    Format(scvi_tools.NAME, scvi_tools.is_scvi_tools, scvi_tools.read_scvi_tools),
+    Format(scbert.NAME, scbert.is_scbert, scbert.read_scbert),
+)
 
 
 def recognise(path: Path) -> Format | None:

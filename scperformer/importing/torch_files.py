@@ -93,7 +93,7 @@ class _Tensors:
         """Return a mapping or an object with arrays in place of the tensors in it, and in mappings within it."""
         if isinstance(content, Made) and content.maker.module == "torch._utils":
             return self.array(content)
-        if isinstance(content, Made) and content.maker == Global("collections", "OrderedDict"):
+        if isinstance(content, Made) and content.maker.module == "collections":  # kinds of dict
             return self.within(content.items)
         if isinstance(content, dict):
             return {name: self.within(value) for name, value in content.items()}

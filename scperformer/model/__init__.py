@@ -37,6 +37,7 @@ from scperformer.model.registry import (
     registry_place,
 )
 from scperformer.model.saved_model import (
+    ANNOTATOR,
     ENCODER,
     SavedModel,
     both_have_a_part,

@@ -54,7 +54,7 @@ class SavedModel:
     @property
     def lacks(self) -> list[str]:
         """What an imported model cannot do, for which it has no labelled cells; empty for our own models."""
-        if not self.imported:
+        if not self.imported or not self.is_annotator:
             return []
         evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
         adapting = ["adapting to panels and depth"]
