@@ -18,11 +18,12 @@ class Format:
     read: Callable[[Path, ModelsConfig], SavedModel]  # the text of a ValueError says how the file is damaged
 
 
-# In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools.
+# In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools, and old ones
+# begin as pickles do.
 FORMATS = (
-    Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
     Format(scvi_tools.NAME, scvi_tools.is_scvi_tools, scvi_tools.read_scvi_tools),
     Format(scbert.NAME, scbert.is_scbert, scbert.read_scbert),
+    Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
 )
 
 

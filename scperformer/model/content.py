@@ -70,7 +70,6 @@ def _require_names(info: Mapping[str, Any]) -> None:
         "a release of the ontology": [provenance["ontology"]] if "ontology" in provenance else [],
         "a species or licence": [provenance[name] for name in ("species", "licence") if name in provenance],
         "an origin": _origin(provenance),
-        "a note": _notes(provenance),
     }
     for what, names in texts.items():
         if why := next(filter(None, map(name_problem, names)), None):
@@ -83,14 +82,6 @@ def _origin(provenance: Mapping[str, Any]) -> list[Any]:
     if not isinstance(origin, dict) or ("imported" in provenance and not {*ORIGIN} <= origin.keys()):
         raise ValueError(f"'{INFO}' with an origin that is not described by {', '.join(ORIGIN)}")
     return [*origin.keys(), *origin.values()]
-
-
-def _notes(provenance: Mapping[str, Any]) -> list[Any]:
-    """Return the notes on an imported model."""
-    notes = provenance.get("notes", [])
-    if not isinstance(notes, list):
-        raise ValueError(f"'{INFO}' with notes that are not a list")
-    return notes
 
 
 def _require_values(info: Mapping[str, Any]) -> None:
@@ -108,6 +99,7 @@ def _require_values(info: Mapping[str, Any]) -> None:
         f"{len(terms)} ontology terms for {len(labels)} labels": len(terms) == len(labels),
         "a target_sum that is not a number above 0": (_is_finite(total) and total > 0)
         or (total is None and "network" in info["config"]),
+        "a min_genes that is not a number": _is_finite(info["config"].get("min_genes", 0)),
         "options that are not a group of options": all(isinstance(group, dict) for group in groups),
         "an expected accuracy that is not a number": is_fold and (expected is None or _is_finite(expected)),
         "kept cells that are not described": isinstance(info["provenance"].get("kept_cells", {}), dict),

@@ -29,6 +29,7 @@ from scperformer.prediction.columns import (
     ClusterColumns,
     Columns,
     DropletColumns,
+    FewGenes,
     QualityColumns,
     SetColumns,
     TermColumns,
@@ -162,6 +163,8 @@ def _column_groups(
         groups.append(QualityColumns(cells, query))
     if droplets is not None:
         groups.append(DropletColumns(droplets))
+    if "min_genes" in saved.config:
+        groups.append(FewGenes(query, saved.config["min_genes"], saved.imported.get("tool", "its tool")))
     if options.tree is not None:
         groups.append(TreeColumns(options.tree, options.terms, cfg.min_confidence, query.path))
     # Under constraints, the label that the linear branch alone would give is not known.

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOOKED_AT = 1000  # cells whose genes are counted
+
 
 @dataclass
 class Made:
@@ -306,6 +308,25 @@ class QualityColumns:
             "doublet_note": note,
         }
         return Made(columns, {"quality": record})
+
+
+@dataclass
+class FewGenes:
+    """A warning about cells with fewer genes than those for which an imported model was made; there are no columns."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    query: Query
+    min_genes: int
+    tool: str
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Count such cells among up to 1,000 of the file; the others are not looked at."""
+        num_genes = np.diff(self.query.some(self.query.spread(LOOKED_AT)).indptr)
+        num_few = int((num_genes < self.min_genes).sum())
+        if not num_few:
+            return Made({})
+        text = f"{num_few:,} of {len(num_genes):,} cells express fewer than {self.min_genes} genes of the model"
+        return Made({}, warnings=[f"{text}: {self.tool} drops such cells, and their labels are less certain"])
 
 
 @dataclass
