@@ -14,7 +14,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
-from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
+from scperformer.config import AdaptConfig, AnalyzeConfig, CheckConfig, PredictConfig, PreprocessConfig
 from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import require_overlap
 from scperformer.model import SavedModel
@@ -99,7 +99,11 @@ def find_expression(
 
 
 def map_to_model(
-    cells: AnnData | BackedH5ad, findings: Findings, model: SavedModel, species: str, path: str = "the data"
+    cells: AnnData | BackedH5ad,
+    findings: Findings,
+    model: SavedModel,
+    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig | CheckConfig,
+    path: str = "the data",
 ) -> Alignment:
     """Map the genes of a file to those of a model, even if they share few genes; see `require_fit`."""
     return plan_alignment(
@@ -110,7 +114,8 @@ def map_to_model(
         target_sum=model.config["target_sum"],
         min_overlap=None,
         own_totals=bool(model.config.get("own_totals", False)),
-        species=species,
+        species=cfg.species,
+        exact=not isinstance(cfg, PreprocessConfig) and cfg.genes == "exact",
         path=path,
     )
 
@@ -155,7 +160,7 @@ def find_query(
         remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
         expected = f"raw counts, on which the model {model.name} was trained"
         raise InputError(f"{findings.text} of {path}", expected, remedy)
-    plan = map_to_model(cells, findings, model, cfg.species, path)
+    plan = map_to_model(cells, findings, model, cfg, path)
     require_fit(cells, plan, model, cfg, path)
     for note in [findings.sentence, *plan.overlap.notes]:
         log.info("%s: %s", path, note)

@@ -70,6 +70,9 @@ class _ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = None  # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged model
+    # exact: a gene of the file is found in the model by the same name alone, as other tools do; matched: also by ids,
+    # case, previous symbols and more; see docs/inputs.md#genes
+    genes: str = choice("matched", "exact")
     # least share of the model's informative expression that the genes of a file must carry; see docs/inputs.md#genes
     min_overlap: float = option(0.2, SHARE)
 
@@ -251,6 +254,15 @@ class PredictConfig(_ModelOptions):
     prior: str = choice("reference", "em")
     # also one label per cluster, by majority: an obs column, or auto (many small clusters); see docs/labels.md#clusters
     clusters: str | None = None
+    # of models of CellTypist, as there: prob_match also joins all labels whose own probability is above `p_thres`; a
+    # cell without such a label is Unassigned, and unknown
+    mode: str = choice("best_match", "prob_match")
+    p_thres: float = option(0.5, SHARE)  # of `mode=prob_match`
+    # also CellTypist's majority voting: the most frequent label of each of many small clusters, or of those in the
+    # column `clusters`
+    majority_voting: bool = False
+    # of `majority_voting`: a cluster in which the share of that label is lower is Heterogeneous
+    min_prop: float = option(0.0, SHARE)
     # also mark cells of low quality and score doublets, both among the cells of the file; see docs/labels.md#quality
     quality: bool = False
     # source of ontology ids and label tree instead of the model, as in `train`

@@ -44,7 +44,14 @@ EXPLANATION = FolderKind("an explanation")
 GENES_PER_LABEL = "genes_per_label.csv"
 ATTENTION_PER_LABEL = "attention_per_label.csv"
 DELETION = "deletion.csv"
-EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species")  # as in the run of predict
+EXPRESSION_OPTIONS = (
+    "source",
+    "input_kind",
+    "input_total",
+    "input_base",
+    "species",
+    "genes",
+)  # as in the run of predict
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
 MAX_TESTED = 500  # cells of the deletion test
 MAX_OTHER = 0.01  # share of cells whose label may differ from the file; close calls do on a GPU or in bfloat16
@@ -168,7 +175,7 @@ def _adapt_as_predict(
     except (KeyError, TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
         raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
-    given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS}
+    given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS if hasattr(cfg, name)}
     options |= {name: value for name, value in given.items() if value != getattr(PredictConfig, name)}
     record = facts.get("condition", {})  # earlier versions had no conditions
     adapt = bool(record.get("adapted", False))

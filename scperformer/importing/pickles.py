@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 MAX_BYTES = 2**29  # of a file; the largest models of CellTypist have some 100 MB
-MAX_OPCODES = 4_000_000  # an empty container takes some 60 bytes; a model of 60,000 genes has about 250,000
+MAX_OPCODES = 1_000_000  # an empty container takes some 60 bytes; a model of 60,000 genes has about 250,000
 MAX_PROTOCOL = 5
 MAX_BITS = 64  # of a whole number
 STARTS = (b"(", b"}", b"]", b"c")  # first bytes of protocols 0 and 1: of containers and globals
@@ -78,7 +78,7 @@ def looks_like_pickle(path: Path) -> bool:
     with path.open("rb") as file:
         first = file.read(2)
         if first[:1] == b"\x80":
-            return len(first) == 2 and first[1] < 32  # the protocol
+            return len(first) == 2
         if not first.startswith(STARTS):
             return False
         file.seek(-1, 2)
@@ -363,8 +363,8 @@ def _dtype(value: Any, what: str) -> np.dtype | None:
 
 def _bytes(value: Any, what: str) -> bytes:
     """Return bytes; protocols 0 to 2 write them as text that is encoded."""
-    if isinstance(value, Made) and value.args and value.maker.name in ("encode", "bytearray", "bytes"):
-        value = value.args[0]
+    if isinstance(value, Made) and value.maker.name in ("encode", "bytearray", "bytes"):
+        value = value.args[0] if value.args else b""
     if isinstance(value, str):
         try:
             return value.encode("latin1")

@@ -18,6 +18,7 @@ SEED = 0
 # The resolution of Leiden gives some hundred clusters. CellTypist's value for files of less than 5,000 cells, 5, loses
 # rare cell types.
 RESOLUTION = 20.0
+SIZES_OF_CELLTYPIST = (5_000, 20_000, 40_000, 100_000, 200_000)  # cells from which its resolution rises by 5
 
 
 def cluster_labels(
@@ -45,7 +46,27 @@ def cluster_labels(
     return labels
 
 
-def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.ndarray:
+def majority_labels(
+    clusters: np.ndarray, best: np.ndarray, voters: np.ndarray, num_labels: int, min_prop: float
+) -> np.ndarray:
+    """Return the index of the most frequent label in each cell's cluster, N; -1 if its share is below `min_prop`.
+
+    This is CellTypist's majority voting: each voter has one vote. Arguments are as for `cluster_labels`.
+    """
+    num_clusters = int(clusters.max(initial=-1)) + 1
+    votes = np.zeros((num_clusters, num_labels))
+    np.add.at(votes, (clusters[voters], best[voters]), 1)
+    majority = votes.argmax(axis=1)
+    share = votes.max(axis=1) / np.maximum(votes.sum(axis=1), 1)
+    return np.where(share < min_prop, -1, majority)[clusters]
+
+
+def resolution_of_celltypist(num_cells: int) -> float:
+    """Return the resolution of Leiden with which CellTypist cuts so many cells into clusters that vote."""
+    return 5.0 * (1 + sum(num_cells >= limit for limit in SIZES_OF_CELLTYPIST))
+
+
+def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = RESOLUTION) -> np.ndarray:
     """Cut cells into many small clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
     Parameters
@@ -54,6 +75,8 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
         N x D. Without `graph`, its neighbour graph is used, with 15 neighbours for each cell.
     graph
         Connectivities of a neighbour graph, N x N.
+    resolution
+        Of Leiden: the higher, the more clusters.
 
     Raises
     ------
@@ -76,13 +99,13 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
             scanpy.pp.neighbors(cells, n_neighbors=num_neighbours, use_rep="X", **options)
             graph = cells.obsp["connectivities"]
         options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
-        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **options)
+        scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)
 
 
 def require_igraph() -> None:
-    """Refuse `clusters=auto` if the package igraph is not installed."""
+    """Refuse to look for clusters if the package igraph is not installed."""
     if find_spec("igraph") is None:
-        found = "clusters=auto without the package igraph"
+        found = "clusters=auto or majority_voting without the package igraph"
         remedy = "pip install igraph, or name a column of clusters"
         raise InputError(found, "igraph, which has the Leiden algorithm", remedy)

@@ -20,16 +20,19 @@ from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
 from scperformer.fitting import Adapted
 from scperformer.model import FORMAT_VERSION, both_have_a_part
-from scperformer.network import Model
+from scperformer.network import Model, own_probabilities
 from scperformer.prediction.calls import Calls, Read
 from scperformer.prediction.columns import (
     OBS_COLUMNS,
+    OBSM,
     BaselineColumns,
     CallColumns,
     ClusterColumns,
     Columns,
     DropletColumns,
     FewGenes,
+    MajorityColumns,
+    OwnColumns,
     QualityColumns,
     SetColumns,
     TermColumns,
@@ -44,13 +47,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Annotation:
-    """Additions to the cells of a file: obs columns, two obsm entries and one uns entry, all named with the prefix."""
+    """Additions to the cells of a file: obs columns, entries of obsm and one of uns, all named with the prefix."""
 
     key: str  # the prefix
     obs: pd.DataFrame  # one row per cell, numbered from 0
     read: Read
     labels: list[str]  # the columns of the probabilities
     record: dict[str, Any]
+    has_own: bool = False  # each label has a probability of its own, the sigmoid of its score in the embedding
+
+    @property
+    def obsm(self) -> list[str]:
+        """The names of its entries of obsm: the embedding, the probabilities, and those of each label on its own."""
+        return [name.format(self.key) for name in OBSM[: 3 if self.has_own else 2]]
 
     def outdated(self, names: Iterable[Any]) -> list[str]:
         """Return the columns of an earlier annotation that this one does not replace, such as levels and sets."""
@@ -86,9 +95,14 @@ class Annotation:
             del adata.obs[name]
         for name, column in self.obs.items():
             adata.obs[name] = column.array
+        for name in (pattern.format(self.key) for pattern in OBSM):
+            adata.obsm.pop(name, None)
         proba = np.concatenate([calls.proba for calls in self.read()])
         adata.obsm[f"X_{self.key}"] = np.concatenate([calls.embedding for calls in self.read()])
         adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=adata.obs_names, columns=self.labels)
+        if self.has_own:
+            own = own_probabilities(adata.obsm[f"X_{self.key}"])
+            adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=adata.obs_names, columns=self.labels)
         adata.uns[self.key] = self.record
 
 
@@ -137,7 +151,8 @@ def make_annotation(
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, record["num_unknown"])
-    return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record)
+    has_own = adapted.model.network.independent_labels
+    return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record, has_own)
 
 
 def _with_temperature(read: Read, temperature: float) -> Read:
@@ -170,6 +185,8 @@ def _column_groups(
     # Under constraints, the label that the linear branch alone would give is not known.
     counts_encoder = both_have_a_part(saved.scales) and not is_constrained
     expected = adapted.record["expected_accuracy"]
+    if adapted.model.network.independent_labels:
+        groups.append(OwnColumns(labels, cfg.mode == "prob_match", cfg.p_thres))
     of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, expected)
     groups.append(CallColumns(saved, query, *of_calls))
     if options.tree is None:
@@ -186,6 +203,8 @@ def _column_groups(
         groups.append(SetColumns(labels, saved.held_out, cfg.alpha, droplets))
     if cfg.clusters is not None:
         groups.append(ClusterColumns(cfg.clusters, options.clusters, options.graph, droplets))
+    if cfg.majority_voting:
+        groups.append(MajorityColumns(options.clusters, options.graph, cfg.min_prop, droplets))
     return groups
 
 

@@ -39,7 +39,7 @@ class LabelOptions:
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
     shares: np.ndarray | None  # prior=em: the share of each label among the cells of the reference
     clusters: np.ndarray | None  # the number of each cell's cluster, from a column of obs
-    graph: sp.spmatrix | None  # clusters=auto: the neighbour graph of the file, if it has one
+    graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
 def find_label_options(
@@ -51,7 +51,7 @@ def find_label_options(
     ------
     InputError
         A label, a column or the ontology cannot be used; the model does not state the cells of each label; or igraph is
-        missing for `clusters=auto`.
+        missing for `clusters=auto` or `majority_voting`.
     """
     terms, tree = _terms_and_tree(saved, cfg)
     allowed = allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels)
@@ -59,7 +59,7 @@ def find_label_options(
     clusters = None
     graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        if cfg.clusters == AUTO_CLUSTERS:
+        if cfg.clusters == AUTO_CLUSTERS or (cfg.majority_voting and cfg.clusters is None):
             require_igraph()
             graph = _read_graph(cells)
         elif cfg.clusters is not None:

@@ -43,6 +43,7 @@ NOT_IN_IDENTITY = {
     "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
+    *("mode", "p_thres", "majority_voting", "min_prop"),
     *("false_alarms", "min_confidence", "alpha", "shift", "key_added"),
 }
 
@@ -58,6 +59,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
     """Add the annotation to an AnnData in memory; errors as `run_predict`."""
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
+    _require_own_probabilities(model, cfg)
     start = time.perf_counter()
     options = find_label_options(adata, model.saved, cfg)
     adapted = adapt_model(model, find_query(adata, model.saved, cfg), cfg, with_shift=cfg.shift != "false")
@@ -107,6 +109,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
             _require_writable(output, cfg)
             ready.append((path, output))
     model = model or load_model(cfg.model_path)
+    _require_own_probabilities(model, cfg)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     written = _annotate_files(ready, model, cfg, failures)
     if cfg.json:
@@ -117,6 +120,13 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED_SUFFIX}"
         raise InputError(found, "files that can be annotated", remedy)
     return outputs
+
+
+def _require_own_probabilities(model: Model, cfg: PredictConfig) -> None:
+    """Refuse `mode=prob_match` for a model whose labels share one probability: at most one is above a half."""
+    if cfg.mode == "prob_match" and not model.network.independent_labels:
+        found = f"mode=prob_match and the model {model.saved.name}, whose probabilities add up to 1"
+        raise InputError(found, "a model of CellTypist", "use alpha=0.1, which gives each cell a set of labels")
 
 
 def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:

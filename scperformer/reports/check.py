@@ -109,7 +109,7 @@ def _check_expression(
         quality = measure_quality(rows, gene_table(cells, findings.source), findings, cfg.doublets)
         result["quality"] = asdict(quality)
     try:
-        plan = map_to_model(cells, findings, model, cfg.species, path)
+        plan = map_to_model(cells, findings, model, cfg, path)
     except InputError:
         if cfg.label_key is None:
             raise
@@ -167,7 +167,7 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     step = "predict"
     names = ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
     if cfg.label_key is None:
-        names += ["model_path", "min_overlap"]
+        names += ["model_path", "genes", "min_overlap"]
     else:
         step = "train"
         names = ["label_key", *names]

@@ -229,7 +229,7 @@ def _facts(content: Content) -> dict[str, Any]:
         "not_used": [label.name for label in content.labels[content.num_used :] if label.in_model],
         "threshold": tables.threshold(samples),
         "flag_reasons": tables.flag_reasons(samples),
-        "agreement": float((cells["label"] == cells["baseline"]).mean()),
+        "agreement": tables.agreement(cells),
         "checks": tables.things_to_check(content.summaries, content.failed, content.evaluation),
         "median": float(cells["confidence"].median()),
         "levels": tables.levels(samples),
@@ -266,6 +266,7 @@ def _tables(content: Content) -> dict[str, Any]:
         "scores": tables.score_tables(evaluation) if evaluation else [],
         "confusion": tables.confusion_table(evaluation, labels) if evaluation else None,
         "disagreements": tables.disagreement_table(cells),
+        "models_tables": [table for sample in samples if (table := tables.models_table(sample)) is not None],
         "branch_scores": tables.branch_table(samples),
     }
 
