@@ -43,7 +43,7 @@ def _names_in(file: Path) -> list[str]:
     if file.suffix == ".npy":
         return [str(name) for name in np.load(file, allow_pickle=False).ravel()]
     if looks_like_pickle(file):
-        content = read_pickle(file, _is_known)
+        content = read_pickle(file, is_encoder)
         if isinstance(content, Made) and content.maker.module.startswith(SKLEARN):
             content = state_of(content, "label encoder").get("classes_")
         return [str(name) for name in array_of(content, "names").ravel()]
@@ -54,5 +54,6 @@ def _names_in(file: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _is_known(found: Global) -> bool:
+def is_encoder(found: Global) -> bool:
+    """Whether a pickle of names, of a table's index or of label encoders may name a global."""
     return (found.module, found.name) in NUMPY or found.module.startswith((SKLEARN, "pandas."))

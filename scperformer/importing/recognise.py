@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scperformer.config import ModelsConfig
-from scperformer.importing import celltypist, scbert, scvi_tools
+from scperformer.importing import celltypist, panhumanpy, scbert, scvi_tools
 from scperformer.model import SavedModel
 
 
@@ -22,6 +22,7 @@ class Format:
 # begin as pickles do.
 FORMATS = (
     Format(scvi_tools.NAME, scvi_tools.is_scvi_tools, scvi_tools.read_scvi_tools),
+    Format(panhumanpy.NAME, panhumanpy.is_keras, panhumanpy.read_panhumanpy),
     Format(scbert.NAME, scbert.is_scbert, scbert.read_scbert),
     Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
 )

@@ -8,7 +8,6 @@ encodes batches (`encode_covariates`) is imported for one of its batches, whose 
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from scperformer.base.messages import did_you_mean, shortened
 from scperformer.config import ModelsConfig
 from scperformer.importing.origin import foreign_model
 from scperformer.importing.pickles import Global, array_of
+from scperformer.importing.steps import Steps, batch_norm
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
 from scperformer.model import SavedModel
 
@@ -88,7 +88,7 @@ def read_scvi_tools(path: Path, cfg: ModelsConfig) -> SavedModel:
     labels = _categories(registry, "labels")[:num_labels]  # the last of them is that of cells without a label
     if len(labels) < num_labels:
         raise ValueError(f"{len(labels)} labels for a classifier of {num_labels}")
-    steps, notes = _layers(weights, options, registry, len(genes), cfg)
+    steps, embedding, notes = _layers(weights, options, registry, len(genes), cfg)
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
     described = {"labels of cells without a label": unlabelled if isinstance(unlabelled, str) else ""}
     return foreign_model(
@@ -104,7 +104,7 @@ def read_scvi_tools(path: Path, cfg: ModelsConfig) -> SavedModel:
         },
         genes=genes,
         labels=labels,
-        config={"target_sum": None, "network": {"name": "dense", **steps.described()}},
+        config={"target_sum": None, "network": steps.network(scores=steps.last, embedding=embedding)},
         weights=steps.weights,
         notes=[NOTE, *notes],
     )
@@ -167,51 +167,25 @@ def _last_of_classifier(weights: Mapping[str, np.ndarray]) -> str:
     raise ValueError("no classifier")
 
 
-@dataclass
-class _Steps:
-    """Steps of dense layers, and their weights, as network/imported.py describes them."""
-
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    weights: dict[str, np.ndarray] = field(default_factory=dict)
-    embedding: int = 0
-
-    def add(self, kind: str, **more: Any) -> int:
-        """Add a step behind the last one; return its number."""
-        self.steps.append({"kind": kind, "of": [len(self.steps)], **more})
-        return len(self.steps)
-
-    def dense(self, weight: np.ndarray, bias: np.ndarray) -> None:
-        """Add a product with weights, out x in, and a bias."""
-        number = self.add("dense", width=len(weight))
-        self.weights[f"weight_{number}"] = np.ascontiguousarray(weight.T, dtype=np.float64)
-        self.weights[f"bias_{number}"] = bias.astype(np.float64)
-
-    def described(self) -> dict[str, Any]:
-        return {"steps": self.steps, "scores": len(self.steps), "embedding": self.embedding}
-
-
 def _layers(
     weights: Mapping[str, np.ndarray],
     options: Mapping[str, Any],
     registry: Mapping[str, Any],
     num_genes: int,
     cfg: ModelsConfig,
-) -> tuple[_Steps, list[str]]:
-    """Return the encoder of the latent mean and the classifier as steps, and a note about the batch."""
+) -> tuple[Steps, int, list[str]]:
+    """Return the encoder and the classifier as steps, the number of the latent mean, and a note about the batch."""
     batch, notes = _batch(options, registry, cfg)
     is_normed = options.get("use_layer_norm", "none") in ("encoder", "both")
-    steps = _Steps()
-    width = num_genes
-    width = _add_hidden(steps, weights, "z_encoder.encoder", width, is_normed, batch)
-    _add_linear(steps, weights, "z_encoder.mean_encoder", width)
-    steps.embedding = len(steps.steps)
-    latent = len(weights["z_encoder.mean_encoder.bias"])
+    steps = Steps()
+    width = _add_hidden(steps, weights, "z_encoder.encoder", num_genes, is_normed, batch)
+    width = _add_linear(steps, weights, "z_encoder.mean_encoder", width)
+    latent = steps.last
     last = _last_of_classifier(weights)
-    width = latent
     if last.endswith(".1"):
-        width = _add_hidden(steps, weights, "classifier.classifier.0", latent, is_normed, None)
+        width = _add_hidden(steps, weights, "classifier.classifier.0", width, is_normed, None)
     _add_linear(steps, weights, last, width)
-    return steps, notes
+    return steps, latent, notes
 
 
 def _batch(
@@ -241,7 +215,7 @@ def _batch(
 
 
 def _add_hidden(
-    steps: _Steps,
+    steps: Steps,
     weights: Mapping[str, np.ndarray],
     name: str,
     width: int,
@@ -253,13 +227,16 @@ def _add_hidden(
     while f"{name}.fc_layers.Layer {number}.0.weight" in weights:
         layer = f"{name}.fc_layers.Layer {number}"
         weight, bias = _linear(weights, f"{layer}.0")
-        if batch is not None and weight.shape[1] == width + len(batch):
-            bias = bias + weight[:, width:] @ batch
-            weight = weight[:, :width]
-        _require_shape(weight, bias, width, layer)
+        if batch is not None and len(weight) == width + len(batch):
+            bias = bias + batch @ weight[width:]
+            weight = weight[:width]
+        _require_width(weight, width, layer)
         if f"{layer}.1.running_var" in weights:
-            factor, shift = _batch_norm(weights, f"{layer}.1", len(bias))
-            weight = weight * factor[:, None]
+            gain, offset = _weight(weights, f"{layer}.1.weight"), _weight(weights, f"{layer}.1.bias")
+            mean, variance = (_weight(weights, f"{layer}.1.running_{part}") for part in ("mean", "var"))
+            factor, shift = batch_norm(gain, offset, mean, variance, BATCH_NORM_EPSILON)
+            _require_width(weight.T, len(factor), layer)
+            weight = weight * factor
             bias = bias * factor + shift
         steps.dense(weight, bias)
         if is_normed:
@@ -272,39 +249,29 @@ def _add_hidden(
     return width
 
 
-def _add_linear(steps: _Steps, weights: Mapping[str, np.ndarray], name: str, width: int) -> None:
+def _add_linear(steps: Steps, weights: Mapping[str, np.ndarray], name: str, width: int) -> int:
+    """Add a product and a bias; return its width."""
     weight, bias = _linear(weights, name)
-    _require_shape(weight, bias, width, name)
+    _require_width(weight, width, name)
     steps.dense(weight, bias)
+    return len(bias)
 
 
 def _linear(weights: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights of a product, out x in, and its bias, float64."""
-    for part in ("weight", "bias"):
-        if f"{name}.{part}" not in weights:
-            raise ValueError(f"no weights '{name}.{part}'")
-    weight = weights[f"{name}.weight"].astype(np.float64)
-    bias = weights[f"{name}.bias"].astype(np.float64)
-    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+    """Return the weights of a product, in x out, and its bias, float64."""
+    weight = _weight(weights, f"{name}.weight").T
+    bias = _weight(weights, f"{name}.bias")
+    if weight.ndim != 2 or bias.shape != weight.shape[1:]:
         raise ValueError(f"weights '{name}' of shapes that do not fit")
     return weight, bias
 
 
-def _require_shape(weight: np.ndarray, bias: np.ndarray, width: int, name: str) -> None:
-    if weight.shape != (len(bias), width):
-        raise ValueError(f"weights '{name}' for {weight.shape[1]} instead of {width} numbers")
+def _weight(weights: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in weights:
+        raise ValueError(f"no weights '{name}'")
+    return weights[name].astype(np.float64)
 
 
-def _batch_norm(weights: Mapping[str, np.ndarray], name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factor and the shift of a trained batch norm."""
-    parts = []
-    for part in ("weight", "bias", "running_mean", "running_var"):
-        array = weights.get(f"{name}.{part}")
-        if array is None or array.shape != (width,):
-            raise ValueError(f"no weights '{name}.{part}' that fit")
-        parts.append(array.astype(np.float64))
-    scale, shift, mean, variance = parts
-    if (variance < 0).any():
-        raise ValueError(f"a variance '{name}' below 0")
-    factor = scale / np.sqrt(variance + BATCH_NORM_EPSILON)
-    return factor, shift - mean * factor
+def _require_width(weight: np.ndarray, width: int, name: str) -> None:
+    if len(weight) != width:
+        raise ValueError(f"weights '{name}' for {len(weight)} instead of {width} numbers")

@@ -1,4 +1,4 @@
-"""Make the small scANVI models of this folder: `python make_scanvi.py` with scvi-tools 1.4.2 (pip install scvi-tools==1.4.2).
+"""Make the small scANVI models of this folder: `python make_scanvi.py` with scvi-tools 1.4.2.
 
 Poisson counts of 60 genes, 3 labels and 2 batches. Each model is trained for 2 epochs and saved without its cells;
 counts.npz holds 20 more cells, and what SCANVI.predict(soft=True) and get_latent_representation say about them.
