@@ -172,7 +172,9 @@ class ModelConfig(Options):
     # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
     # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
-    gene2vec_path: str | None = None  # a text file of genes with `model.dim` numbers each; missing genes get 0
+    # a text file of genes with `model.dim` numbers each; or an array (.npy), with the genes of its rows in a text file
+    # of the same name (.txt) beside it, one in each line; missing genes get 0
+    gene2vec_path: str | None = None
     dropout: float = option(0.1, BELOW_ONE)  # dropout rate in the encoder
     # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once; no effect on a
     # GPU with Triton, which needs no more memory for all of them
