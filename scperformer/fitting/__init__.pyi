@@ -17,6 +17,11 @@ from .evidence import fill_network as fill_network
 from .evidence import fit_branches as fit_branches
 from .evidence import scales_if_significant as scales_if_significant
 from .expected_accuracy import conditions_table as conditions_table
+from .imported import KEPT_SCORES as KEPT_SCORES
+from .imported import MAX_KEPT as MAX_KEPT
+from .imported import baseline_scores as baseline_scores
+from .imported import baseline_weights as baseline_weights
+from .imported import evidence_of as evidence_of
 from .linear import MAX_DUAL as MAX_DUAL
 from .linear import SOLVER_TOLERANCE as SOLVER_TOLERANCE
 from .linear import LinearOptions as LinearOptions

@@ -13,9 +13,10 @@ from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig, OptimConfig, TokensConfig, TrainConfig
 from scperformer.fitting.condition import Condition, depth_share, reduced
 from scperformer.fitting.evidence import Fitted, fill_network, fit_branches
+from scperformer.fitting.imported import distilled
 from scperformer.fitting.linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
 from scperformer.model import HeldOut, ReferenceCells, SavedModel, damaged_model
-from scperformer.network import CellTypeModel, Model
+from scperformer.network import CellTypeModel, ImportedNetwork, Model
 from scperformer.trust import calibration
 
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
@@ -29,6 +30,8 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     The result has the measured genes alone, and normalises cells over these. It has no layers of attention, as they
     were trained for all genes. Without them, gene vectors from co-expression still are an encoder; others are left out.
     """
+    if isinstance(model.network, ImportedNetwork):
+        return distilled(model, reference_cells, condition)
     saved = model.saved
     seed = int(saved.provenance["seed"])
     rows = stratified_sample(reference_cells.labels, MAX_DUAL, seed)

@@ -46,11 +46,13 @@ def find_shift(
     effects = math.nan
     if reference_cells is not None and len(scores) >= MIN_CELLS:
         own = x
-        if not query.measured.all():
+        # The kept cells of an imported model have its genes alone, and are normalised over these.
+        if not query.measured.all() or saved.imported:
             own = query.of_genes(query.measured).some(rows)
             own = own[_expressed(own)]
         kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
-        effects = gene_effects(own[most_alike(scores)], kept, reference_cells.labels)
+        codes = np.unique(reference_cells.labels, return_inverse=True)[1]
+        effects = gene_effects(own[most_alike(scores)], kept, codes)
     return make_shift(scores, saved.held_out.scores, effects)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_folder, require_absent
 from scperformer.config import ModelsConfig
+from scperformer.importing.labelled import with_labelled_cells
 from scperformer.importing.recognise import FORMATS, Format, recognise
 from scperformer.model import (
     ARCHIVES,
@@ -96,6 +97,9 @@ def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ModelsConfi
     """Write a model of another tool as a model folder into the library."""
     try:
         saved = foreign.read(path, cfg)
+        if cfg.reference is not None and cfg.label_key is not None:
+            _target(saved.name, path, library, cfg)  # refused before the cells are read
+            saved = with_labelled_cells(saved, cfg.reference, cfg.label_key)
     except InputError:
         raise
     except ValueError as error:

@@ -160,6 +160,7 @@ def _read_model(folder: Path) -> SavedModel:
         weights = {current_weight(name, info["config"]): array for name, array in weights.items()}
     genes, means = _read_genes(folder)
     _require_sound_arrays(weights, means, len(genes), len(info["labels"]))
+    sizes = len(genes), len(info["labels"])
     has_held_out = HELD_OUT in info["files"]
     return SavedModel(
         **{name: info[name] for name in CONTENT},
@@ -168,7 +169,7 @@ def _read_model(folder: Path) -> SavedModel:
         weights=weights,
         kind=info.get("kind", ANNOTATOR),
         has_reference_cells=CELLS_FILE in info["files"],
-        held_out=read_held_out(folder, len(genes), len(info["labels"])) if has_held_out else None,
+        held_out=read_held_out(folder, *sizes, some="imported" in info["provenance"]) if has_held_out else None,
         tree=read_tree(info),
         hash=hashlib.sha256(text.encode()).hexdigest(),
     )

@@ -37,10 +37,14 @@ class HeldOut:
         return file.getvalue()
 
 
-def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
-    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
+def read_held_out(folder: Path, num_genes: int, num_labels: int, *, some: bool = False) -> HeldOut:
+    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged.
+
+    With `some`, the profile may be of some of the labels, as that of an imported model is.
+    """
     arrays = read_arrays(folder / HELD_OUT, ARRAY_KINDS, MAX_VALUES)
     num_cells = arrays["labels"].size
+    num_profiled = min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
     num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
     shapes = {
         "logits": (num_cells, num_labels),
@@ -48,9 +52,9 @@ def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
         "scores": (num_cells,),
         "weights": (num_genes,),
         "vectors": (num_genes, num_directions),
-        "means": (num_labels, num_directions),
-        "whitening": (num_labels, num_directions, num_directions),
-        "outside": (num_labels, 2),
+        "means": (num_profiled, num_directions),
+        "whitening": (num_profiled, num_directions, num_directions),
+        "outside": (num_profiled, 2),
     }
     if num_cells == 0 or any(arrays[name].shape != shape for name, shape in shapes.items()):
         raise ValueError(f"'{HELD_OUT}' with parts that do not fit")

@@ -19,7 +19,7 @@ from scperformer.network.batches import (
     simulate_conditions,
 )
 from scperformer.network.encoder import Encoder
-from scperformer.network.imported import ImportedNetwork, own_probabilities
+from scperformer.network.imported import ImportedNetwork, StandardisedLinear, own_probabilities
 from scperformer.network.inference import (
     Predictions,
     branch_logits,

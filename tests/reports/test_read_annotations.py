@@ -64,9 +64,7 @@ def test_embedding_is_read_only_on_request(tmp_path):
     assert read_annotated([path], "scperformer")[0].embedding is None
 
 
-@pytest.mark.parametrize(
-    "missing", ["scperformer_label", "scperformer_confidence", "scperformer_unknown", "scperformer_baseline_label"]
-)
+@pytest.mark.parametrize("missing", ["scperformer_label", "scperformer_confidence", "scperformer_unknown"])
 def test_missing_column_is_refused(tmp_path, missing):
     sample = annotated_sample(num_cells=20)
     del sample.obs[missing]
