@@ -99,10 +99,11 @@ def example(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(command, monkeypatch):
+def run(command, monkeypatch, tmp_path):
     """Run a line of a page in a folder: commands of scperformer in this process, which has loaded the libraries."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
 
     def run_line(line: str, folder: Path) -> None:
         monkeypatch.chdir(folder)

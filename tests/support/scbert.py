@@ -1,8 +1,11 @@
 """A naive scBERT, written from its paper and that of the Performer in float64, and checkpoints of random weights."""
 
+import pickle
 from pathlib import Path
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import torch
 from scipy import sparse
 from torch.nn.functional import gelu, layer_norm
@@ -103,3 +106,20 @@ def counts_of(cells, genes: list[str]) -> np.ndarray:
     x = cells.X.toarray() if sparse.issparse(cells.X) else cells.X
     place = {name: column for column, name in enumerate(cells.var_names)}
     return np.stack([x[:, place[gene]] if gene in place else np.zeros(len(x)) for gene in genes], axis=1)
+
+
+def main() -> None:
+    """Write what a user of scBERT has, for docs/from_scbert.md, with the genes of reference.h5ad in this folder."""
+    reference = ad.read_h5ad("reference.h5ad")
+    genes = list(reference.var_names[np.argsort(-np.asarray(reference.X.sum(axis=0)).ravel())[:60]])
+    labels = np.array(sorted(reference.obs["cell_type"].unique()), dtype=object)
+    var = pd.DataFrame(index=genes)
+    ad.AnnData(np.zeros((1, len(genes)), dtype=np.float32), var=var).write_h5ad("panglao_10000.h5ad")
+    Path("label_dict").write_bytes(pickle.dumps(labels))
+    save(random_weights(len(genes), len(labels)), Path("finetune_best.pth"))
+    save(random_weights(len(genes), 0), Path("panglao_pretrain.pth"))
+    np.save("gene2vec_16906.npy", np.random.default_rng(0).normal(size=(len(genes), 200)))
+
+
+if __name__ == "__main__":
+    main()
