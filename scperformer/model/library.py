@@ -31,7 +31,7 @@ def library_folder() -> Path:
 def resolve_model(model_path: str | None) -> tuple[Path, str]:
     """Return the model folder and why it was chosen: `model_path`, else $SCPERFORMER_MODEL, else the packaged model.
 
-    A plain name means the imported model of that name, unless a file or folder of that name exists here.
+    A plain name means the imported model of that name, or the packaged one, unless a file or folder of it exists here.
     """
     from_environment = os.environ.get("SCPERFORMER_MODEL")
     if not model_path and not from_environment:
@@ -43,6 +43,8 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
         if imported.is_dir():
             log.info("model '%s' is the imported one: %s", path, imported)
             return imported, "imported"
+        if path.name == PACKAGED_MODEL.name:
+            return PACKAGED_MODEL, "packaged"
         place = registry_place(None)
         entry = None if is_remote(place) else read_registry(place).get(path.name)
         if entry is not None and entry.url:
