@@ -56,8 +56,6 @@ def export_model(cfg: ModelsConfig) -> Path:
         raise InputError(f"{output}", "a name in .zip", "rename it")
     require_absent(output, cfg.overwrite)
     folder, why = resolve_model(cfg.inputs[0])
-    if not folder.exists() and cfg.inputs[0] == PACKAGED_MODEL.name:
-        folder = PACKAGED_MODEL
     saved = read_model(folder)
     load_reference_cells(saved, folder)
     name = cfg.name or (folder.name if why == "imported" else saved.name)

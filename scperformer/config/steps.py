@@ -222,6 +222,9 @@ class PretrainConfig(NetworkConfig):
 class PredictConfig(_ModelOptions):
     """Annotate the cells of one or more files."""
 
+    # further models on the same cells, each with the prefix KEY_NAME; model_path=[A,B] stands for model_path=A and
+    # other_models=[B]; see docs/models.md#several-models-on-the-same-cells
+    other_models: list[str] = field(default_factory=list)
     output: str | None = None  # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; null: beside each input
     outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
     output_dir: str | None = None  # a folder for all outputs, INPUT.annotated.FORMAT; null: beside each input
@@ -275,6 +278,9 @@ class PredictConfig(_ModelOptions):
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()
+        if self.model_path is not None and self.model_path.startswith("[") and self.model_path.endswith("]"):
+            self.model_path, *more = [name.strip(" '\"") for name in self.model_path[1:-1].split(",")]
+            self.other_models = [*more, *self.other_models]
         super().__post_init__()
         num = len(self.inputs)
         expected = "no output option with several files (output_dir=FOLDER takes all of them)"
@@ -285,6 +291,9 @@ class PredictConfig(_ModelOptions):
         named = self.output is not None or bool(self.outputs)
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
+        if self.other_models:
+            is_whole = self.share is None and not self.shares and not self.resume
+            require(is_whole, "other_models", self.other_models, "one model with share, shares or resume")
         if self.share is not None:
             parts = re.fullmatch("([0-9]+)/([0-9]+)", self.share)
             is_share = parts is not None and 1 <= int(parts[1]) <= int(parts[2])

@@ -32,8 +32,8 @@ def library_folder() -> Path:
 def resolve_model(model_path: str | None) -> tuple[Path, str]:
     """Return the model folder and why it was chosen: `model_path`, else $SCPERFORMER_MODEL, else the packaged model.
 
-    A plain name means the imported model of that name, unless a model folder of that name is here. The folder here may
-    also be what the model was imported from.
+    A plain name means the imported model of that name, or the packaged one, unless a model folder of that name is here.
+    A folder here may also be what the model was imported from.
     """
     from_environment = os.environ.get("SCPERFORMER_MODEL")
     if not model_path and not from_environment:
@@ -45,6 +45,8 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
         log.info("model '%s' is the imported one: %s", path, imported)
         return imported, "imported"
     if not path.exists() and path.name == str(path):
+        if path.name == PACKAGED_MODEL.name:
+            return PACKAGED_MODEL, "packaged"
         place = registry_place(None)
         entry = None if is_remote(place) else read_registry(place).get(path.name)
         if entry is not None and entry.url:

@@ -451,7 +451,8 @@ GROUPS: tuple[type[Columns], ...] = (
     *(CallColumns, TreeColumns, TermColumns, BaselineColumns, SetColumns),
     *(QualityColumns, DropletColumns, ClusterColumns, OwnColumns, MajorityColumns),
 )
-OBS_COLUMNS = tuple(dict.fromkeys(name for group in GROUPS for name in group.names))
+AGREEMENT = "agreement"  # with several models; several.py makes it
+OBS_COLUMNS = (*dict.fromkeys(name for group in GROUPS for name in group.names), AGREEMENT)
 # Annotations by all versions have these columns; reports need no others.
 REQUIRED_COLUMNS = ("label", "confidence", "unknown")
 OBSM = ("X_{}", "{}_proba", "{}_own_proba")  # entries of obsm, with the prefix in place of the braces
