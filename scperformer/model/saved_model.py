@@ -61,6 +61,15 @@ class SavedModel:
         return (evidence if self.held_out is None else []) + ([] if self.has_reference_cells else adapting)
 
     @property
+    def how_to_complete(self) -> str:
+        """What its user can do so that the model has held-out calls and kept cells."""
+        if not self.imported:
+            return "train it again"
+        if "network" in self.config:
+            return "import it with reference=FILE and label_key=COLUMN"
+        return "train a model on labelled cells, starting from it with init"
+
+    @property
     def is_annotator(self) -> bool:
         """Whether it can annotate: an encoder without labels cannot."""
         return self.kind == ANNOTATOR

@@ -195,9 +195,9 @@ def _column_groups(
         groups.append(BaselineColumns(labels))
     if saved.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty%s, and unknown depends on min_confidence alone"
-        why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
-        if saved.imported:
-            why = "import it with reference=... and label_key=... to have them"
+        why = f"{saved.how_to_complete} to have them"
+        if adapted.record["adapted"]:
+            why = "its kept cells are few or simulated"
         log.info(text, query.path, why, "" if cfg.alpha is None else ", no sets of labels")
     elif cfg.alpha is not None:
         groups.append(SetColumns(labels, saved.held_out, cfg.alpha, droplets))

@@ -176,3 +176,21 @@ def test_truncated_models_and_other_pickles_are_refused(tmp_path, library):
     with pytest.raises(InputError):
         scp.import_model(folder / "model.pt")
     assert not library.exists() or not list(library.iterdir())
+
+
+def test_with_labelled_cells_a_model_is_calibrated_and_adapts_to_a_panel(cells, expected, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = expected["plain_labels"][expected["plain_proba"].argmax(axis=1)]
+    labelled = ad.concat([cells] * 10, index_unique="-")
+    labelled.X = rng.poisson(labelled.X).astype(np.float32)
+    labelled.obs["cell_type"] = np.tile(labels, 10)
+    labelled.write_h5ad(tmp_path / "labelled.h5ad")
+    options = {"reference": tmp_path / "labelled.h5ad", "label_key": "cell_type"}
+    made = scp.import_model(MODELS / "plain", **options)
+    assert not read_model(made.path).lacks
+    panel = cells[:, ~cells.var_names.isin(GENES[::10])].copy()
+    scp.annotate(panel, made.load(), options={"adapt": "true"})
+    assert panel.uns["scperformer"]["condition"]["adapted"]
+    proba = panel.obsm["scperformer_proba"]
+    np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
+    assert (proba.idxmax(axis=1).to_numpy() == labels).mean() > 0.8

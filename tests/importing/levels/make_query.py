@@ -1,4 +1,4 @@
-"""Write query.h5ad into this folder, the cells of expected.npz, for docs/from_azimuth.md."""
+"""Write query.h5ad into this folder, the cells of expected.npz, for docs/panhumanpy.md."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Make the small scANVI models of this folder: `python make_scanvi.py` with scvi-tools 1.4.2.
 
-Poisson counts of 60 genes, 3 labels and 2 batches. Each model is trained for 2 epochs and saved without its cells;
+Poisson counts of 60 genes, 3 labels and 2 batches. Each model is trained for 40 epochs and saved without its cells;
 counts.npz holds 20 more cells, and what SCANVI.predict(soft=True) and get_latent_representation say about them.
 """
 
@@ -43,7 +43,7 @@ expected = {"counts": query.X.astype(np.int16), "batch": query.obs["batch"].to_n
 for name, options in MODELS.items():
     scvi.model.SCANVI.setup_anndata(train, labels_key="cell_type", unlabeled_category="Unknown", batch_key="batch")
     model = scvi.model.SCANVI(train, n_hidden=8, n_latent=4, **options)
-    model.train(max_epochs=2, accelerator="cpu", enable_progress_bar=False)
+    model.train(max_epochs=40, accelerator="cpu", enable_progress_bar=False)
     model.save(str(HERE / name), overwrite=True)
     expected[f"{name}_proba"] = model.predict(query, soft=True).to_numpy()
     expected[f"{name}_labels"] = model.predict(query, soft=True).columns.to_numpy().astype("U")
