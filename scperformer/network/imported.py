@@ -179,7 +179,7 @@ class DenseLayers(ImportedNetwork):
                 self.register_buffer(f"{name}_{number}", torch.zeros(shape, dtype=torch.float64))
         for name in ("scores", "embedding"):
             if not _is_index(options.get(name), len(widths)):
-                raise ValueError(f"a network whose {name} are no value of a step")
+                raise ValueError(f"a network whose {name} is not the result of a step")
         self.places = (options["scores"], options["embedding"])
         if widths[self.places[0]] != num_labels or 0 in self.places:
             raise ValueError(f"a network of {widths[self.places[0]]} scores for {num_labels} labels")
