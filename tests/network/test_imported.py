@@ -1,4 +1,4 @@
-"""Networks of dense layers from other tools: values of each step, cells on their own, and descriptions that are refused."""
+"""Networks of dense layers from other tools: the value of each step, and descriptions that are refused."""
 
 import numpy as np
 import pytest
@@ -93,10 +93,9 @@ def test_descriptions_that_cannot_be_computed_are_refused(steps, message):
 
 
 @pytest.mark.parametrize("place", [0, 2, "1", None])
-def test_scores_and_embedding_are_values_of_steps(place):
+def test_scores_and_embedding_are_results_of_steps(place):
     steps = [{"kind": "dense", "of": [0], "width": 2}]
+    described = {"name": "dense", "steps": steps, "scores": 1, "embedding": 1}
     for name in ("scores", "embedding"):
-        with pytest.raises(ValueError, match=r"scores"):
-            imported_network(
-                NUM_GENES, 2, {"name": "dense", "steps": steps, "scores": 1, "embedding": 1} | {name: place}
-            )
+        with pytest.raises(ValueError, match=r"scores for 2 labels|is not the result of a step"):
+            imported_network(NUM_GENES, 2, described | {name: place})
