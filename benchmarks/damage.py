@@ -71,7 +71,6 @@ EXECUTING = (
     "subprocess.Popen",
     "socket.connect",
     "pty.spawn",
-    "ctypes.dlopen",
 )
 OF_THE_LOOK = (
     "does not come to an end",
@@ -288,7 +287,13 @@ def outcome(path: Path, read: Callable[[Path], str], expected: str, log: Path) -
     if child == 0:
         # Libraries are loaded already: what a file makes Python start or open is seen here.
         executed = OUTCOMES.index(EXECUTED)
-        sys.addaudithook(lambda event, _: os._exit(executed) if event in EXECUTING else None)
+
+        def watch(event: str, arguments: tuple) -> None:
+            if event in EXECUTING:
+                os.write(2, f"{event} {arguments}\n".encode())
+                os._exit(executed)
+
+        sys.addaudithook(watch)
         code = OUTCOMES.index(TRACEBACK)
         words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(words, 1), os.dup2(words, 2)
