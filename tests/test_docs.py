@@ -25,6 +25,7 @@ from pathlib import Path
 import anndata as ad
 import pytest
 import yaml
+from support import celltypist
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -94,6 +95,7 @@ def example(tmp_path_factory) -> Path:
     (folder / "panel.txt").write_text("".join(f"{gene}\n" for gene in panel))
     for name in ("Snakefile", "workflows", "conf", "data"):
         (folder / name).symlink_to(ROOT / name)
+    (folder / "Immune_All_Low.pkl").write_bytes(celltypist.pickled(celltypist.fit(celltypist.pbmc3k())))
     train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", options={"logger": "none"})
     return folder
 
