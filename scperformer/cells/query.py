@@ -125,7 +125,7 @@ def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: Matchin
         findings,
         model.genes,
         importance=model.importance,
-        target_sum=float(model.config["target_sum"]),
+        target_sum=model.config["target_sum"],
         min_overlap=None,
         own_totals=bool(model.config.get("own_totals", False)),
         species=cfg.species,
@@ -170,6 +170,10 @@ def find_query(
     A file without usable expression, or with too few of the model's genes, is refused.
     """
     findings, rows = find_expression(cells, cfg, path)
+    if model.config["target_sum"] is None and findings.kind != "counts":
+        remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
+        expected = f"raw counts, on which the model {model.name} was trained"
+        raise InputError(f"{findings.text} of {path}", expected, remedy)
     plan = map_to_model(cells, findings, model, cfg, path)
     require_fit(cells, plan, model, cfg, path)
     for note in [findings.sentence, *plan.overlap.notes]:
@@ -186,7 +190,7 @@ def require_short(query: Query, model: SavedModel) -> None:
     if not is_exact or model.scales.get("encoder") == 0:  # with a scale of 0, the encoder is not run
         return
     longest = query.plan.num_genes
-    if model.config["tokens"]["unexpressed"] != "full":
+    if model.config["tokens"]["unexpressed"] not in ("full", "all"):
         longest = max((int(np.diff(query.block(start).indptr).max(initial=0)) for start in query.starts()), default=0)
     if longest + 1 > attention["max_length"]:
         found = f"{longest + 1} tokens in a cell of {query.path}"

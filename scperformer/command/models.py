@@ -57,8 +57,6 @@ def export_model(cfg: ModelsConfig) -> Path:
         raise InputError(f"{output}", "a name in .zip", "rename it")
     require_absent(output, cfg.overwrite)
     folder, why = resolve_model(cfg.inputs[0])
-    if not folder.exists() and cfg.inputs[0] == PACKAGED_MODEL.name:
-        folder = PACKAGED_MODEL
     saved = read_model(folder)
     for part, place in parts_of(saved, folder):
         load_reference_cells(part, place)

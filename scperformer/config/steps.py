@@ -120,7 +120,7 @@ class NetworkConfig(ExpressionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
-        expected = "none with tokens.unexpressed=full or memory, for which unmeasured genes are not known"
+        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
         require(no_conflict, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.encoder and without_vectors and self.init is None:
@@ -231,6 +231,9 @@ class PretrainConfig(NetworkConfig):
 class PredictConfig(_ModelOptions):
     """Annotate the cells of one or more files."""
 
+    # further models on the same cells, each with the prefix KEY_NAME; model_path=[A,B] stands for model_path=A and
+    # other_models=[B]; see docs/models.md#several-models-on-the-same-cells
+    other_models: list[str] = field(default_factory=list)
     output: str | None = None  # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; null: beside each input
     outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
     output_dir: str | None = None  # a folder for all outputs, INPUT.annotated.FORMAT; null: beside each input
@@ -284,6 +287,9 @@ class PredictConfig(_ModelOptions):
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()
+        if self.model_path is not None and self.model_path.startswith("[") and self.model_path.endswith("]"):
+            self.model_path, *more = [name.strip(" '\"") for name in self.model_path[1:-1].split(",")]
+            self.other_models = [*more, *self.other_models]
         super().__post_init__()
         num = len(self.inputs)
         expected = "no output option with several files (output_dir=FOLDER takes all of them)"
@@ -294,6 +300,9 @@ class PredictConfig(_ModelOptions):
         named = self.output is not None or bool(self.outputs)
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
+        if self.other_models:
+            is_whole = self.share is None and not self.shares and not self.resume
+            require(is_whole, "other_models", self.other_models, "one model with share, shares or resume")
         if self.share is not None:
             parts = re.fullmatch("([0-9]+)/([0-9]+)", self.share)
             is_share = parts is not None and 1 <= int(parts[1]) <= int(parts[2])
@@ -384,7 +393,7 @@ class AnalyzeConfig(_ModelOptions):
 
 # Options of `models` that only some of its actions have.
 OPTIONS_OF_ACTIONS = {
-    **dict.fromkeys(("genes", "labels", "reference", "label_key"), ("import",)),
+    **dict.fromkeys(("genes", "labels", "reference", "label_key", "batch"), ("import",)),
     **dict.fromkeys(("name", "species", "tissue", "licence"), ("import", "export")),
     "url": ("export",),
 }
@@ -404,6 +413,8 @@ class ModelsConfig(_FileOptions):
     # expected accuracy, and adapts to panels and depth
     reference: str | None = None
     label_key: str | None = None  # import: the obs column of `reference` with the labels
+    # import: the batch as which cells are read by a model of scvi-tools that encodes batches
+    batch: str | None = option(None, LINE)
     species: str | None = option(None, LINE)  # import, export: of the model's genes; null: as its genes look
     tissue: str | None = option(None, LINE)  # import, export: of the model's cells
     licence: str | None = option(None, LINE)  # import, export: of the model

@@ -314,7 +314,7 @@ def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
     if reference_cells is None:
         return None
     measured = np.isin(model.saved.genes, saved.genes)
-    x = reduced(reference_cells, Condition(measured, None), float(saved.config["target_sum"]), seed=0)
+    x = reduced(reference_cells, Condition(measured, None), saved.config["target_sum"], seed=0)
     tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
     if len(tested) < 2:
         return None

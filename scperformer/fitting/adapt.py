@@ -87,7 +87,7 @@ def adapt_model(
     reference_cells = None if cfg.adapt == "false" else load_reference_cells(saved, model.path)
     if cfg.adapt == "true" and reference_cells is None:
         found = f"adapt=true and a model that keeps no cells ({model.path})"
-        remedy = f"{_how_to_keep_cells(saved)}, or leave adapt=true out"
+        remedy = f"{saved.how_to_complete}, or leave adapt=true out"
         raise InputError(found, "kept cells", remedy)
     share = math.nan if reference_cells is None else depth_share(reference_cells, condition)
     depth = condition.depth
@@ -164,10 +164,6 @@ def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_sh
     return Adapted(model, query, record, nearest.shift, members)
 
 
-def _how_to_keep_cells(saved: SavedModel) -> str:
-    return "import it with reference=FILE and label_key=COLUMN" if saved.imported else "train it again"
-
-
 def _adapted_to(
     model: Model, reference_cells: ReferenceCells, condition: Condition, path: str, cfg: PredictConfig
 ) -> Model:
@@ -234,7 +230,7 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
         found = f"a model that keeps no cells ({model.path})"
-        raise InputError(found, "kept cells", _how_to_keep_cells(model.saved))
+        raise InputError(found, "kept cells", model.saved.how_to_complete)
     adapted = fit_to_condition(model, reference_cells, _condition_of(source, model.saved, cfg))
     write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
     text = "written: %s; on reference cells reduced to its %d genes: accuracy %.2f (%.2f with all genes)"

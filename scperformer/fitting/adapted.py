@@ -39,7 +39,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     cells = reference_cells.some(rows)
     labels = cells.labels
     num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
-    target_sum = float(saved.config["target_sum"])
+    target_sum = saved.config["target_sum"]
     x, *draws = (reduced(cells, condition, target_sum, seed + draw) for draw in range(num_draws))
     cfg = _training_options(saved)
     linear_options = _linear_options(saved, cfg.model, model.path) if cfg.model.linear else None

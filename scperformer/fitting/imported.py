@@ -100,7 +100,7 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
     seed = int(saved.provenance["seed"])
     labels = reference_cells.labels
     wanted = saved.weights[KEPT_SCORES].astype(np.float64)
-    x = reduced(reference_cells, condition, float(saved.config["target_sum"]), seed)
+    x = reduced(reference_cells, condition, saved.config["target_sum"], seed)
     weights = _starting_weights(saved, x, condition.measured)
     network = StandardisedLinear(x.shape[1], len(saved.labels), {"clip": CLIP})
     fill(network, weights)

@@ -38,6 +38,7 @@ from scperformer.model.registry import (
     registry_place,
 )
 from scperformer.model.saved_model import (
+    ANNOTATOR,
     ENCODER,
     SavedModel,
     Study,

@@ -118,7 +118,9 @@ def _require_values(info: Mapping[str, Any]) -> None:
     sound = {
         "a label twice": len(set(labels)) == len(labels),
         f"{len(terms)} ontology terms for {len(labels)} labels": len(terms) == len(labels),
-        "a target_sum that is not a number above 0": _is_finite(total) and total > 0,
+        "a target_sum that is not a number above 0": (_is_finite(total) and total > 0)
+        or (total is None and "network" in info["config"]),
+        "a min_genes that is not a number": _is_finite(info["config"].get("min_genes", 0)),
         "options that are not a group of options": all(isinstance(group, dict) for group in groups),
         "an expected accuracy that is not a number": is_fold and (expected is None or _is_finite(expected)),
         "kept cells that are not described": isinstance(info["provenance"].get("kept_cells", {}), dict),

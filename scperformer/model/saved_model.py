@@ -85,11 +85,20 @@ class SavedModel:
     @property
     def lacks(self) -> list[str]:
         """What an imported model cannot do, for which it has no labelled cells; empty for our own models."""
-        if not self.imported:
+        if not self.imported or not self.is_annotator:
             return []
         evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
         adapting = ["adapting to panels and depth"]
         return (evidence if self.held_out is None else []) + ([] if self.has_reference_cells else adapting)
+
+    @property
+    def how_to_complete(self) -> str:
+        """What its user can do so that the model has held-out calls and kept cells."""
+        if not self.imported:
+            return "train it again"
+        if "network" in self.config:
+            return "import it with reference=FILE and label_key=COLUMN"
+        return "train a model on labelled cells, starting from it with init"
 
     @property
     def is_annotator(self) -> bool:

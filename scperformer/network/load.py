@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from scperformer.attention import MustBeAllowed
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.cells import find_query
+from scperformer.cells import find_query, read_genes
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, checked
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
 from scperformer.model import (
@@ -337,19 +337,15 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     """Read a table of gene vectors: float32, len(genes) x dim; genes that are not in the table get zeros.
 
     Each line has a gene and `dim` numbers, separated by white space, as in gene2vec's files (Du et al. 2019, BMC
-    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped.
+    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped. An array of
+    NumPy (.npy, as scBERT has it) has a row for each gene of a text file of the same name (.txt).
     """
 
     def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
         return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
 
-    index = {gene: i for i, gene in enumerate(genes)}
-    vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    known: set[str] = set()
-    other = ""
-    repeated = 0
-    try:
+    def rows_of_text() -> Iterator[tuple[str, Sequence[Any]]]:
         with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 name, *numbers = line.split() or [""]
@@ -357,16 +353,36 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
                     continue
                 if len(numbers) != dim:
                     raise unusable(f"{len(numbers)} numbers in line {number}")
-                if name not in index:
-                    other = name
-                    continue
-                try:
-                    with np.errstate(over="ignore"):
-                        vectors[index[name]] = numbers
-                except ValueError as error:
-                    raise unusable(f"text in place of a number for '{name}'") from error
-                repeated += name in known
-                known.add(name)
+                yield name, numbers
+
+    def rows_of_array() -> Iterator[tuple[str, Sequence[Any]]]:
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise unusable("content that is no array of numbers", "an array as numpy.save writes it") from error
+        names = read_genes(Path(path).with_suffix(".txt"))
+        if array.shape != (len(names), dim) or array.dtype.kind != "f":
+            expected = f"numbers of shape ({len(names)}, {dim}): the genes of its .txt file, and model.dim"
+            raise unusable(f"{array.dtype} of shape {array.shape}", expected)
+        yield from zip(names, array, strict=True)
+
+    index = {gene: i for i, gene in enumerate(genes)}
+    vectors = np.zeros((len(genes), dim), dtype=np.float32)
+    known: set[str] = set()
+    other = ""
+    repeated = 0
+    try:
+        for name, numbers in rows_of_array() if Path(path).suffix == ".npy" else rows_of_text():
+            if name not in index:
+                other = name
+                continue
+            try:
+                with np.errstate(over="ignore"):
+                    vectors[index[name]] = numbers
+            except ValueError as error:
+                raise unusable(f"text in place of a number for '{name}'") from error
+            repeated += name in known
+            known.add(name)
     except OSError as error:
         raise unusable(f"a file that cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -2,7 +2,7 @@
 
 Files in reading order: label_options (checked before any cell is called), parts (calls on disk), constraints (on the
 probabilities of calls), columns (of an annotation), annotation (its columns and its record), write (h5ad, zarr and
-tables), predict (the steps for an AnnData and for files).
+tables), several (models on the same cells), predict (the steps for an AnnData and for files).
 """
 
 import lazy_loader

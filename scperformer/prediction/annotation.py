@@ -29,6 +29,7 @@ from scperformer.prediction.columns import (
     ClusterColumns,
     Columns,
     DropletColumns,
+    FewGenes,
     MajorityColumns,
     OwnColumns,
     QualityColumns,
@@ -176,6 +177,8 @@ def _column_groups(
         groups.append(QualityColumns(cells, query))
     if droplets is not None:
         groups.append(DropletColumns(droplets))
+    if "min_genes" in saved.config:
+        groups.append(FewGenes(query, saved.config["min_genes"], saved.imported.get("tool", "its tool")))
     if options.tree is not None:
         groups.append(TreeColumns(options.tree, options.terms, cfg.min_confidence, query.path))
     # Under constraints, the label that the linear branch alone would give is not known.
@@ -193,9 +196,9 @@ def _column_groups(
         groups.append(BaselineColumns(labels))
     if saved.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty%s, and unknown depends on min_confidence alone"
-        why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
-        if saved.imported:
-            why = "import it with reference=... and label_key=... to have them"
+        why = f"{saved.how_to_complete} to have them"
+        if adapted.record["adapted"]:
+            why = "its kept cells are few or simulated"
         log.info(text, query.path, why, "" if cfg.alpha is None else ", no sets of labels")
     elif cfg.alpha is not None:
         groups.append(SetColumns(labels, saved.held_out, cfg.alpha, droplets))

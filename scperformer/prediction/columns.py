@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOOKED_AT = 1000  # cells whose genes are counted
 UNASSIGNED = "Unassigned"  # as CellTypist writes it: no label has a probability of its own above the threshold
 HETEROGENEOUS = "Heterogeneous"  # no label of a cluster has the share that is asked for
 
@@ -344,6 +345,25 @@ class QualityColumns:
 
 
 @dataclass
+class FewGenes:
+    """A warning about cells with fewer genes than those for which an imported model was made; there are no columns."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    query: Query
+    min_genes: int
+    tool: str
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Count such cells among up to 1,000 of the file; the others are not looked at."""
+        num_genes = np.diff(self.query.some(self.query.spread(LOOKED_AT)).indptr)
+        num_few = int((num_genes < self.min_genes).sum())
+        if not num_few:
+            return Made({})
+        text = f"{num_few:,} of {len(num_genes):,} cells express fewer than {self.min_genes} genes of the model"
+        return Made({}, warnings=[f"{text}: {self.tool} drops such cells, and their labels are less certain"])
+
+
+@dataclass
 class DropletColumns:
     """In an unfiltered matrix: barcodes that cannot be cells have a low quality."""
 
@@ -434,7 +454,8 @@ GROUPS: tuple[type[Columns], ...] = (
     *(CallColumns, TreeColumns, TermColumns, BaselineColumns, SetColumns),
     *(QualityColumns, DropletColumns, ClusterColumns, OwnColumns, MajorityColumns),
 )
-OBS_COLUMNS = tuple(dict.fromkeys(name for group in GROUPS for name in group.names))
+AGREEMENT = "agreement"  # with several models; several.py makes it
+OBS_COLUMNS = (*dict.fromkeys(name for group in GROUPS for name in group.names), AGREEMENT)
 # Annotations by all versions have these columns; reports need no others.
 REQUIRED_COLUMNS = ("label", "confidence", "unknown")
 OBSM = ("X_{}", "{}_proba", "{}_own_proba")  # entries of obsm, with the prefix in place of the braces

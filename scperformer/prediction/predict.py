@@ -7,6 +7,8 @@ annotation is made when all parts are finished.
 import hashlib
 import json
 import logging
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.columns import require_not_annotated
 from scperformer.prediction.label_options import find_label_options
 from scperformer.prediction.parts import PARTS, Parts, partial_results, parts_of
+from scperformer.prediction.several import add_annotation, keys_of, record_in_file, record_in_memory
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ NOT_IN_IDENTITY = {
     "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
+    "other_models",
     *("mode", "p_thres", "majority_voting", "min_prop"),
     *("false_alarms", "min_confidence", "alpha", "key_added"),
 }
@@ -56,6 +60,15 @@ def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
 
 def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
     """Add the annotation to an AnnData in memory; errors as `run_predict`."""
+    if cfg.other_models:
+        models = [model, *map(load_model, cfg.other_models)]
+        keys = keys_of(models, cfg.key_added)
+        for key in keys if not cfg.overwrite else []:
+            require_not_annotated(adata, key)
+        for each, key in zip(models, keys, strict=True):
+            annotate_cells(adata, each, replace(cfg, key_added=key, other_models=[]))
+        record_in_memory(adata, models, keys)
+        return
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
     _require_own_probabilities(model, cfg)
@@ -108,9 +121,12 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
             _require_writable(output, cfg)
             ready.append((path, output))
     model = model or load_model(cfg.model_path)
-    _require_own_probabilities(model, cfg)
+    models = [model, *map(load_model, cfg.other_models)]
+    keys_of(models, cfg.key_added)  # two models of one name are an error of the run
+    for each in models:
+        _require_own_probabilities(each, cfg)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
-    written = _annotate_files(ready, model, cfg, failures)
+    written = _annotate_files(ready, models, cfg, failures)
     if cfg.json:
         failed = [{"file": path, "error": error} for path, error in failures.errors.items()]
         say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
@@ -156,6 +172,8 @@ def _require_writable(output: Path, cfg: PredictConfig) -> None:
         require_absent(output, cfg.overwrite, PARTS)
         return
     require_absent(output, cfg.overwrite, STORE if output.suffix == ".zarr" else None)
+    if cfg.other_models and output.suffix != ".h5ad":
+        raise InputError(f"output={output} of several models", "a name in .h5ad", "rename it")
     if not output.name.endswith(FORMATS):
         raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
     if output.suffix == ".parquet" and find_spec("pyarrow") is None:
@@ -200,7 +218,7 @@ def _failed_file(output: Path) -> Path:
 
 
 def _annotate_files(
-    files: list[tuple[str, Path]], model: Model, cfg: PredictConfig, failures: _Failures
+    files: list[tuple[str, Path]], models: list[Model], cfg: PredictConfig, failures: _Failures
 ) -> list[dict[str, Any]]:
     """Annotate files, given as input and output, one after the other; return their summaries for `--json`."""
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
@@ -211,12 +229,41 @@ def _annotate_files(
             with failures.of_file(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
-                summaries.append(_annotate_file(path, output, model, cfg))
+                annotate = _annotate_by_several if len(models) > 1 else _annotate_by_one
+                summaries.append(annotate(path, output, models, cfg))
+                log.info("written: %s", output)
                 _failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
     return summaries
+
+
+def _annotate_by_one(path: str, output: Path, models: list[Model], cfg: PredictConfig) -> dict[str, Any]:
+    return _annotate_file(path, output, models[0], cfg)
+
+
+def _annotate_by_several(path: str, output: Path, models: list[Model], cfg: PredictConfig) -> dict[str, Any]:
+    """Annotate a file by one model after the other, and put all annotations into one copy of it."""
+    keys = keys_of(models, cfg.key_added)
+    if not cfg.overwrite:
+        with open_cells(path, cfg.orientation) as cells:
+            for key in keys:
+                require_not_annotated(cells, key, path)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".scperformer-") as folder:
+        first = Path(folder) / "first.h5ad"
+        summary: dict[str, Any] = {}
+        for model, key in zip(models, keys, strict=True):
+            place = first if key == keys[0] else Path(folder) / "other.h5ad"
+            made = _annotate_file(path, place, model, replace(cfg, key_added=key, overwrite=True))
+            summary = summary or made
+            if place != first:
+                add_annotation(first, place, key)
+                place.unlink()
+        record_in_file(first, models, keys)
+        with new_file(output, cfg.overwrite) as temporary:
+            shutil.move(first, temporary)
+    return summary | {"output": str(output), "models": [model.saved.name for model in models]}
 
 
 def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
@@ -246,7 +293,6 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 scratch = parts.folder
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
                 summary = annotation.summary()
-    log.info("written: %s", output)
     return {"file": path, "output": str(output), "sha256": query.sha256, **summary}
 
 

@@ -27,9 +27,9 @@ DESCRIPTION = {
 Parts = tuple[Any, StandardScaler, dict[str, Any]]
 
 
-def pbmc3k(log: bool = True) -> ad.AnnData:
-    """300 PBMC with all their genes and their labels in obs.cell_type: ln(1 + counts per 10,000), or counts."""
-    cells = ad.read_h5ad(DATA)[: 9 * NUM_CELLS : 9].copy()
+def pbmc3k(log: bool = True, first: int = 0) -> ad.AnnData:
+    """About 300 PBMC with labels in obs.cell_type, other ones for each `first` below 9: ln(1 + cp10k), or counts."""
+    cells = ad.read_h5ad(DATA)[first : 9 * NUM_CELLS : 9].copy()
     cells.X = cells.X.astype(np.float32)
     if log:
         sc.pp.normalize_total(cells, target_sum=1e4)
