@@ -146,7 +146,7 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
     library = Path(cfg.output) if cfg.output else library_folder()
     place = registry_place(cfg.registry)
     if cfg.action == "import":
-        return [run_import(cfg)]
+        return run_import(cfg)
     if cfg.action == "export":
         return [export_model(cfg)]
     if cfg.action == "pull":
