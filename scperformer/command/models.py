@@ -42,8 +42,6 @@ from scperformer.model import (
 
 log = logging.getLogger(__name__)
 
-NOT_STATED = ("", "not stated")
-
 
 def export_model(cfg: ModelsConfig) -> Path:
     """Pack a model folder, or the imported or packaged model of a name, into a .zip; print its entry for a registry.
@@ -80,7 +78,7 @@ def export_model(cfg: ModelsConfig) -> Path:
             "size": output.stat().st_size,
             "sha256": sha256(output),
         }
-    missing = [f"{what}=..." for what in ("tissue", "species", "licence") if entry[what] in (*NOT_STATED, "unknown")]
+    missing = [f"{what}=..." for what in ("tissue", "species", "licence") if entry[what] in ("", "unknown")]
     if missing:
         log.info("the entry does not state everything: add %s", ", ".join(missing))
     log.info("written: %s; its entry for a registry (docs/models.md):", output)
