@@ -79,6 +79,8 @@ def export_model(cfg: ModelsConfig) -> Path:
             "sha256": sha256(output),
         }
     missing = [f"{what}=..." for what in ("tissue", "species", "licence") if entry[what] in ("", "unknown")]
+    if name == "model":  # as the workflow calls its folder
+        missing.insert(0, "name=...")
     if missing:
         log.info("the entry does not state everything: add %s", ", ".join(missing))
     log.info("written: %s; its entry for a registry (docs/models.md):", output)
