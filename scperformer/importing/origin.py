@@ -71,11 +71,12 @@ def foreign_model(
         "imported": facts,
         "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
     }
-    for fact, value in {"tissue": cfg.tissue, "licence": cfg.licence or facts.get("licence")}.items():
-        if value is not None:
-            provenance[fact] = value
+    if cfg.tissue is not None:
+        provenance["tissue"] = cfg.tissue
     if ontology is not None:
         provenance["ontology"] = ontology.version
+    if licence := cfg.licence or facts.get("licence"):
+        provenance["licence"] = licence
     return SavedModel(
         name=cfg.name or path.name.removesuffix(path.suffix),
         genes=list(genes),
