@@ -137,6 +137,7 @@ def train(
     seed: int = TrainConfig.seed,
     init: "Trained | File | None" = None,
     tissue: str | None = TrainConfig.tissue,
+    batch_key: str | None = TrainConfig.batch_key,
     resume: bool = TrainConfig.resume,
     overwrite: bool = TrainConfig.overwrite,
     options: Options | None = None,
@@ -151,6 +152,8 @@ def train(
         The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
     model
         Preset of the encoder: performer (the default), pooled, tiny, base or scbert.
+    batch_key
+        Column of obs with the batch, donor or study of each cell: whole ones are held out where held-out cells decide.
     options
         More options of `train` by their full names, such as `{"trainer.max_epochs": 5, "attention": "softmax"}`.
 
@@ -165,7 +168,8 @@ def train(
     """
     from scperformer.training.train import run_train, train_cells
 
-    named = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init, "tissue": tissue}
+    named = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init}
+    named |= {"tissue": tissue, "batch_key": batch_key}
     cfg = config_of("train", options, inputs=paths_of(cells), **named, resume=resume, overwrite=overwrite)
     if not isinstance(cells, AnnData):
         return _trained(run_train(cfg))

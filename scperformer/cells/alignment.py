@@ -74,7 +74,7 @@ class Alignment:
     mapping: GeneMap
     overlap: Overlap
     num_genes: int  # genes of the model
-    target_sum: float
+    target_sum: float | None  # None: counts stay as they are, and values are ln(1 + count)
     findings: Findings
     own_totals: bool = False  # cells are normalised over the model's genes alone
 
@@ -85,7 +85,7 @@ def plan_alignment(
     model_genes: Sequence[str],
     *,
     importance: np.ndarray | None = None,
-    target_sum: float,
+    target_sum: float | None,
     min_overlap: float | None,
     own_totals: bool = False,
     species: str = "auto",
@@ -130,7 +130,9 @@ def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
     """
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     aligned = align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
-    return over_own_genes(aligned, plan.target_sum) if plan.own_totals else aligned
+    if plan.own_totals and plan.target_sum is not None:
+        return over_own_genes(aligned, plan.target_sum)
+    return aligned
 
 
 def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> sparse.csr_matrix:

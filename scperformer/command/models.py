@@ -33,6 +33,7 @@ from scperformer.model import (
     is_remote,
     library_folder,
     load_reference_cells,
+    parts_of,
     read_model,
     read_registry,
     registry_place,
@@ -55,7 +56,8 @@ def export_model(cfg: ModelsConfig) -> Path:
     require_absent(output, cfg.overwrite)
     folder, why = resolve_model(cfg.inputs[0])
     saved = read_model(folder)
-    load_reference_cells(saved, folder)
+    for part, place in parts_of(saved, folder):
+        load_reference_cells(part, place)
     name = cfg.name or (folder.name if why == "imported" else saved.name)
     given = {"species": cfg.species, "tissue": cfg.tissue, "licence": cfg.licence}
     facts = {fact: value for fact, value in given.items() if value is not None}

@@ -120,7 +120,7 @@ class NetworkConfig(ExpressionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
-        expected = "none with tokens.unexpressed=full or memory, for which unmeasured genes are not known"
+        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
         require(no_conflict, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.encoder and without_vectors and self.init is None:
@@ -154,6 +154,12 @@ class TrainConfig(NetworkConfig):
     label_tree: str | None = None
     # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
     ontology: str = option("packaged", ONTOLOGY)
+    # obs column with the batch, donor or study of each cell: whole ones are held out to see what holds for new cells
+    batch_key: str | None = None
+    # train a model for each study and join them; auto: with several files; true: also for the batches of one file
+    studies: str = choice("auto", "true", "false")
+    # of several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
+    label_map: str | None = None
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
@@ -174,6 +180,7 @@ class TrainConfig(NetworkConfig):
     init_mode: str = choice("full", "last_layer", "head")
 
     def __post_init__(self) -> None:
+        self.studies = self.studies.lower()  # Hydra turns the word true into True
         super().__post_init__()
         is_coexpression = self.model.positions == "coexpression"
         is_weighted = self.head.name == "weighted"
@@ -186,6 +193,8 @@ class TrainConfig(NetworkConfig):
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
         has_one_tree = self.label_tree is None or not self.label_keys
         require(has_one_tree, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
+        has_studies = self.studies == "true" or (self.studies == "auto" and len(self.inputs) > 1)
+        require(has_studies or self.label_map is None, "label_map", self.label_map, "several files, or studies=true")
         uses_unlabelled = self.model.encoder and is_coexpression
         expected = "no files without model=performer or pooled"
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
@@ -385,7 +394,7 @@ class AnalyzeConfig(_ModelOptions):
 
 # Options of `models` that only some of its actions have.
 OPTIONS_OF_ACTIONS = {
-    **dict.fromkeys(("genes", "labels", "reference", "label_key"), ("import",)),
+    **dict.fromkeys(("genes", "labels", "reference", "label_key", "batch"), ("import",)),
     **dict.fromkeys(("name", "species", "tissue", "licence"), ("import", "export")),
     "url": ("export",),
 }
@@ -405,6 +414,8 @@ class ModelsConfig(_FileOptions):
     # expected accuracy, and adapts to panels and depth
     reference: str | None = None
     label_key: str | None = None  # import: the obs column of `reference` with the labels
+    # import: the batch as which cells are read by a model of scvi-tools that encodes batches
+    batch: str | None = option(None, LINE)
     species: str | None = option(None, LINE)  # import, export: of the model's genes; null: as its genes look
     tissue: str | None = option(None, LINE)  # import, export: of the model's cells
     licence: str | None = option(None, LINE)  # import, export: of the model

@@ -2,6 +2,10 @@ from .adapt import Adapted as Adapted
 from .adapt import adapt_model as adapt_model
 from .adapt import write_adapted as write_adapted
 from .adapted import fit_to_condition as fit_to_condition
+from .adapted import with_encoder_weight as with_encoder_weight
+from .calls import Calls as Calls
+from .calls import Read as Read
+from .calls import call_block as call_block
 from .condition import Condition as Condition
 from .condition import adapting_pays as adapting_pays
 from .condition import depth_class as depth_class

@@ -54,7 +54,9 @@ def evidence_of(
     """
     scale = max(branch_scales(scores, np.zeros_like(scores), labels)[0], 1e-6)
     logits = (scale * scores).astype(np.float32)
-    rows, folds = evidence_folds(labels, seed)
+    evidence = evidence_folds(labels, seed)
+    rows = evidence.rows
+    folds = evidence.fold_of_row
     codes = np.unique(labels[rows], return_inverse=True)[1]
     profile, novelty = fit_novelty(x[rows], codes, folds, seed)
     dealt = folds >= 0
@@ -78,7 +80,9 @@ def baseline_weights(x: csr_matrix, labels: np.ndarray, num_labels: int) -> dict
 
 def baseline_scores(x: csr_matrix, labels: np.ndarray, seed: int) -> dict[str, float]:
     """Return the scores of logistic regression, each cell called by a fit to the cells of other folds."""
-    rows, folds = evidence_folds(labels, seed)
+    dealt = evidence_folds(labels, seed)
+    rows = dealt.rows
+    folds = dealt.fold_of_row
     called = labels[rows].copy()
     for fold in range(folds.max(initial=-1) + 1):
         is_called = folds == fold
@@ -98,7 +102,7 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
     seed = int(saved.provenance["seed"])
     labels = reference_cells.labels
     wanted = saved.weights[KEPT_SCORES].astype(np.float64)
-    x = reduced(reference_cells, condition, float(saved.config["target_sum"]), seed)
+    x = reduced(reference_cells, condition, saved.config["target_sum"], seed)
     weights = _starting_weights(saved, x, condition.measured)
     network = StandardisedLinear(x.shape[1], len(saved.labels), {"clip": CLIP})
     fill(network, weights)

@@ -18,5 +18,12 @@ from scperformer.genes.names import (
     require_named,
     require_unique,
 )
-from scperformer.genes.overlap import Overlap, find_panel, map_genes_of_files, measure_overlap, require_overlap
+from scperformer.genes.overlap import (
+    MIN_PANEL,
+    Overlap,
+    find_panel,
+    map_genes_of_files,
+    measure_overlap,
+    require_overlap,
+)
 from scperformer.genes.table import human_genes

@@ -20,6 +20,7 @@ from scperformer.model import (
     files_of_model,
     library_folder,
     load_reference_cells,
+    parts_of,
     read_model,
     write_model,
 )
@@ -81,11 +82,13 @@ def _import_folder(path: Path, library: Path, cfg: ModelsConfig) -> Path:
     """Copy a folder of our own into the library, as it is: its hash stays."""
     saved = read_model(path)
     # Both refuse damaged content, which otherwise only the first annotated file would meet.
-    rebuild(saved, path)
-    load_reference_cells(saved, path)
+    for part, place in parts_of(saved, path):
+        rebuild(part, place)
+        load_reference_cells(part, place)
     target = _target(cfg.name or saved.name, path, library, cfg)
     with new_folder(target, MODEL, cfg.overwrite) as folder:
         for file in files_of_model(saved, path):
+            (folder / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(path / file, folder / file)
         if read_model(folder).hash != saved.hash:  # the files may change between check and copy
             raise damaged_model(path, "it changed while it was copied")

@@ -14,8 +14,8 @@ from scperformer.base.inputs import sha256
 from scperformer.base.messages import name_problem, shortened
 from scperformer.config import ModelsConfig
 from scperformer.genes import guess_species
-from scperformer.labels import PACKAGED_TERMS, UNKNOWN_TERM, find_terms
-from scperformer.model import SavedModel
+from scperformer.labels import PACKAGED_TERMS, UNKNOWN_TERM, LabelTree, find_terms
+from scperformer.model import ANNOTATOR, ENCODER, SavedModel
 
 
 def foreign_model(
@@ -28,6 +28,8 @@ def foreign_model(
     config: Mapping[str, Any],
     weights: Mapping[str, np.ndarray],
     gene_means: np.ndarray | None = None,
+    tree: LabelTree | None = None,
+    notes: Sequence[str] = (),
 ) -> SavedModel:
     """Return a model of another tool as a saved model, which has neither evidence nor reference cells yet.
 
@@ -38,6 +40,8 @@ def foreign_model(
     origin
         What the file says of itself: `tool` and `tested` (in which versions the scores were compared), maybe `version`,
         `date`, `source` and `licence`.
+    labels
+        In the order of the scores; none for an encoder.
     config
         `target_sum`, and `network` with the name and the options of a kind of network (network/imported.py); or
         tokens, model, attention and head, if the model is one of our networks.
@@ -45,6 +49,10 @@ def foreign_model(
         By their names in the network, without the prefix `model.`.
     gene_means
         Mean ln(1 + cp10k) of each gene where the model was trained; None: all genes weigh the same.
+    tree
+        A tree over the labels; None: that of their Cell Ontology terms, if it is asked for.
+    notes
+        What a user of the model has to know, for its card.
 
     Raises
     ------
@@ -56,8 +64,8 @@ def foreign_model(
             raise ValueError(f"a {what} that {why}")
         if repeated := next((name for name, num in Counter(names).items() if num > 1), None):
             raise ValueError(f"the {what} '{shortened(repeated)}' twice")
-    if len(labels) < 2:
-        raise ValueError(f"{len(labels)} labels")
+    if len(labels) == 1:
+        raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {"file": path.name, "sha256": _checksum(path)}
     facts |= {name: value for name, value in origin.items() if value}
@@ -71,6 +79,10 @@ def foreign_model(
         "imported": facts,
         "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
     }
+    if notes:
+        provenance["notes"] = list(notes)
+    if not labels:
+        provenance["corpus"] = []
     if cfg.tissue is not None:
         provenance["tissue"] = cfg.tissue
     if ontology is not None:
@@ -84,9 +96,11 @@ def foreign_model(
         labels=list(labels),
         ontology_term_ids=terms,
         config=dict(config),
+        kind=ANNOTATOR if labels else ENCODER,
         metrics={"scales": {}},
         provenance=provenance,
         weights={f"model.{name}": array for name, array in weights.items()},
+        tree=tree,
     )
 
 

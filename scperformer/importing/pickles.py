@@ -102,7 +102,12 @@ def read_pickle(path: Path, allowed: Callable[[Global], bool]) -> Any:
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise ValueError(f"a pickle of {size:,} bytes (most: {MAX_BYTES:,})")
-    return _Machine(allowed).run(path.read_bytes())
+    return unpickled(path.read_bytes(), allowed)
+
+
+def unpickled(data: bytes, allowed: Callable[[Global], bool]) -> Any:
+    """Return the content of a pickle in memory, as `read_pickle` does."""
+    return _Machine(allowed).run(data)
 
 
 def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scperformer.config import ModelsConfig
-from scperformer.importing import celltypist
+from scperformer.importing import celltypist, panhumanpy, scbert, scvi_tools
 from scperformer.model import SavedModel
 
 
@@ -18,7 +18,14 @@ class Format:
     read: Callable[[Path, ModelsConfig], SavedModel]  # the text of a ValueError says how the file is damaged
 
 
-FORMATS = (Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),)
+# In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools, and old ones
+# begin as pickles do.
+FORMATS = (
+    Format(scvi_tools.NAME, scvi_tools.is_scvi_tools, scvi_tools.read_scvi_tools),
+    Format(panhumanpy.NAME, panhumanpy.is_keras, panhumanpy.read_panhumanpy),
+    Format(scbert.NAME, scbert.is_scbert, scbert.read_scbert),
+    Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
+)
 
 
 def recognise(path: Path) -> Format | None:

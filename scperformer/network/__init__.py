@@ -32,6 +32,7 @@ from scperformer.network.inference import (
 )
 from scperformer.network.load import (
     ENCODER_PREFIX,
+    JoinedModel,
     Model,
     as_model,
     load_encoder,

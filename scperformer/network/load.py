@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -16,10 +16,18 @@ from torch.overrides import TorchFunctionMode
 from scperformer.attention import MustBeAllowed
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.cells import find_query
+from scperformer.cells import find_query, read_genes
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, checked
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
-from scperformer.model import SavedModel, damaged_model, encoder_is_silent, read_model, require_annotator, resolve_model
+from scperformer.model import (
+    SavedModel,
+    damaged_model,
+    encoder_is_silent,
+    parts_of,
+    read_model,
+    require_annotator,
+    resolve_model,
+)
 from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
 from scperformer.network.imported import ImportedNetwork, imported_network
@@ -99,6 +107,15 @@ class Model:
         return torch.cat(parts)
 
     @property
+    def labels_are_independent(self) -> bool:
+        """Whether each label has a probability of its own, which together do not sum to 1, as CellTypist gives them."""
+        return self.network.independent_labels
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.network.encoder is not None
+
+    @property
     def facts(self) -> dict[str, str]:
         """What a user should know about the model: labels, genes, tissue, expected accuracy and folder."""
         saved = self.saved
@@ -129,6 +146,41 @@ class Model:
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self.facts.items())
         return f"<p>Model <b>{escape(self.saved.name)}</b></p><table>{rows}</table>"
+
+
+class JoinedModel(Model):
+    """A trained model of several studies: a model of each, whose probabilities are joined for each file."""
+
+    def __init__(self, saved: SavedModel, path: Path, members: list[Model]):
+        self.saved = saved
+        self.path = path
+        self.members = members
+        self.adapted = {}
+
+    @property
+    def network(self) -> CellTypeModel:  # type: ignore[override]
+        """Refuse: each study has a network of its own."""
+        raise InputError(
+            f"the model {self.saved.name} of {len(self.members)} studies",
+            "a model of one study in this place",
+            f"name the model of a study, such as model_path={self.members[0].path}",
+        )
+
+    labels_are_independent = False  # type: ignore[assignment]
+
+    @property
+    def has_encoder(self) -> bool:
+        return any(member.has_encoder for member in self.members)
+
+    @property
+    def baseline(self) -> None:  # type: ignore[override]
+        """There is no logistic regression on all studies."""
+        return
+
+    @property
+    def facts(self) -> dict[str, str]:
+        names = ", ".join(study.name for study in self.saved.studies)
+        return {"studies": f"{len(self.members)}: {names}"} | super().facts
 
 
 def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
@@ -196,6 +248,9 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     labels = ", ".join(saved.labels)
     text = "model %s (%s, %s): %d genes, %d labels: %s"
     log.info(text, saved.name, why, checksum, len(saved.genes), len(saved.labels), labels)
+    if saved.studies:
+        names = ", ".join(study.name for study in saved.studies)
+        log.info("its reference has %d studies: %s", len(saved.studies), names)
     model = as_model(saved, path)
     if saved.lacks:
         log.info(
@@ -208,6 +263,8 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
 
 def as_model(saved: SavedModel, path: Path) -> Model:
     """Build the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
+    if saved.studies:
+        return JoinedModel(saved, path, [as_model(part, place) for part, place in parts_of(saved, path)])
     network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel | ImportedNetwork)
     missing = [name for name in ("baseline.weight", "baseline.bias") if name not in saved.weights]
@@ -280,19 +337,15 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     """Read a table of gene vectors: float32, len(genes) x dim; genes that are not in the table get zeros.
 
     Each line has a gene and `dim` numbers, separated by white space, as in gene2vec's files (Du et al. 2019, BMC
-    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped.
+    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped. An array of
+    NumPy (.npy, as scBERT has it) has a row for each gene of a text file of the same name (.txt).
     """
 
     def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
         return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
 
-    index = {gene: i for i, gene in enumerate(genes)}
-    vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    known: set[str] = set()
-    other = ""
-    repeated = 0
-    try:
+    def rows_of_text() -> Iterator[tuple[str, Sequence[Any]]]:
         with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 name, *numbers = line.split() or [""]
@@ -300,16 +353,36 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
                     continue
                 if len(numbers) != dim:
                     raise unusable(f"{len(numbers)} numbers in line {number}")
-                if name not in index:
-                    other = name
-                    continue
-                try:
-                    with np.errstate(over="ignore"):
-                        vectors[index[name]] = numbers
-                except ValueError as error:
-                    raise unusable(f"text in place of a number for '{name}'") from error
-                repeated += name in known
-                known.add(name)
+                yield name, numbers
+
+    def rows_of_array() -> Iterator[tuple[str, Sequence[Any]]]:
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise unusable("content that is no array of numbers", "an array as numpy.save writes it") from error
+        names = read_genes(Path(path).with_suffix(".txt"))
+        if array.shape != (len(names), dim) or array.dtype.kind != "f":
+            expected = f"numbers of shape ({len(names)}, {dim}): the genes of its .txt file, and model.dim"
+            raise unusable(f"{array.dtype} of shape {array.shape}", expected)
+        yield from zip(names, array, strict=True)
+
+    index = {gene: i for i, gene in enumerate(genes)}
+    vectors = np.zeros((len(genes), dim), dtype=np.float32)
+    known: set[str] = set()
+    other = ""
+    repeated = 0
+    try:
+        for name, numbers in rows_of_array() if Path(path).suffix == ".npy" else rows_of_text():
+            if name not in index:
+                other = name
+                continue
+            try:
+                with np.errstate(over="ignore"):
+                    vectors[index[name]] = numbers
+            except ValueError as error:
+                raise unusable(f"text in place of a number for '{name}'") from error
+            repeated += name in known
+            known.add(name)
     except OSError as error:
         raise unusable(f"a file that cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

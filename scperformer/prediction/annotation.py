@@ -18,10 +18,9 @@ from anndata import AnnData
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
-from scperformer.fitting import Adapted
+from scperformer.fitting import Adapted, Calls, Read
 from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model, own_probabilities
-from scperformer.prediction.calls import Calls, Read
 from scperformer.prediction.columns import (
     OBS_COLUMNS,
     OBSM,
@@ -30,6 +29,7 @@ from scperformer.prediction.columns import (
     ClusterColumns,
     Columns,
     DropletColumns,
+    FewGenes,
     MajorityColumns,
     OwnColumns,
     QualityColumns,
@@ -126,7 +126,7 @@ def make_annotation(
     """
     query = adapted.query
     saved = adapted.model.saved
-    if adapted.shift is not None:
+    if adapted.shift is not None and not adapted.members:  # joined probabilities have a temperature of their own
         read = _with_temperature(read, adapted.shift.temperature)
     read, constraints = constrained(read, options, saved.labels, query.plan.findings.droplets)
     record: dict[str, Any] = describe_run(query, adapted.model) | {
@@ -150,7 +150,7 @@ def make_annotation(
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, record["num_unknown"])
-    has_own = adapted.model.network.independent_labels
+    has_own = adapted.model.labels_are_independent
     return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record, has_own)
 
 
@@ -177,14 +177,18 @@ def _column_groups(
         groups.append(QualityColumns(cells, query))
     if droplets is not None:
         groups.append(DropletColumns(droplets))
+    if "min_genes" in saved.config:
+        groups.append(FewGenes(query, saved.config["min_genes"], saved.imported.get("tool", "its tool")))
     if options.tree is not None:
         groups.append(TreeColumns(options.tree, options.terms, cfg.min_confidence, query.path))
     # Under constraints, the label that the linear branch alone would give is not known.
     counts_encoder = both_have_a_part(saved.scales) and not is_constrained
     expected = adapted.record["expected_accuracy"]
-    if adapted.model.network.independent_labels:
+    if adapted.model.labels_are_independent:
         groups.append(OwnColumns(labels, cfg.mode == "prob_match", cfg.p_thres))
-    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, expected)
+    # Scores for several studies are already divided by the factors of these.
+    factor = 1.0 if adapted.shift is None or adapted.members else adapted.shift.factor
+    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, factor, expected)
     groups.append(CallColumns(saved, query, *of_calls))
     if options.tree is None:
         groups.append(TermColumns(options.terms))
@@ -192,9 +196,9 @@ def _column_groups(
         groups.append(BaselineColumns(labels))
     if saved.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty%s, and unknown depends on min_confidence alone"
-        why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
-        if saved.imported:
-            why = "import it with reference=... and label_key=... to have them"
+        why = f"{saved.how_to_complete} to have them"
+        if adapted.record["adapted"]:
+            why = "its kept cells are few or simulated"
         log.info(text, query.path, why, "" if cfg.alpha is None else ", no sets of labels")
     elif cfg.alpha is not None:
         groups.append(SetColumns(labels, saved.held_out, cfg.alpha, droplets))

@@ -58,10 +58,11 @@ from scperformer.trust import (
 )
 
 if TYPE_CHECKING:
-    from scperformer.prediction.calls import Read
+    from scperformer.fitting import Read
 
 log = logging.getLogger(__name__)
 
+LOOKED_AT = 1000  # cells whose genes are counted
 UNASSIGNED = "Unassigned"  # as CellTypist writes it: no label has a probability of its own above the threshold
 HETEROGENEOUS = "Heterogeneous"  # no label of a cluster has the share that is asked for
 
@@ -111,6 +112,7 @@ class CallColumns:
     false_alarms: float
     counts_encoder: bool  # whether to count the labels that depend on the encoder
     shift: Shift | None
+    factor: float  # by which novelty scores are divided
     expected_accuracy: float  # of cells like the reference's, in the condition of the file
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
@@ -118,8 +120,7 @@ class CallColumns:
         blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty, calls.by_encoder) for calls in read()]
         best, confidence, margin, scores, empty, by_encoder = map(np.concatenate, zip(*blocks, strict=True))
         held_out = self.saved.held_out
-        factor = 1.0 if self.shift is None else self.shift.factor
-        novelty = scores if held_out is None else novelty_share(scores / factor, held_out.scores)
+        novelty = scores if held_out is None else novelty_share(scores / self.factor, held_out.scores)
         safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
         unknown = (1 - novelty <= self.false_alarms) | (safety < self.min_confidence) | empty
         if "prob_match" in obs:
@@ -147,6 +148,9 @@ class CallColumns:
         """Return the lowest and the highest accuracy to expect in this file, and log them with their reason."""
         assert self.shift is not None
         lowest = highest = self.expected_accuracy
+        if self.saved.batch_accuracies and not math.isnan(self.expected_accuracy):
+            lowest = min(lowest, *self.saved.batch_accuracies)
+            highest = max(highest, *self.saved.batch_accuracies)
         if self.shift.kind in (OTHER, FAR):
             lowest, highest = self.shift.expected_accuracy(float(pd.Series(confidence).mean()))
         log.info("%s: %s", self.query.path, expected_text(lowest, highest, self.shift.kind))
@@ -338,6 +342,25 @@ class QualityColumns:
             "doublet_note": note,
         }
         return Made(columns, {"quality": record})
+
+
+@dataclass
+class FewGenes:
+    """A warning about cells with fewer genes than those for which an imported model was made; there are no columns."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    query: Query
+    min_genes: int
+    tool: str
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Count such cells among up to 1,000 of the file; the others are not looked at."""
+        num_genes = np.diff(self.query.some(self.query.spread(LOOKED_AT)).indptr)
+        num_few = int((num_genes < self.min_genes).sum())
+        if not num_few:
+            return Made({})
+        text = f"{num_few:,} of {len(num_genes):,} cells express fewer than {self.min_genes} genes of the model"
+        return Made({}, warnings=[f"{text}: {self.tool} drops such cells, and their labels are less certain"])
 
 
 @dataclass

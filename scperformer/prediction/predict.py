@@ -27,10 +27,9 @@ from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_regular
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad, default_output, fingerprint, open_cells, require_readable, require_unchanged
-from scperformer.fitting import Adapted, adapt_model
+from scperformer.fitting import Adapted, Calls, adapt_model, call_block
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import Calls, call_block
 from scperformer.prediction.columns import require_not_annotated
 from scperformer.prediction.label_options import find_label_options
 from scperformer.prediction.parts import PARTS, Parts, partial_results, parts_of
@@ -48,7 +47,7 @@ NOT_IN_IDENTITY = {
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     "other_models",
     *("mode", "p_thres", "majority_voting", "min_prop"),
-    *("false_alarms", "min_confidence", "alpha", "shift", "key_added"),
+    *("false_alarms", "min_confidence", "alpha", "key_added"),
 }
 
 
@@ -56,7 +55,7 @@ def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
     """Call all cells of a query, block by block; the calls stay in memory."""
     query = adapted.query
     with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
-        return [call_block(query.block(start), adapted.model, cfg, query, shown.update) for start in query.starts()]
+        return [call_block(adapted, start, cfg, shown.update) for start in query.starts()]
 
 
 def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
@@ -89,7 +88,7 @@ def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, p
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
-    if model.network.encoder is None:
+    if not model.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
     adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
@@ -140,7 +139,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
 
 def _require_own_probabilities(model: Model, cfg: PredictConfig) -> None:
     """Refuse `mode=prob_match` for a model whose labels share one probability: at most one is above a half."""
-    if cfg.mode == "prob_match" and not model.network.independent_labels:
+    if cfg.mode == "prob_match" and not model.labels_are_independent:
         found = f"mode=prob_match and the model {model.saved.name}, whose probabilities add up to 1"
         raise InputError(found, "a model of CellTypist", "use alpha=0.1, which gives each cell a set of labels")
 
@@ -276,8 +275,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             if not cfg.overwrite:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
-        with_shift = cfg.shift != "false" and cfg.share is None  # a share has no flags and confidences yet
-        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=with_shift)
+        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
         query = adapted.query
         identity = _identity_of(adapted, model, cfg)
         shares = [Path(folder) for folder in cfg.shares]
@@ -323,5 +321,5 @@ def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
     with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
         for part in to_call:
-            parts.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
+            parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
     return num_cells, time.perf_counter() - start_time

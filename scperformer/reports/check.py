@@ -124,7 +124,7 @@ def _check_expression(
         make_reference(sample, train)
         return
     require_fit(cells, plan, model, predict, path)
-    query = Query(path, rows, plan)
+    query = Query(path, rows, plan, gene_table(cells, findings.source), cfg)
     condition = find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
     adapts = False
     if reference_cells is not None:

@@ -90,12 +90,15 @@ def test_the_list_of_models_shows_the_tissue(model, library, command):
     assert f"(B cell, Monocyte, T cell), 200 genes, tissue bone marrow\n  {library}" in ran.out
 
 
-def test_a_folder_here_comes_before_an_imported_model(model, library, tmp_path, monkeypatch):
+def test_a_model_here_comes_before_an_imported_one(model, library, tmp_path, monkeypatch):
     import_model(model, library)
     monkeypatch.chdir(tmp_path)
     name = name_of(model)
     assert resolve_model(name) == (library / name, "imported")
-    (tmp_path / name).mkdir()
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "model.pt").touch()  # what another tool has written, and the model was imported from
+    assert resolve_model(name) == (library / name, "imported")
+    (tmp_path / name / INFO).touch()
     assert resolve_model(name) == (Path(name), "given")
     assert resolve_model("../models") == (Path("../models"), "given")
 

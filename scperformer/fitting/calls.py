@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
-from scperformer.cells import Query
 from scperformer.config import PredictConfig
-from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
-from scperformer.trust import Profile, cell_draws
+from scperformer.fitting.adapt import Adapted
+from scperformer.network import Cells, choose_device, predict_cells, torch_state_kept
+from scperformer.trust import Profile, cell_draws, fuse, tempered
 
 
 @dataclass
@@ -30,15 +29,13 @@ class Calls:
 Read = Callable[[], Iterable[Calls]]
 
 
-def call_block(
-    x: csr_matrix, model: Model, cfg: PredictConfig, query: Query, done: Callable[[int], None] | None = None
-) -> Calls:
-    """Call aligned cells of a file; the calls of a cell do not depend on the other cells.
+def call_block(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[[int], None] | None = None) -> Calls:
+    """Call the cells of a block of a file; the calls of a cell do not depend on the other cells.
 
     Parameters
     ----------
-    x
-        Expression, ln(1 + cp10k), N cells x G genes of the model.
+    start
+        The first row of the block.
     done
         Called with the number of cells of each finished batch.
 
@@ -47,6 +44,11 @@ def call_block(
     InputError
         A cell has more tokens than the model's attention takes.
     """
+    if adapted.members:
+        return _joined_calls(adapted, start, cfg, done)
+    query = adapted.query
+    model = adapted.model
+    x = query.block(start)
     cells = Cells(x, model.tokens, measured=query.measured)
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
@@ -67,4 +69,27 @@ def call_block(
         scores,
         cell_draws(x),
         predicted.by_encoder,
+    )
+
+
+def _joined_calls(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[[int], None] | None) -> Calls:
+    """Join the calls of a block by the models of several studies.
+
+    The embedding has those of all studies side by side. A cell is as novel as for the study that knows it best.
+    """
+    members = adapted.members
+    calls = [call_block(member.adapted, start, cfg) for member in members]
+    meanings = [member.study.meaning for member in members]
+    joint = fuse([each.proba for each in calls], meanings, np.array([member.weight for member in members]))
+    num_cells = len(joint)
+    if done is not None:
+        done(num_cells)
+    return Calls(
+        tempered(joint, float(adapted.model.saved.metrics.get("temperature", 1.0))),
+        np.hstack([each.embedding for each in calls]),
+        np.full(num_cells, -1, dtype=np.int32),
+        np.logical_and.reduce([each.empty for each in calls]),
+        np.min([each.scores / member.usual_score for each, member in zip(calls, members, strict=True)], axis=0),
+        calls[0].draws,
+        np.zeros(num_cells, dtype=bool),
     )
