@@ -273,7 +273,7 @@ def test_a_model_says_where_it_is_from_and_what_it_cannot_do(cells, parts, tmp_p
     ran = command("predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1")
     assert ran.code == 0, ran.err
     assert "was imported from CellTypist without: calibrated confidence" in ran.err
-    assert "import it with reference=..." in ran.err
+    assert "import it with reference=FILE" in ran.err
     record = ad.read_h5ad("out.h5ad").uns["scperformer"]["model"]
     assert record["imported"]["sha256"] == sha256(path)
     assert "adapting to panels and depth" in list(record["lacks"])
