@@ -5,8 +5,10 @@
 
 import pickle
 import struct
+import tempfile
+from pathlib import Path
 
-CANARY = "/tmp/scperformer-canary"
+CANARY = str(Path(tempfile.gettempdir()) / "scperformer-canary")
 COMMAND = f"touch {CANARY}"
 PYTHON = f"open({CANARY!r},'w')"
 
