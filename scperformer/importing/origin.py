@@ -59,7 +59,8 @@ def foreign_model(
     ValueError
         A gene or label is there twice, or cannot be a name; the text says which.
     """
-    for what, names in (("gene", genes), ("label", labels)):
+    nodes = [] if tree is None else tree.nodes
+    for what, names in (("gene", genes), ("label", labels), ("node of the label tree", nodes)):
         if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"a {what} that {why}")
         if repeated := next((name for name, num in Counter(names).items() if num > 1), None):

@@ -32,6 +32,7 @@ class Model:
     studies = ()
     has_reference_cells = False
     reference_cells = None
+    studies = ()
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 

@@ -6,9 +6,8 @@
 import pickle
 import struct
 import tempfile
-from pathlib import Path
 
-CANARY = str(Path(tempfile.gettempdir()) / "scperformer-canary")
+CANARY = f"{tempfile.gettempdir()}/scperformer-canary"
 COMMAND = f"touch {CANARY}"
 PYTHON = f"open({CANARY!r},'w')"
 
