@@ -274,7 +274,9 @@ def test_refuses_a_folder_without_a_model(tmp_path):
 
 def test_refuses_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "model.ckpt").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"a file at '.*model\.ckpt'; .*'scperformer models import' unpacks"):
+    with pytest.raises(
+        InputError, match=r"a file at '.*model\.ckpt'; .*'scperformer models import .*model\.ckpt' makes one"
+    ):
         read_model(tmp_path / "model.ckpt")
 
 
