@@ -352,4 +352,4 @@ def report(
     if not isinstance(cells, AnnData):
         return Page(run_report(cfg, made))
     required_output(cfg, "a page to write")
-    return Page(run_report(cfg, made, of_cells(cells, cfg.key_added, embedding=True)))
+    return Page(run_report(cfg, made, of_cells(cells, cfg.key_added, for_map=True)))

@@ -9,8 +9,8 @@ tables, without torch.
 from scperformer.labels.clusters import (
     AUTO_CLUSTERS,
     cluster_labels,
+    leiden_clusters,
     over_cluster,
-    require_igraph,
 )
 from scperformer.labels.columns import NO_CALL, final_call, term_column, tree_columns, tree_record
 from scperformer.labels.common import common_labels
