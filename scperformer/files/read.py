@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 import anndata as ad
@@ -146,6 +147,12 @@ def _hdf5_kind(path: Path) -> str:
     raise InputError(found, SUPPORTED_KINDS, remedy)
 
 
+@lru_cache(maxsize=1024)
+def _kind_of_state(path: Path, state: tuple[int, int, int]) -> str:
+    """Return the kind of a file that has been looked at in this state: its size, time and inode."""
+    return require_readable(path)
+
+
 def require_readable(path: str | Path) -> str:
     """Return the kind of a file or folder (h5ad, 10x h5, loom, mtx, zarr or table), reading only a little of it.
 
@@ -250,7 +257,10 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
     Parameters and errors are those of `read_cells`.
     """
     stored = None
-    if require_readable(path) == "h5ad":
+    path = Path(path)
+    # A report opens each file several times; to look for damage takes longer than to open it.
+    is_file = path.is_file()
+    if (_kind_of_state(path, fingerprint(path)[path]) if is_file else require_readable(path)) == "h5ad":
         with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
             stored = open_stored(path)
     if stored is None:

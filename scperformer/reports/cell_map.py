@@ -18,11 +18,13 @@ from scperformer.reports.read_annotations import Annotated, as_text
 
 log = logging.getLogger(__name__)
 
+OWN = "Columns of the files"  # a group of columns
 AUTO = "auto"  # X_umap of a single file that has it, else the expression
 EXPRESSION = "expression"
 PROBABILITIES = "probabilities"
 MIN_SHARED_GENES = 50  # fewer say too little about cells
 CELLS_FOR_GENES = 4000  # cells among which the most variable genes are found
+SAMPLES_FOR_GENES = 20  # samples that these cells come from
 MAX_CATEGORIES = 60  # a column with more values cannot colour the map
 MAX_COLUMNS = 20  # columns of the user on the map
 MIN_PROBABILITY = 1e-3  # smaller probabilities are noise, which logarithms would enlarge
@@ -48,6 +50,7 @@ def draw(
     profiles: Sequence[expression.LabelProfile],
     shown_genes: pd.Index,
     *,
+    all_read: bool,
     how: str,
     max_cells: int,
     seed: int,
@@ -57,7 +60,7 @@ def draw(
     Parameters
     ----------
     profiles
-        Of the samples whose expression could be read.
+        Of the samples whose expression could be read, `all_read` if it could for all of them.
     shown_genes
         Genes that can colour the map.
     how
@@ -70,7 +73,7 @@ def draw(
     ends = np.cumsum([0, *(len(sample.obs) for sample in samples)])
     rows = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(ends)]
     variable = pd.Index([], dtype=object)
-    if len(profiles) == len(samples) and len(chosen) >= layout.MIN_CELLS:
+    if profiles and all_read and len(chosen) >= layout.MIN_CELLS:
         variable = _variable_genes(samples, profiles, seed)
     genes = variable.append(shown_genes)
     values = None
@@ -91,9 +94,10 @@ def _variable_genes(samples: Sequence[Annotated], profiles: Sequence[expression.
         log.info("the samples share %d genes: too few for a map of their expression", len(shared))
         return shared[:0]
     rng = np.random.default_rng(seed)
-    num = -(-CELLS_FOR_GENES // len(samples))
-    rows = [np.sort(rng.permutation(len(sample.obs))[:num]) for sample in samples]
-    return shared[layout.variable_genes(expression.gene_values(samples, shared, rows).x)]
+    some = [samples[place] for place in np.sort(rng.permutation(len(samples))[:SAMPLES_FOR_GENES])]
+    num = -(-CELLS_FOR_GENES // len(some))
+    rows = [np.sort(rng.permutation(len(sample.obs))[:num]) for sample in some]
+    return shared[layout.variable_genes(expression.gene_values(some, shared, rows).x)]
 
 
 def _place(
@@ -161,7 +165,8 @@ def map_columns(
         return pd.concat(parts, ignore_index=True).iloc[chosen]
 
     def add(name: str, group: str, values: pd.Series | None) -> None:
-        if values is not None and (packed := _packed(values, names)) is not None:
+        is_own = group == OWN  # such a column may have a value for each cell
+        if values is not None and (packed := _packed(values, names, always=not is_own)) is not None:
             columns.append({"name": name, "group": group, **packed})
 
     annotation = "Annotation"
@@ -193,7 +198,7 @@ def map_columns(
     own = [name for name in own if all(name in sample.obs for sample in samples)]
     own.sort(key=lambda name: name != truth_key)  # stable
     for name in own[:MAX_COLUMNS]:
-        add(f"True label: {name}" if name == truth_key else name, "Columns of the files", of_obs(name))
+        add(f"True label: {name}" if name == truth_key else name, OWN, of_obs(name))
     if len(own) > MAX_COLUMNS:
         text = "%d columns of the files can colour the map, and %d more cannot: %s and others"
         log.info(text, MAX_COLUMNS, len(own) - MAX_COLUMNS, own[MAX_COLUMNS])
@@ -206,7 +211,7 @@ def map_columns(
     return columns
 
 
-def _packed(values: pd.Series, labels: pd.Index) -> dict[str, Any] | None:
+def _packed(values: pd.Series, labels: pd.Index, always: bool) -> dict[str, Any] | None:
     """Pack a column: as places in `labels`, as few other texts, or as numbers; None if it cannot colour the map."""
     if is_numeric_dtype(values.dtype) and not is_bool_dtype(values.dtype):
         numbers = values.to_numpy(float)
@@ -218,7 +223,7 @@ def _packed(values: pd.Series, labels: pd.Index) -> dict[str, Any] | None:
     if (places >= 0).all():
         return {"values": None, "codes": figures.codes(places, len(labels))}
     numbers, found = pd.factorize(texts, sort=True)
-    if len(found) > MAX_CATEGORIES and len(found) > 0.02 * len(texts):
+    if len(found) > MAX_CATEGORIES and not always:
         return None
     return {"values": list(map(str, found)), "codes": figures.codes(numbers, len(found))}
 

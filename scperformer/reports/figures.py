@@ -29,7 +29,8 @@ MARGIN = 70  # height of the axis and the margins of a figure in pixels
 LEAST_DOUBT = 1e-4  # smaller values of 1 - confidence are drawn as this
 CONFIDENCE_TICKS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999)
 NUM_NOVELTY_BINS = 40
-COUNT_TICKS = ["1", "10", "100", "1k", "10k", "100k"]  # of a logarithmic axis
+COUNT_TICKS = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)  # of a logarithmic axis
+TALL = 25  # rows of a figure that is scrolled, whose axis is on top
 KNOWN = "#6C9BCF"  # cells within the limit of novelty
 NOVEL = "#D55E00"  # cells beyond it
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # ends of the lines, quartiles and median of a box
@@ -115,7 +116,7 @@ def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str
     values = [cells.loc[cells["code"] == place, "confidence"].to_numpy(float) for place in range(len(labels))]
     figure = _box(values, labels, colours, lambda shares: -np.log10(np.maximum(1 - shares, LEAST_DOUBT)))
     ticks = {"tickmode": "array", "tickvals": (-np.log10(1 - np.array(CONFIDENCE_TICKS))).tolist()}
-    ticks |= {"ticktext": [f"{share:g}" for share in CONFIDENCE_TICKS], "range": [0, -np.log10(LEAST_DOUBT) + 0.1]}
+    ticks |= {"ticktext": [f"{share:g}" for share in CONFIDENCE_TICKS], "rangemode": "tozero"}
     layout = {
         "showlegend": False,
         "height": MARGIN + ROW * len(labels),
@@ -178,10 +179,13 @@ def quality(tables: dict[str, pd.DataFrame], has_counts: bool) -> Figure:
         domain = [place * width, place * width + width - gap]
         scale: dict[str, Any] = {"tickformat": ".0%", "rangemode": "tozero"}
         if not is_share:
-            scale = {"tickmode": "array", "tickvals": list(range(6)), "ticktext": COUNT_TICKS}
+            ticks = [f"{tick // 1000}k" if tick >= 1000 else str(tick) for tick in COUNT_TICKS]
+            scale = {"tickmode": "array", "tickvals": np.log10(COUNT_TICKS).tolist(), "ticktext": ticks, "tickangle": 0}
         axis = {"domain": domain, "anchor": f"y{number}", "title": _title(kinds[column])}
-        layout[f"xaxis{number}"] = axis | scale | {"fixedrange": True}
+        layout[f"xaxis{number}"] = axis | scale | {"fixedrange": True, "side": "top" if len(names) > TALL else "bottom"}
         layout[f"yaxis{number}"] = _rows(names, anchor=f"x{number}", fixedrange=True, showticklabels=place == 0)
+    if len(names) > TALL:
+        layout["margin"] = {"l": 10, "r": 16, "t": 50, "b": 12}
     return {"data": traces, "layout": layout, "name": "quality", "width": 760}
 
 

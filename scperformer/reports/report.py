@@ -83,18 +83,27 @@ def read_content(
     groups = composition.group_columns(samples, of_cell, list(dict.fromkeys(of_cell.tolist())), cfg.group_by)
     model = expression.model_of(samples)
     plans: expression.Plans = {}
-    profiles = {}
+    profiles: list[expression.LabelProfile] = []
+    quality = {}
     for number, sample in enumerate(samples, start=1):
         log.info("reading the expression of %s (%d of %d)", sample.name, number, len(samples))
         codes = cells.loc[cells["sample"] == sample.name, "code"].to_numpy()
         profile = expression.read_profile(sample, codes, len(labels), model, plans)
         if profile is not None:
-            profiles[sample.name] = profile
+            quality[sample.name] = profile.quality
+            profiles = expression.merged([*profiles, profile])
     known = [place for place in range(num_used) if labels[place].name != NO_CALL]
-    genes = expression.combine(list(profiles.values()), known)
+    genes = expression.combine(profiles, known)
     shown = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
-    options = {"how": cfg.layout, "max_cells": cfg.max_cells, "seed": cfg.seed}
-    drawn = cell_map.draw(samples, list(profiles.values()), shown, **options)
+    drawn = cell_map.draw(
+        samples,
+        profiles,
+        shown,
+        all_read=len(quality) == len(samples),
+        how=cfg.layout,
+        max_cells=cfg.max_cells,
+        seed=cfg.seed,
+    )
     found = clusters.find_clusters(samples, drawn, cfg.cluster_key)
     if found is not None and drawn.layout is not None:
         in_cells = np.full(len(cells), "", dtype=object)
@@ -110,7 +119,7 @@ def read_content(
         cells=cells,
         summaries=[tables.summarise(sample, cells, labels) for sample in samples],
         genes=genes,
-        quality={name: profile.quality for name, profile in profiles.items()},
+        quality=quality,
         composition=composition.composition_data(samples, cells, labels, of_cell, groups),
         drawn=drawn,
         clusters=found,
@@ -142,7 +151,7 @@ def _figures(content: Content) -> list[figures.Figure]:
         limits = sorted(1 - share for share in recorded if share > 0)
         charts.append(figures.novelty(values[np.isfinite(values)], limits))
     genes = content.genes
-    shown = [] if genes is None else genes.shown(content.known)
+    shown = np.array([], dtype=np.int64) if genes is None else genes.shown(content.known)
     if genes is not None and len(shown):
         names = [content.labels[place].name for place in content.known]
         means = genes.means[content.known][:, shown]

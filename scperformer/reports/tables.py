@@ -536,8 +536,7 @@ def _sample_warnings(summary: dict[str, Any]) -> list[Warned]:
     if shift.get("kind") == OTHER:
         text = f"{name} is of {OTHER}: its labels are plausible, its confidence is lowered"
         sentence = f"{text}, and its expected accuracy is {summary['expected']}."
-        cause = f"are of {OTHER}: their labels are plausible, their confidence is lowered; expected accuracy"
-        warn(cause, sentence, str(summary["expected"]))
+        warn(f"are of {OTHER}: their labels are plausible, their confidence is lowered", sentence)
     expected = condition["expected_accuracy"]
     if expected < LOW_EXPECTED:
         text = f"The expected accuracy of {name} is only {expected:.0%}: {1 - expected:.0%} of the labels are wrong on "

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 from conftest import make_counts
 from matplotlib.colors import to_hex
+from scperformer.reports.umap import umap_coordinates
 
 import scperformer as scp
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
-from scperformer.reports.umap import umap_coordinates
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from scperformer.base.errors import InputError
 from scperformer.labels import cluster_labels, over_cluster
-from scperformer.labels import clusters as clusters_file
 
 
 def naive_winners(clusters, best, confidence, voters, num_labels):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from support.annotated import annotated_sample
 
-from scperformer.reports import Annotated, of_cells, tables
+from scperformer.reports import Annotated, composition, of_cells, tables
 from scperformer.reports.evaluate import compare
 from scperformer.reports.read_annotations import Failed
 
@@ -29,7 +29,7 @@ def make_sample(name: str, labels: str, baseline: str, confidence: list[float], 
         }
     )
     facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share}}
-    return Annotated(name=name, path=Path(name), key="k", obs=obs, embedding=None, facts=facts)
+    return Annotated(name=name, path=Path(name), key="k", obs=obs, umap=None, facts=facts)
 
 
 @pytest.fixture
@@ -77,7 +77,9 @@ def test_confidence_per_label(cells, labels):
 
 
 def test_composition_has_samples_as_rows(samples, cells, labels):
-    table = tables.composition_table([tables.summarise(sample, cells, labels) for sample in samples], labels[:4])
+    of_cell = cells["sample"].to_numpy(object)
+    data = composition.composition_data(samples, cells, labels, of_cell, {})
+    table = tables.composition_tables(data)[0]
     assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK", "unknown"]
     assert table.rows == [["one", 4, 2, 1, 0, 1], ["two", 5, 1, 1, 1, 2]]
     assert table.total == ["All samples", 9, 3, 2, 1, 3]
@@ -142,11 +144,50 @@ def test_things_to_check(samples, cells, labels):
     assert "two has only 50% of the model’s informative expression" in found
     samples[1].facts["genes"]["informative_share"] = 0.3
     assert any("two has only 30% of" in text for text in tables.things_to_check(summaries, [], None))
-    assert "40% of the cells of two are flagged as unknown" in found
-    assert "25% of the cells of one are flagged" in found
+    alone = tables.things_to_check(summaries[1:], [], None)
+    assert any("40% of the cells of two are flagged as unknown" in text for text in alone)
+    ends = "(25% … 40%): one, two."
+    assert f"2 samples have many unknown cells, perhaps of types that the model was not trained on {ends}" in found
     assert "Logistic regression gives only 40% of the cells of two the same label" in found
     assert "The model does not have these true labels, so their cells count as errors: mast" in found
     assert "one has only" not in found
+
+
+def test_a_cause_has_one_sentence_whatever_number_of_samples():
+    few = [make_sample(f"s{number}", "T B", "T B", [0.9, 0.9], share=number / 200) for number in range(100)]
+    labels = tables.order_labels(few)
+    cells = tables.all_cells(few, labels)
+    summaries = [tables.summarise(sample, cells, labels) for sample in few]
+    [sentence] = tables.things_to_check(summaries, [], None)
+    assert sentence.startswith("100 samples lack much of the model’s informative expression; they have (0% … 50%): s0,")
+    assert sentence.endswith("and 95 more.")
+    failed = [Failed(name=f"f{number}", reason="truncated") for number in range(3)]
+    assert "3 samples have no annotation" in tables.things_to_check([], failed, None)[0]
+
+
+def test_samples_are_grouped_by_how_far_they_are(samples, cells, labels):
+    for sample, kind in zip(samples, ("like the reference", "another tissue"), strict=True):
+        sample.facts["shift"] = {"kind": kind, "expected_lowest": 0.8, "expected_highest": 0.9}
+    groups = tables.trust_groups([tables.summarise(sample, cells, labels) for sample in samples])
+    assert [(group["grade"], group["num_samples"], group["num_cells"], group["samples"]) for group in groups] == [
+        ("good", 1, 4, "one"),
+        ("bad", 1, 5, "two"),
+    ]
+    assert groups[0]["expected"] == "80% to 90%"
+
+
+def test_doublets_per_call(samples, cells, labels):
+    assert tables.doublet_table(samples, cells, labels) is None
+    for sample in samples:
+        sample.obs["predicted_doublet"] = sample.obs["k_confidence"] > 0.85
+    table = tables.doublet_table(samples, cells, labels)
+    # Calls: T, T, unknown, B; unknown, B, NK, T, unknown.
+    assert table.rows == [
+        ["T", 3, 2, pytest.approx(2 / 3)],
+        ["B", 2, 1, 0.5],
+        ["NK", 1, 0, 0.0],
+        ["unknown", 3, 0, 0.0],
+    ]
 
 
 def test_an_adapted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(samples, cells, labels):

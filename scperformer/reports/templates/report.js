@@ -131,6 +131,17 @@
     });
   }
 
+  // A line says where there is more than a box shows.
+  const cue = (scroll) => {
+    const line = element("div", { className: "cue sub", textContent: "Scroll sideways to see all of it →" });
+    scroll.before(line);
+    const look = () => line.classList.toggle("shown", scroll.scrollWidth > scroll.clientWidth + 8 && scroll.scrollLeft < 8);
+    new ResizeObserver(look).observe(scroll);
+    scroll.addEventListener("scroll", look);
+    look();
+  };
+  document.querySelectorAll(".scroll").forEach(cue);
+
   const select = (id, title, options) => {
     const made = element("select", { id });
     for (const [value, text] of options) made.append(element("option", { value, textContent: text }));
@@ -197,7 +208,7 @@
             name: plain(value),
             y: places.map((_, row) => row),
             x: places.map((i) => all[i][j]),
-            text: places.map(() => plain(value)),
+            text: places.map(() => (j === unknown ? "" : plain(value))),
             textposition: "inside",
             insidetextanchor: "middle",
             textangle: 0,
@@ -206,7 +217,6 @@
               line: { color: "#fff", width: 0.5 },
               pattern: j === unknown ? { shape: "/", fgcolor: kind.colours[j], bgcolor: "#fff", size: 7, solidity: 0.35, fillmode: "replace" } : {},
             },
-            insidetextfont: j === unknown ? { color: "#1d2733" } : {},
             hovertext: places.map((i) => hover(i, j)),
             hoverinfo: "text",
           }))
@@ -234,7 +244,7 @@
         uniformtext: { mode: "hide", minsize: 10 },
         xaxis: asBars
           ? { range: [0, 1], tickformat: ".0%", fixedrange: true }
-          : rowsAxis(kind.values, { range: [-0.5, kind.values.length - 0.5], tickangle: -45, side: "bottom" }),
+          : rowsAxis(kind.values, { range: [-0.5, kind.values.length - 0.5], tickangle: -45, side: "top" }),
         yaxis: rowsAxis(names, row < 20 ? { tickfont: { size: 10 } } : {}),
       };
       const canvas = canvasOf("composition");
@@ -535,7 +545,8 @@
         if (!of[code].length) continue;
         const isRare = of[code].length < 0.005 * cells.length;
         if (!asHexagons) {
-          traces.push(points(of[code], name, { color: ink, symbol, size: size + (isRare ? 2 : 0) }));
+          const marked = name === data.unknown ? Math.max(3, 0.8 * size) : size + (isRare ? 2 : 0); // crosses look larger
+          traces.push(points(of[code], name, { color: ink, symbol, size: marked }));
           shown.push(of[code]);
         }
         if (names.checked && order.length <= 60 && column.values.length > 2 && name !== data.unknown) {
