@@ -45,6 +45,10 @@ MIN_USER_BLOCK = 512  # bytes in front of the signature, if there are any
 RNA_MODALITIES = ("rna", "gex", "gene expression")  # in lower case
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
+# Names of matrices that Cell Ranger gives in each sample's folder.
+CELL_RANGER_NAMES = tuple(
+    f"{prefix}{kind}_feature_bc_matrix" for prefix in ("", "sample_") for kind in ("filtered", "raw")
+)
 FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
 UTF16 = "text in UTF-16", "convert it, for example 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"
 # Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
@@ -277,10 +281,24 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         yield stored
 
 
+def _sample_of_cell_ranger(path: Path) -> str:
+    """Return the sample of a matrix under one of Cell Ranger's names: the folder that tells it.
+
+    This is the folder below `per_sample_outs` (multi), else the one above `outs` (count, aggr), else that of the matrix.
+    """
+    folders = path.resolve().parent.parts
+    if "per_sample_outs" in folders[:-1]:
+        return folders[folders.index("per_sample_outs") + 1]
+    if "outs" in folders[1:]:
+        return folders[folders.index("outs", 1) - 1]
+    return folders[-1]
+
+
 def default_output(path: str | Path, ending: str) -> Path:
     """Return the default output of a step, in the folder of the input: the input's name with another `ending`.
 
-    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` all have the name `run1`.
+    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz`, `run1/matrix.mtx` and `run1/outs/filtered_feature_bc_matrix.h5` all
+    have the name `run1`.
     """
     path = Path(path)
     if path.name in ("", ".."):
@@ -290,7 +308,9 @@ def default_output(path: str | Path, ending: str) -> Path:
         name = name[:-3]
     suffix = next((suffix for suffix in INPUT_SUFFIXES if name.lower().endswith(suffix)), "")
     stem = name[: len(name) - len(suffix)]
-    if suffix == ".mtx":
+    if stem in CELL_RANGER_NAMES:
+        stem = _sample_of_cell_ranger(path)
+    elif suffix == ".mtx":
         stem = re.sub(r"[-_.]?matrix$", "", stem) or path.resolve().parent.name
     return path.parent / f"{stem or name or 'cells'}{ending}"
 

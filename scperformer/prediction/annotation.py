@@ -4,9 +4,12 @@ import json
 import logging
 import os
 import platform
+import shlex
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,8 @@ from scperformer.trust import tempered
 
 log = logging.getLogger(__name__)
 
+MAX_COMMAND = 1000  # characters
+
 
 @dataclass
 class Annotation:
@@ -55,6 +60,17 @@ class Annotation:
         """Return the columns of an earlier annotation that this one does not replace, such as levels and sets."""
         ours = {f"{self.key}_{name}" for name in OBS_COLUMNS}
         return [name for name in map(str, names) if name in ours and name not in self.obs]
+
+    def describe(self, sample: dict[str, str], existing: Iterable[Any], path: str) -> None:
+        """Add columns about the sample as a whole, from a sample sheet; a column that the file has stays as it is."""
+        taken = set(map(str, existing))
+        kept = {column: value for column, value in sample.items() if column not in taken}
+        if left_out := [column for column in sample if column in taken]:
+            log.warning("%s has the columns %s: those of the sample sheet are left out", path, ", ".join(left_out))
+        texts = {column: pd.Categorical([value] * len(self.obs)) for column, value in kept.items()}
+        self.obs = self.obs.assign(**texts)
+        if sample:
+            self.record["sheet"] = np.array(list(sample), dtype=object)
 
     def summary(self) -> dict[str, Any]:
         """Return the model, the condition, the shift, the cells of each call and the warnings, as values for JSON."""
@@ -197,13 +213,19 @@ def without_slashes(labels: list[str]) -> list[str]:
 
 
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
-    """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
+    """Return the record of a run: when and how it was made, the model, its input, the shared genes and the software."""
     saved = model.saved
     provenance = saved.provenance
     findings = query.plan.findings
     overlap = query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
+    command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     return {
+        "run": {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "host": platform.node(),
+            "command": shortened_command(command),
+        },
         "model": {
             "name": saved.name,
             "tissue": saved.tissue or "",
@@ -241,6 +263,14 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
         },
         "versions": packages | {"python": platform.python_version()},
     }
+
+
+def shortened_command(command: str) -> str:
+    """Return a command as it is recorded: with `~` for the user's home folder, and cut if it names very many files."""
+    home = os.path.expanduser("~")
+    text = command.replace(home, "~") if home not in ("", "/", "~") else command
+    text = os.fsencode(text).decode(errors="replace")
+    return text if len(text) <= MAX_COMMAND else f"{text[:MAX_COMMAND]} ..."
 
 
 def _portable_path(folder: Path) -> str:

@@ -24,7 +24,15 @@ from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_regular
 from scperformer.config import PredictConfig
-from scperformer.files import BackedH5ad, default_output, fingerprint, open_cells, require_readable, require_unchanged
+from scperformer.files import (
+    BackedH5ad,
+    default_output,
+    described_samples,
+    fingerprint,
+    open_cells,
+    require_readable,
+    require_unchanged,
+)
 from scperformer.fitting import Adapted, adapt_model
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
@@ -39,8 +47,8 @@ log = logging.getLogger(__name__)
 # Options that change no call: they may differ when a run is resumed or its shares are joined. Parts hold probabilities,
 # scores and draws; flags, sets and names are made from these when all parts are finished.
 NOT_IN_IDENTITY = {
-    *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "failed_ok"),
-    "json",
+    *("inputs", "model_path", "output", "outputs", "sample_names", "sample_sheet", "output_format", "overwrite"),
+    *("resume", "keep_going", "failed_ok", "json"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     *("false_alarms", "min_confidence", "alpha", "shift", "key_added"),
@@ -99,6 +107,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     """
     cfg = _without_own_outputs(cfg)
     outputs = _outputs_of(cfg)
+    described = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, cfg.inputs)
     failures = _Failures(cfg)
     ready = []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all are checked before the first is annotated
@@ -108,7 +117,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
             ready.append((path, output))
     model = model or load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
-    written = _annotate_files(ready, model, cfg, failures)
+    written = _annotate_files(ready, model, cfg, failures, described)
     if cfg.json:
         failed = [{"file": path, "error": error} for path, error in failures.errors.items()]
         say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
@@ -133,11 +142,14 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
     ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
     named = cfg.outputs or ([cfg.output] if cfg.output else [])
     outputs = [Path(name) for name in named] or [default_output(path, ending) for path in cfg.inputs]
+    if cfg.sample_names:
+        outputs = [output.with_name(f"{name}{ending}") for output, name in zip(outputs, cfg.sample_names, strict=True)]
     if cfg.output_dir is not None:
         outputs = [Path(cfg.output_dir) / output.name for output in outputs]
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
-            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
+            remedy = "leave one of them out, or name them with sample_names=[...]"
+            raise InputError(f"two inputs give {output}", "one input per output", remedy)
     return outputs
 
 
@@ -191,9 +203,16 @@ def _failed_file(output: Path) -> Path:
 
 
 def _annotate_files(
-    files: list[tuple[str, Path]], model: Model, cfg: PredictConfig, failures: _Failures
+    files: list[tuple[str, Path]],
+    model: Model,
+    cfg: PredictConfig,
+    failures: _Failures,
+    described: dict[str, dict[str, str]],
 ) -> list[dict[str, Any]]:
-    """Annotate files, given as input and output, one after the other; return their summaries for `--json`."""
+    """Annotate files, given as input and output, one after the other; return their summaries for `--json`.
+
+    `described` has columns that all cells of a file get, with their values.
+    """
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
     summaries: list[dict[str, Any]] = []
     with progress("annotating", total=len(files), unit="files") as shown:
@@ -202,7 +221,7 @@ def _annotate_files(
             with failures.of_file(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
-                summaries.append(_annotate_file(path, output, model, cfg))
+                summaries.append(_annotate_file(path, output, model, cfg, described.get(path, {})))
                 _failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
@@ -210,7 +229,9 @@ def _annotate_files(
     return summaries
 
 
-def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
+def _annotate_file(
+    path: str, output: Path, model: Model, cfg: PredictConfig, described: dict[str, str]
+) -> dict[str, Any]:
     """Annotate a file, or call a share of its cells, one block at a time; return a summary for `--json`."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
@@ -235,6 +256,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 annotation = make_annotation(
                     cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
                 )
+                annotation.describe(described, cells.obs.columns, path)
                 scratch = parts.folder
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
                 summary = annotation.summary()

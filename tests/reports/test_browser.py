@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
