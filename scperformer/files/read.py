@@ -284,7 +284,7 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
 def _sample_of_cell_ranger(path: Path) -> str:
     """Return the sample of a matrix under one of Cell Ranger's names: the folder that tells it.
 
-    This is the folder below `per_sample_outs` (multi), else the one above `outs` (count, aggr), else that of the matrix.
+    This is the folder below `per_sample_outs` (multi), else the one above `outs` (count, aggr), else the matrix's own.
     """
     folders = path.resolve().parent.parts
     if "per_sample_outs" in folders[:-1]:

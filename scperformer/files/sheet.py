@@ -1,4 +1,4 @@
-"""The sample sheet of the workflow and of `predict`: a row for each sample, with its path and what is known about it."""
+"""The sample sheet of the workflow and of `predict`: a row for each sample, with its path and columns about it."""
 
 import codecs
 import csv
@@ -18,7 +18,7 @@ OWN_COLUMNS = ("sample", "path", "truth", "truth_key", "shares")
 
 
 def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
-    """Return the rows of a sheet without empty fields; columns are separated by tabs, in a .csv by commas or semicolons.
+    """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons.
 
     The text is in UTF-8, or as Excel writes it: in UTF-16 as Unicode text, else in the encoding of Windows.
 
@@ -67,7 +67,7 @@ def path_in_sheet(sheet: str | Path, path: str) -> str:
 
 
 def described_samples(sheet: str | Path, paths: list[str]) -> dict[str, dict[str, str]]:
-    """Return what a sheet tells about some files: for each path, the values of the columns without a meaning of their own.
+    """Return what a sheet tells about some files: for each path, the values of all columns but `OWN_COLUMNS`.
 
     Raises
     ------

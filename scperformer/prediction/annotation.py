@@ -22,6 +22,7 @@ from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
 from scperformer.fitting import Adapted
+from scperformer.labels import NO_CALL
 from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model
 from scperformer.prediction.calls import Calls, Read
@@ -39,11 +40,12 @@ from scperformer.prediction.columns import (
 )
 from scperformer.prediction.constraints import constrained
 from scperformer.prediction.label_options import LabelOptions
-from scperformer.trust import tempered
+from scperformer.trust import expected_text, tempered
 
 log = logging.getLogger(__name__)
 
 MAX_COMMAND = 1000  # characters
+NUM_FIRST_CALLS = 5  # in a text
 
 
 @dataclass
@@ -89,6 +91,23 @@ class Annotation:
             "calls": {str(call): int(num) for call, num in counts.items() if num},
             "warnings": list(self.record["warnings"]),
         }
+
+    @property
+    def text(self) -> str:
+        """A paragraph for a notebook: what was found, whether it can be trusted, and which column to use."""
+        model = self.record["model"]
+        tissue = f"{model['tissue']}, " if model["tissue"] else ""
+        shares = self.obs[f"{self.key}_call"].value_counts(normalize=True)
+        first = [f"{share:.0%} {call}" for call, share in shares.items() if call != NO_CALL][:NUM_FIRST_CALLS]
+        text = (
+            f"{len(self.obs):,} cells were annotated by the model {model['name']} ({tissue}{len(self.labels)} labels)"
+        )
+        text += f": {', '.join(first)}; {self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
+        if (shift := self.record.get("shift")) is not None:
+            ends = shift["expected_lowest"], shift["expected_highest"]
+            text += f"These cells are {shift['kind']}: {expected_text(*ends, shift['kind'])}. "
+        text += "".join(f"Warning: {warning} " for warning in self.record["warnings"])
+        return f"{text}The column to use is obs['{self.key}_call']."
 
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""

@@ -62,8 +62,8 @@ def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
         return [call_block(query.block(start), adapted.model, cfg, query, shown.update) for start in query.starts()]
 
 
-def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
-    """Add the annotation to an AnnData in memory; errors as `run_predict`."""
+def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
+    """Add the annotation to an AnnData in memory, and return a paragraph about it; errors as `run_predict`."""
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
     start = time.perf_counter()
@@ -75,6 +75,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
         adata, adapted, options, cfg, read=lambda: blocks, num_called=adata.n_obs, seconds=seconds
     )
     annotation.write_into(adata)
+    return annotation.text
 
 
 def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:

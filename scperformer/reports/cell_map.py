@@ -47,7 +47,7 @@ class Drawn:
 
 def draw(
     samples: Sequence[Annotated],
-    profiles: Sequence[expression.LabelProfile],
+    measured: Sequence[pd.Index],
     shown_genes: pd.Index,
     *,
     all_read: bool,
@@ -59,8 +59,8 @@ def draw(
 
     Parameters
     ----------
-    profiles
-        Of the samples whose expression could be read, `all_read` if it could for all of them.
+    measured
+        The different sets of genes of the samples whose expression could be read: that of all of them if `all_read`.
     shown_genes
         Genes that can colour the map.
     how
@@ -73,8 +73,8 @@ def draw(
     ends = np.cumsum([0, *(len(sample.obs) for sample in samples)])
     rows = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(ends)]
     variable = pd.Index([], dtype=object)
-    if profiles and all_read and len(chosen) >= layout.MIN_CELLS:
-        variable = _variable_genes(samples, profiles, seed)
+    if measured and all_read and len(chosen) >= layout.MIN_CELLS:
+        variable = _variable_genes(samples, measured, seed)
     genes = variable.append(shown_genes)
     values = None
     if len(genes):
@@ -85,11 +85,11 @@ def draw(
     return Drawn(rows=rows, chosen=chosen, layout=placed, values=values, genes=genes, num_variable=len(variable))
 
 
-def _variable_genes(samples: Sequence[Annotated], profiles: Sequence[expression.LabelProfile], seed: int) -> pd.Index:
+def _variable_genes(samples: Sequence[Annotated], measured: Sequence[pd.Index], seed: int) -> pd.Index:
     """Return the most variable of the genes that all samples measure; none if they share fewer than 50."""
-    shared = profiles[0].genes
-    for profile in profiles[1:]:
-        shared = shared.intersection(profile.genes, sort=False)
+    shared = measured[0]
+    for genes in measured[1:]:
+        shared = shared.intersection(genes, sort=False)
     if len(shared) < MIN_SHARED_GENES:
         log.info("the samples share %d genes: too few for a map of their expression", len(shared))
         return shared[:0]

@@ -195,6 +195,16 @@ def _profile_of(
     )
 
 
+def measured_genes(sample: Annotated) -> pd.Index | None:
+    """Return the names of the genes of a sample, each once; None, with a warning, if they cannot be read."""
+    try:
+        with open_expression(sample) as expression:
+            return expression.genes[~expression.genes.duplicated()]
+    except InputError as error:
+        log.warning("%s: no expression for the map: %s", sample.name, error)
+        return None
+
+
 def merged(profiles: Sequence[LabelProfile]) -> list[LabelProfile]:
     """Add up the profiles of samples with the same genes; their cells have no quality any more.
 

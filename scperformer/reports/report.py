@@ -97,7 +97,7 @@ def read_content(
     shown = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
     drawn = cell_map.draw(
         samples,
-        profiles,
+        [profile.genes for profile in profiles],
         shown,
         all_read=len(quality) == len(samples),
         how=cfg.layout,
@@ -287,8 +287,11 @@ def render(
     failed: Sequence[Failed] = (),
     evaluation: Evaluation | None = None,
     cfg: ReportConfig | None = None,
-) -> str:
-    """Return the HTML page about samples and their evaluation; the same input and options give the same page."""
+) -> tuple[str, str]:
+    """Return the HTML page about samples and their evaluation, and its first screen, for notebooks.
+
+    The same input and options give the same page.
+    """
     cfg = cfg or ReportConfig(inputs=[str(sample.path) for sample in samples])
     content = read_content(samples, failed, evaluation, cfg)
     data = {
@@ -303,16 +306,18 @@ def render(
         "map": _map(content),
     }
     scripts = page_scripts()
-    return render_page(
+    facts = _facts(content)
+    page = render_page(
         "report.html.jinja",
         title=cfg.title,
         data=_json_for_script(data),
         scripts=scripts,
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         seed=cfg.seed,
-        **_facts(content),
+        **facts,
         **_tables(content),
     )
+    return page, render_page("summary.html.jinja", **facts)
 
 
 def page_scripts() -> list[str]:
@@ -341,8 +346,15 @@ def _require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated], 
         raise InputError(f"{place} evaluates another model", expected, remedy)
 
 
-def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: Annotated | None = None) -> Path:
-    """Write one HTML page about annotated files, and return its path.
+def run_report(cfg: ReportConfig) -> Path:
+    """Write one HTML page about annotated files, and return its path; errors as `make_report`."""
+    return make_report(cfg)[0]
+
+
+def make_report(
+    cfg: ReportConfig, evaluation: Evaluation | None = None, sample: Annotated | None = None
+) -> tuple[Path, str]:
+    """Write one HTML page about annotated files, and return its path and the HTML of its first screen.
 
     A file that cannot be read, or is not annotated, has a row with the reason, unless all files are like this.
 
@@ -368,7 +380,7 @@ def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: 
         evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:
         _require_same_samples(evaluation, samples, cfg.evaluation or "the evaluation")
-    page = render(samples, failed, evaluation, cfg)
+    page, summary = render(samples, failed, evaluation, cfg)
     with new_file(output, cfg.overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
@@ -376,4 +388,4 @@ def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: 
     megabytes = output.stat().st_size / 1e6
     cells = f"{num_cells:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
     log.info("report on %s: %s (%.1f MB, %.0f s)", cells, output, megabytes, time.perf_counter() - started)
-    return output
+    return output, summary

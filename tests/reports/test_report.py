@@ -409,8 +409,9 @@ def test_same_input_same_page(folder, html):
     inputs = [str(folder / f"{name}.annotated.h5ad") for name in ("a <b>1", '"x" onclick="y"')]
     samples, _ = read_samples(inputs, "scperformer")
     cfg = ReportConfig(inputs=inputs, title=SCRIPT)
-    again = render(samples, [], read_evaluation(folder / "evaluation"), cfg)
+    again, summary = render(samples, [], read_evaluation(folder / "evaluation"), cfg)
     assert again == html
+    assert summary.strip() in html  # the first screen, for notebooks
 
 
 def test_a_random_subset_is_reproducible_and_mentioned(tmp_path):
