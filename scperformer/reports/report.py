@@ -22,7 +22,7 @@ from scperformer.base.pictures import MIN_BIN_CALLS
 from scperformer.config import ReportConfig
 from scperformer.labels import NO_CALL
 from scperformer.model import branch_names, encoder_is_silent
-from scperformer.reports import cell_map, clusters, composition, expression, figures, layout, tables
+from scperformer.reports import cell_map, clusters, composition, expression, figures, layout, tables, what_to_check
 from scperformer.reports.evaluate import Evaluation, read_evaluation
 from scperformer.reports.pages import TEMPLATES, render_page
 from scperformer.reports.read_annotations import Annotated, Failed, read_samples
@@ -209,11 +209,11 @@ def _facts(content: Content) -> dict[str, Any]:
         "num_used": sum(label.in_model for label in content.labels[: content.num_used]),
         "not_used": [label.name for label in content.labels[content.num_used :] if label.in_model],
         "first_labels": _first_labels(content),
-        "trust_groups": tables.trust_groups(content.summaries),
+        "trust_groups": what_to_check.trust_groups(content.summaries),
         "threshold": tables.threshold(samples),
         "flag_reasons": tables.flag_reasons(samples),
         "agreement": float((cells["label"] == cells["baseline"]).mean()),
-        "checks": tables.things_to_check(content.summaries, content.failed, content.evaluation),
+        "checks": what_to_check.things_to_check(content.summaries, content.failed, content.evaluation),
         "median": float(cells["confidence"].median()),
         "levels": tables.levels(samples),
         "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
