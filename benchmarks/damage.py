@@ -3,11 +3,13 @@
     python benchmarks/damage.py                        # 2,000 files, every tenth by the command line
     python benchmarks/damage.py --number 100 --seed 10
     python benchmarks/damage.py --only 173             # only this file, with its error
+    python benchmarks/damage.py --number 1000 --kinds "CellTypist .pkl"
 
-The files hold cells of PBMC 3k, or the packaged model. A damage changes up to 4,096 bytes of a region (other bytes,
-zeros, ones), or truncates the file there. Every file is read, annotated or imported in a process of its own, limited to
-60 s of CPU time and 4 GiB of memory. The result is compared with that of the undamaged file; "after the look" are
-errors of files/hdf5_guard.py.
+The files hold cells of PBMC 3k, the packaged model, or a model as CellTypist writes it. A damage changes up to 4,096
+bytes of a region (other bytes, zeros, ones), or truncates the file there. Every file is read, annotated or imported in
+a process of its own, limited to 60 s of CPU time and 4 GiB of memory, and ended if it starts a program or opens a
+connection. The result is compared with that of the undamaged file (a model of CellTypist always differs: it records the
+checksum of its file); "after the look" are errors of files/hdf5_guard.py.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import functools
 import hashlib
 import io
 import os
+import pickle
+import pickletools
 import re
 import resource
 import shutil
@@ -38,9 +42,9 @@ from scipy import sparse
 
 from scperformer.base import errors
 from scperformer.command import cli
-from scperformer.command.models import import_model
 from scperformer.files import Rows, open_cells, read_cells
 from scperformer.files.safety import READ_ERRORS
+from scperformer.importing import import_model
 from scperformer.model import PACKAGED_MODEL, read_model
 
 NUM_CELLS = 200  # cells of PBMC 3k
@@ -58,7 +62,16 @@ MEMORY_OUT = "memory ran out"
 CRASH = "crash"
 TRACEBACK = "traceback"
 HALF = "half a file"
-OUTCOMES = (SAME, OTHER, REFUSED, WATCHED, HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF)
+EXECUTED = "executed something"
+OUTCOMES = (SAME, OTHER, REFUSED, WATCHED, HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF, EXECUTED)
+EXECUTING = (
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "socket.connect",
+    "pty.spawn",
+)
 OF_THE_LOOK = (
     "does not come to an end",
     "crashes the HDF5 library",
@@ -150,6 +163,32 @@ def folder_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
     return regions
 
 
+def write_celltypist(source: Path, path: Path) -> None:
+    """Write a model as CellTypist does: a classifier of scikit-learn with its genes, and the scaler before it."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    adata = ad.read_h5ad(source)[:NUM_CELLS, ::GENE_STEP]
+    x = np.log1p(sparse.csr_matrix(adata.X).toarray())
+    scaler = StandardScaler().fit(x)
+    classifier = LogisticRegression(max_iter=20).fit(np.minimum(scaler.transform(x), 10), adata.obs["cell_type"])
+    classifier.features = adata.var_names.to_numpy(object)
+    content = {"Model": classifier, "Scaler_": scaler, "description": {"version": "v1", "source": "nobody"}}
+    path.write_bytes(pickle.dumps(content))
+
+
+def pickle_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
+    """Return the bytes of a pickle as regions: numbers of arrays, names of genes, and all that holds them together."""
+    content = path.read_bytes()
+    kind = np.zeros(len(content), dtype=np.uint8)
+    for _, argument, place in pickletools.genops(content):
+        if isinstance(argument, bytes | str) and len(argument) > 2:
+            size = len(argument if isinstance(argument, bytes) else argument.encode())
+            kind[place + 2 : place + 2 + size] = 1 if isinstance(argument, bytes) else 2
+    names = ("opcodes", "numbers", "texts")
+    return {name: [(Path(), np.flatnonzero(kind == number))] for number, name in enumerate(names)}
+
+
 def make_kinds(source: Path, folder: Path) -> dict[str, Kind]:
     """Write a file of every kind."""
     kinds = {}
@@ -161,6 +200,8 @@ def make_kinds(source: Path, folder: Path) -> dict[str, Kind]:
     size = archive.stat().st_size
     parts = {"members": np.arange(size - 1024), "directory": np.arange(size - 1024, size)}
     kinds["model zip"] = Kind(archive, {name: [(Path(), places)] for name, places in parts.items()})
+    write_celltypist(source, folder / "model.pkl")
+    kinds["CellTypist .pkl"] = Kind(folder / "model.pkl", pickle_regions(folder / "model.pkl"))
     return kinds
 
 
@@ -244,6 +285,15 @@ def outcome(path: Path, read: Callable[[Path], str], expected: str, log: Path) -
     """Read a file in a new process, and return its outcome; its error is written to the log."""
     child = os.fork()
     if child == 0:
+        # Libraries are loaded already: what a file makes Python start or open is seen here.
+        executed = OUTCOMES.index(EXECUTED)
+
+        def watch(event: str, arguments: tuple) -> None:
+            if event in EXECUTING:
+                os.write(2, f"{event} {arguments}\n".encode())
+                os._exit(executed)
+
+        sys.addaudithook(watch)
         code = OUTCOMES.index(TRACEBACK)
         words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(words, 1), os.dup2(words, 2)
@@ -280,6 +330,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=2000, help="damaged files")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one file")
+    parser.add_argument("--kinds", nargs="+", help="kinds of files, by their names in the table; default: all")
     parser.add_argument("--source", type=Path, default=Path(__file__).parents[1] / "data" / "pbmc3k.h5ad")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -287,6 +338,7 @@ def main() -> None:
     regions: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as name:
         kinds = make_kinds(arguments.source, Path(name))
+        kinds = {kind: kinds[kind] for kind in arguments.kinds or kinds}
         log = Path(name) / "log"
         expected: dict[tuple[str, str], str] = {}
         numbers = range(arguments.number) if arguments.only is None else [arguments.only]

@@ -5,6 +5,7 @@ from .api import check as check
 from .api import embed as embed
 from .api import evaluate as evaluate
 from .api import explain as explain
+from .api import import_model as import_model
 from .api import models as models
 from .api import pl as pl
 from .api import preprocess as preprocess

@@ -43,7 +43,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     tried.write_tables(exitstatus, session.config.option.markexpr)
 
 
-def quick_linear_options(x, labels, powers, seed) -> Any:
+def quick_linear_options(x, labels, powers, seed, batches=None) -> Any:
     """Stand in for `choose_linear_options`, without its cross-validation; tests/fitting/test_linear.py tests that."""
     return scperformer.fitting.LinearOptions(powers, c=0.1, class_weights="none", weighting="standard")
 

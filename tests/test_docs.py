@@ -25,6 +25,7 @@ from pathlib import Path
 import anndata as ad
 import pytest
 import yaml
+from support import celltypist
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -94,15 +95,17 @@ def example(tmp_path_factory) -> Path:
     (folder / "panel.txt").write_text("".join(f"{gene}\n" for gene in panel))
     for name in ("Snakefile", "workflows", "conf", "data"):
         (folder / name).symlink_to(ROOT / name)
+    (folder / "Immune_All_Low.pkl").write_bytes(celltypist.pickled(celltypist.fit(celltypist.pbmc3k())))
     train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", options={"logger": "none"})
     return folder
 
 
 @pytest.fixture
-def run(command, monkeypatch):
+def run(command, monkeypatch, tmp_path):
     """Run a line of a page in a folder: commands of scperformer in this process, which has loaded the libraries."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
 
     def run_line(line: str, folder: Path) -> None:
         monkeypatch.chdir(folder)

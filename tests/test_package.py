@@ -111,7 +111,15 @@ def test_public_names():
     import scperformer
 
     steps = {"check", "preprocess", "train", "annotate", "embed", "adapt", "evaluate", "explain", "report", "pretrain"}
-    functions = {*steps, "models", "load_model", "PerformerClassifier", "InputError", "register_attention"}
+    functions = {
+        *steps,
+        "models",
+        "import_model",
+        "load_model",
+        "PerformerClassifier",
+        "InputError",
+        "register_attention",
+    }
     functions |= {"Additive", "Attention", "AttentionOptions"}
     assert all(callable(getattr(scperformer, name)) for name in functions)
     assert set(scperformer.__all__) == {"pl", *functions}

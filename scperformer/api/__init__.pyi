@@ -2,6 +2,7 @@ from . import pl as pl
 from .classifier import PerformerClassifier as PerformerClassifier
 from .making import Trained as Trained
 from .making import adapt as adapt
+from .making import import_model as import_model
 from .making import models as models
 from .making import preprocess as preprocess
 from .making import pretrain as pretrain

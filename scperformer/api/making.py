@@ -137,6 +137,7 @@ def train(
     seed: int = TrainConfig.seed,
     init: "Trained | File | None" = None,
     tissue: str | None = TrainConfig.tissue,
+    batch_key: str | None = TrainConfig.batch_key,
     resume: bool = TrainConfig.resume,
     overwrite: bool = TrainConfig.overwrite,
     options: Options | None = None,
@@ -151,6 +152,8 @@ def train(
         The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
     model
         Preset of the encoder: performer (the default), pooled, tiny, base or scbert.
+    batch_key
+        Column of obs with the batch, donor or study of each cell: whole ones are held out where held-out cells decide.
     options
         More options of `train` by their full names, such as `{"trainer.max_epochs": 5, "attention": "softmax"}`.
 
@@ -165,7 +168,8 @@ def train(
     """
     from scperformer.training.train import run_train, train_cells
 
-    named = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init, "tissue": tissue}
+    named = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init}
+    named |= {"tissue": tissue, "batch_key": batch_key}
     cfg = config_of("train", options, inputs=paths_of(cells), **named, resume=resume, overwrite=overwrite)
     if not isinstance(cells, AnnData):
         return _trained(run_train(cfg))
@@ -263,6 +267,46 @@ def adapt(
     beside_it = isinstance(source, str) and cfg.output is None
     place = default_output(source, ".adapted") if isinstance(source, str) and beside_it else required_output(cfg)
     return _trained(write_adapted(loaded(model, cfg), source, place, cfg))
+
+
+@step("models")
+def import_model(
+    path: File,
+    *,
+    name: str | None = None,
+    reference: File | None = None,
+    label_key: str | None = None,
+    output: File | None = None,
+    overwrite: bool = False,
+    options: Options | None = None,
+) -> Trained:
+    """Import a model folder, an archive of one, or a model of another tool, such as a .pkl of CellTypist.
+
+    Nothing in it is executed.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    output
+        The folder of models; None: $SCPERFORMER_MODELS, else that among the user's data.
+    options
+        More options of `models import` by their names, such as `{"licence": "CC BY 4.0"}`.
+
+    Returns
+    -------
+    The model folder, in the folder of models, where `load_model(name)` finds it.
+
+    Raises
+    ------
+    InputError
+        It is damaged or of an unknown format, or a model of this name is there.
+    """
+    from scperformer.importing import run_import
+
+    named = {"name": name, "reference": reference, "label_key": label_key, "output": output, "overwrite": overwrite}
+    cfg = config_of("models", options, action="import", inputs=[os.fspath(path)], **named)
+    return _trained(run_import(cfg))
 
 
 @step("models")

@@ -152,6 +152,8 @@ class Favor(Additive):
         epsilon: float | None = option(
             None, ZERO_OR_MORE
         )  # added to every feature; null: 0 with softmax and exp, else 0.001
+        # keys of the published form share a stabiliser within a head, or over all heads of a layer, as in scBERT
+        stabiliser: str = choice("head", "all_heads")
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # training steps between new projections; 0: never
         causal: bool = False  # a token sees only itself and those before it
 
@@ -164,6 +166,10 @@ class Favor(Additive):
                 require(self.num_features is None, "attention.num_features", self.num_features, expected)
             expected = "0 with attention.causal=true, as the published stabiliser of the keys depends on all keys"
             require(not (self.causal and self.is_published), "attention.epsilon", self.epsilon, expected)
+            fits = self.is_published or self.stabiliser == "head"
+            require(
+                fits, "attention.stabiliser", self.stabiliser, "head without attention.epsilon and the softmax kernel"
+            )
 
         @property
         def floor(self) -> float:
@@ -302,6 +308,9 @@ class PublishedFavor(Favor):
         phi(k) = exp(W k - |k|^2 / 2 - K) + epsilon,   K = the largest entry of W k over all keys and features
         phi(q) = exp(W q - |q|^2 / 2 - max_m (W q)_m) + epsilon
 
+    With `stabiliser=all_heads`, K is the largest entry over the keys of all heads. This is the form of scBERT, whose K
+    is the largest over all cells of a batch, too: here a cell has the result that it has there in a batch of its own.
+
     K is known only after the last key. Until then the sums have M + 2 entries: the M features without epsilon; a
     feature that is always 1, for the sum of v and the number of keys; and an empty feature, whose scale is K.
     """
@@ -317,6 +326,8 @@ class PublishedFavor(Favor):
             projected_BHLM = self.projected(k_BHLE, queries=False)
             seen_BHLM = projected_BHLM.detach().masked_fill(dropped_B1L1, LOG_OF_NOTHING)
             largest_BH1 = seen_BHLM.amax(dim=2).amax(dim=-1, keepdim=True)
+            if self.options.stabiliser == "all_heads":
+                largest_BH1 = largest_BH1.amax(dim=1, keepdim=True).expand_as(largest_BH1)
             sums = self.summed(projected_BHLM.add_(self.log_norm(k_BHLE)), v_BHLE, keep_BL)
             sum_BH1E = v_BHLE.sum(dim=2, keepdim=True)
             nothing_BH1 = torch.zeros_like(largest_BH1)

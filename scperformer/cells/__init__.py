@@ -49,5 +49,11 @@ from scperformer.cells.query import (
     require_short,
 )
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
-from scperformer.cells.reference_labels import label_columns, rare_labels, rare_note, require_labels
+from scperformer.cells.reference_labels import (
+    label_columns,
+    rare_labels,
+    rare_note,
+    require_labels,
+    settle_batches,
+)
 from scperformer.cells.splits import stratified_sample

@@ -13,7 +13,7 @@ from scipy import sparse
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import AnyMatrix, normalise, over_own_genes
 from scperformer.cells.values import undo_log1p
-from scperformer.genes import GeneMap, Overlap, map_genes, measure_overlap, require_named, require_overlap
+from scperformer.genes import GeneMap, Overlap, map_exactly, map_genes, measure_overlap, require_named, require_overlap
 
 
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
@@ -74,7 +74,7 @@ class Alignment:
     mapping: GeneMap
     overlap: Overlap
     num_genes: int  # genes of the model
-    target_sum: float
+    target_sum: float | None  # None: counts stay as they are, and values are ln(1 + count)
     findings: Findings
     own_totals: bool = False  # cells are normalised over the model's genes alone
 
@@ -85,10 +85,11 @@ def plan_alignment(
     model_genes: Sequence[str],
     *,
     importance: np.ndarray | None = None,
-    target_sum: float,
+    target_sum: float | None,
     min_overlap: float | None,
     own_totals: bool = False,
     species: str = "auto",
+    exact: bool = False,
     path: str | Path = "the data",
 ) -> Alignment:
     """Match the genes of a file to those of a model.
@@ -103,6 +104,8 @@ def plan_alignment(
         Smallest share of the importance that the file must have, 0 to 1; None: any file is accepted.
     own_totals
         Whether the model's cells are normalised over its genes alone, as for the model of a panel.
+    exact
+        Whether genes are matched by exactly the same name only.
 
     Raises
     ------
@@ -111,7 +114,7 @@ def plan_alignment(
     """
     names = [str(name).strip() for name in var.index]
     require_named(names, f"{findings.source} of {path}")
-    mapping = map_genes(names, model_genes, var, species, path=path)
+    mapping = map_exactly(names, model_genes) if exact else map_genes(names, model_genes, var, species, path=path)
     overlap = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
     if min_overlap is not None:
         genes: dict[str, Any] = {"file_genes": names, "model_genes": model_genes, "var": var}
@@ -127,7 +130,9 @@ def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
     """
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     aligned = align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
-    return over_own_genes(aligned, plan.target_sum) if plan.own_totals else aligned
+    if plan.own_totals and plan.target_sum is not None:
+        return over_own_genes(aligned, plan.target_sum)
+    return aligned
 
 
 def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> sparse.csr_matrix:

@@ -41,8 +41,12 @@ def import_scanpy() -> ModuleType:
     return scanpy
 
 
-def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanpy: bool = False) -> sparse.csr_matrix:
+def normalise(
+    x: AnyMatrix, findings: Findings, target_sum: float | None, *, with_scanpy: bool = False
+) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * value / total of the cell), with totals over all genes of `x`.
+
+    Without `target_sum` it is ln(1 + count), as networks of other tools read raw counts.
 
     Values that already have this form are not changed, bit for bit. Other log1p values are made linear first. Their
     total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
@@ -66,6 +70,7 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanp
         total = findings.total or ASSUMED_TOTAL
         if not findings.relative and findings.log_base == math.e and total == target_sum:
             return rows
+        assert target_sum is not None, "find_query refuses values that are not counts"
         linear = undo_log1p(rows.data.astype(np.float64), findings.log_base)
         if not findings.relative:
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
@@ -73,7 +78,9 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanp
         rows.data = linear.astype(np.float32)
     # numba, which compiles scanpy's loop, ends the process if two threads run it at once, or a fork of a process does.
     is_alone = threading.current_thread() is threading.main_thread() and os.getpid() == PROCESS
-    return (_normalise_with_scanpy if with_scanpy and is_alone else normalise_counts)(rows, target_sum)
+    if with_scanpy and is_alone and target_sum is not None:
+        return _normalise_with_scanpy(rows, target_sum)
+    return normalise_counts(rows, target_sum)
 
 
 def _normalise_with_scanpy(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
@@ -91,8 +98,10 @@ def _normalise_with_scanpy(counts: sparse.csr_matrix, target_sum: float) -> spar
     return counts
 
 
-def normalise_counts(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
+def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * count / total of the cell), with totals over the columns of `counts`.
+
+    Without `target_sum` it is ln(1 + count).
 
     The operations are those of scanpy's `normalize_total` and `log1p`, in the same order and precision: totals are
     added up in float64, everything else has the precision of `counts`, float32 or float64.
@@ -101,6 +110,8 @@ def normalise_counts(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr
     -------
     CSR float32 with the indices of `counts`. Cells without counts stay zero.
     """
+    if target_sum is None:
+        return counts.log1p().astype(np.float32)
     totals = (counts @ np.ones(counts.shape[1])).astype(counts.dtype)
     divisors = totals / float(target_sum)
     divisors[divisors == 0] = 1

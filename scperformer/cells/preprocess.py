@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
@@ -63,12 +64,16 @@ def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
         prepared = prepare_reference(adata, cfg, path)
     else:
         model = read_model(resolve_model(cfg.model_path)[0])
+        if model.config["target_sum"] is None:
+            remedy = "annotate the files with 'scperformer predict'; they need no preparation"
+            raise InputError(f"the model {model.name} of raw counts", "a model of normalised cells", remedy)
         query = find_query(adata, model, cfg, str(path))
         prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
         findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *query.plan.overlap.notes])
         dropped = {"cells_dropped": 0, "genes_dropped": query.plan.overlap.num_dropped}
         fit = {"model": model.name, "genes_absent": query.plan.overlap.num_absent}
-        prepared.uns[PREPARED_KEY] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
+        total = float(model.config["target_sum"])
+        prepared.uns[PREPARED_KEY] = _record(prepared, findings, total) | dropped | fit
     record = prepared.uns[PREPARED_KEY]
     absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
     cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
@@ -14,7 +15,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
-from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
+from scperformer.config import AdaptConfig, AnalyzeConfig, CheckConfig, PredictConfig, PreprocessConfig
 from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import require_overlap
 from scperformer.model import SavedModel
@@ -22,6 +23,8 @@ from scperformer.model import SavedModel
 log = logging.getLogger(__name__)
 
 EXACT_ATTENTION = "softmax"  # the only attention that limits the number of tokens, by its option max_length
+
+MatchingConfig = PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig | CheckConfig
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Query:
     path: str
     rows: Rows
     plan: Alignment
+    var: pd.DataFrame  # the gene table of the file
+    cfg: MatchingConfig  # options of matching its genes
 
     @cached_property
     def sha256(self) -> str:
@@ -80,6 +85,10 @@ class Query:
         mapping = replace(plan.mapping, target=place[plan.mapping.target])
         return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
 
+    def of_model(self, model: SavedModel) -> "Query":
+        """Return the same cells with the genes of another model."""
+        return replace(self, plan=_plan(self.var, self.plan.findings, model, self.cfg, self.path))
+
     def all_cells(self) -> csr_matrix:
         """Return all aligned cells."""
         return vstack([self.block(start) for start in self.starts()], "csr")
@@ -99,18 +108,28 @@ def find_expression(
 
 
 def map_to_model(
-    cells: AnnData | BackedH5ad, findings: Findings, model: SavedModel, species: str, path: str = "the data"
+    cells: AnnData | BackedH5ad,
+    findings: Findings,
+    model: SavedModel,
+    cfg: MatchingConfig,
+    path: str = "the data",
 ) -> Alignment:
     """Map the genes of a file to those of a model, even if they share few genes; see `require_fit`."""
+    return _plan(gene_table(cells, findings.source), findings, model, cfg, path)
+
+
+def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: MatchingConfig, path: str) -> Alignment:
+    """Map the genes of a gene table to those of a model."""
     return plan_alignment(
-        gene_table(cells, findings.source),
+        var,
         findings,
         model.genes,
         importance=model.importance,
-        target_sum=float(model.config["target_sum"]),
+        target_sum=model.config["target_sum"],
         min_overlap=None,
         own_totals=bool(model.config.get("own_totals", False)),
-        species=species,
+        species=cfg.species,
+        exact=not isinstance(cfg, PreprocessConfig) and cfg.genes == "exact",
         path=path,
     )
 
@@ -134,7 +153,7 @@ def require_fit(
         file_genes=[str(name).strip() for name in var.index],
         model_genes=model.genes,
         var=var,
-        can_adapt=model.has_reference_cells
+        can_adapt=(model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies))
         and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
         own_totals=plan.own_totals,
     )
@@ -151,11 +170,15 @@ def find_query(
     A file without usable expression, or with too few of the model's genes, is refused.
     """
     findings, rows = find_expression(cells, cfg, path)
-    plan = map_to_model(cells, findings, model, cfg.species, path)
+    if model.config["target_sum"] is None and findings.kind != "counts":
+        remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
+        expected = f"raw counts, on which the model {model.name} was trained"
+        raise InputError(f"{findings.text} of {path}", expected, remedy)
+    plan = map_to_model(cells, findings, model, cfg, path)
     require_fit(cells, plan, model, cfg, path)
     for note in [findings.sentence, *plan.overlap.notes]:
         log.info("%s: %s", path, note)
-    return Query(path, rows, plan)
+    return Query(path, rows, plan, gene_table(cells, findings.source), cfg)
 
 
 def require_short(query: Query, model: SavedModel) -> None:
@@ -167,7 +190,7 @@ def require_short(query: Query, model: SavedModel) -> None:
     if not is_exact or model.scales.get("encoder") == 0:  # with a scale of 0, the encoder is not run
         return
     longest = query.plan.num_genes
-    if model.config["tokens"]["unexpressed"] != "full":
+    if model.config["tokens"]["unexpressed"] not in ("full", "all"):
         longest = max((int(np.diff(query.block(start).indptr).max(initial=0)) for start in query.starts()), default=0)
     if longest + 1 > attention["max_length"]:
         found = f"{longest + 1} tokens in a cell of {query.path}"

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from scperformer.cells.reference_labels import (
     LabelSelection,
     Terms,
     require_labels,
+    settle_batches,
     settle_rare_labels,
     settle_terms,
 )
@@ -50,6 +51,8 @@ class Reference:
     summary: str  # the expression and the filters, for users
     split: Split
     rare: LabelSelection
+    batches: np.ndarray | None = None  # index of the batch of each cell, int64, N; None: they are not known
+    batch_names: list[str] = field(default_factory=list)
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
     stream: Stream | None = None
 
@@ -77,6 +80,8 @@ class _Labelled:
     terms: Terms
     split: Split  # of the usable cells
     rare: LabelSelection
+    batches: np.ndarray | None  # index of the batch of each usable cell, int64
+    batch_names: list[str]
 
 
 def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float) -> _Labelled:
@@ -103,7 +108,8 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
     numbers = np.searchsorted(names, labels).astype(np.int64)
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
     split = split_cells(numbers, names, sides, capped, cfg.seed)
-    return _Labelled(usable, numbers, names, terms, split, rare)
+    batch_names, batches = settle_batches(obs, numbers, cfg.batch_key, path)
+    return _Labelled(usable, numbers, names, terms, split, rare, batches, batch_names)
 
 
 def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
@@ -129,8 +135,8 @@ def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collect
 
 def _read_obs(sources: Sequence[Path | Sample], cfg: TrainConfig) -> list[pd.DataFrame]:
     """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
-    columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}", cfg.data.split_key
-    names = list(dict.fromkeys(name for name in columns if name is not None))
+    columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
+    names = list(dict.fromkeys(name for name in (*columns, cfg.data.split_key, cfg.batch_key) if name is not None))
     tables = []
     for source in sources:
         if isinstance(source, Sample):
@@ -182,6 +188,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
         summary=summary,
         split=labelled.split,
         rare=labelled.rare,
+        batches=labelled.batches,
+        batch_names=labelled.batch_names,
     )
 
 
@@ -233,6 +241,8 @@ def _stream_reference(
         summary=summary,
         split=Split(*rows, split.done, [*split.notes, *notes]),
         rare=labelled.rare,
+        batches=None if labelled.batches is None else labelled.batches[loaded],
+        batch_names=labelled.batch_names,
         stream=Stream(collection, numbers[split.train], labels[split.train]),
     )
 

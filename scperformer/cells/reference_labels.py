@@ -140,6 +140,42 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     return LabelSelection(labels, done, note)
 
 
+def settle_batches(
+    obs: pd.DataFrame, labels: np.ndarray, key: str | None, path: str | Path
+) -> tuple[list[str], np.ndarray | None]:
+    """Return the names of the batches in a column of obs, sorted, and the index of the batch of each cell, int64.
+
+    `labels` has the index of the label of each cell. Without a key there are no batches.
+
+    Raises
+    ------
+    InputError
+        The column is missing, cells have no value in it, all have the same, or no label occurs in two batches.
+    """
+    if key is None:
+        return [], None
+    remedy = "set batch_key=... to the column of batches, or leave it out"
+    if key not in obs:
+        expected = f"batch_key to be one of {', '.join(map(str, obs.columns))}"
+        raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
+    values = label_texts(obs[key])
+    if missing := int(values.isna().sum()):
+        found = f"{missing} labelled cells of {path} without a value in obs['{key}']"
+        raise InputError(found, "a batch for each labelled cell", remedy)
+    names, batches = np.unique(values.to_numpy(str), return_inverse=True)
+    if len(names) < 2:
+        found = f"one value ('{names[0]}') in obs['{key}'] of the labelled cells"
+        raise InputError(found, "two or more batches, of which whole ones are held out", remedy)
+    num_batches = [len(np.unique(batches[labels == label])) for label in np.unique(labels)]
+    if max(num_batches) < 2:
+        found = f"no label with cells in two of the {len(names)} values of obs['{key}']"
+        raise InputError(found, "batches that share labels", remedy)
+    in_one = sum(num == 1 for num in num_batches)
+    note = f"; {in_one} labels occur in one alone, and are not held out" if in_one else ""
+    log.info("%d batches in obs['%s']: whole ones are held out%s", len(names), key, note)
+    return names.tolist(), batches.astype(np.int64)
+
+
 @dataclass
 class Terms:
     """The ontology ids and the tree of labels."""

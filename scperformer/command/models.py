@@ -1,148 +1,108 @@
 """The library of imported models (`models import`, `pull` and so on): a folder of model folders, found by their names.
 
-A model, or an archive of one, may come from anywhere: it is checked as a whole before it is copied into the library.
+A model may come from anywhere: it is checked as a whole before it is copied into the library (importing/folders.py).
 """
 
 import json
 import logging
-import re
-import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, in_bytes
-from scperformer.base.outputs import new_file, new_folder, require_absent
+from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.progress import say
 from scperformer.config import ModelsConfig
+from scperformer.genes import guess_species
+from scperformer.importing import described, import_model, run_import
 from scperformer.model import (
-    ARCHIVES,
     CARD,
-    CELLS_FILE,
-    EXTRAS,
-    GENES,
-    HELD_OUT,
     INFO,
     MAX_REGISTRY_BYTES,
     MODEL,
     PACKAGED_MODEL,
-    WEIGHTS,
     SavedModel,
-    copy_from_archive,
-    damaged_model,
     fetch,
     fetch_checked,
+    files_of_model,
     is_remote,
     library_folder,
     load_reference_cells,
+    parts_of,
     read_model,
     read_registry,
     registry_place,
     resolve_model,
+    write_copy,
 )
-from scperformer.network import rebuild
 
 log = logging.getLogger(__name__)
 
-FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
-MAX_EXTRA_BYTES = 64 * 2**20  # larger files that a model does not need are left out
+NOT_STATED = ("", "not stated")
 
 
-def _described(saved: SavedModel) -> str:
-    """Return the labels, the number of genes and the tissue of a model on one line."""
-    labels = f"{len(saved.labels)} labels ({', '.join(saved.labels)})" if saved.labels else "encoder without labels"
-    tissue = "" if saved.tissue is None else f", tissue {saved.tissue}"
-    return one_line(f"{labels}, {len(saved.genes)} genes{tissue}")
+def export_model(cfg: ModelsConfig) -> Path:
+    """Pack a model folder, or the imported or packaged model of a name, into a .zip; print its entry for a registry.
 
-
-def _files_of(saved: SavedModel, folder: Path) -> list[str]:
-    """Return the names of the files of a model: all that it needs, and those of `EXTRAS` that can be copied safely."""
-    needed = [
-        INFO,
-        WEIGHTS,
-        GENES,
-        *([CELLS_FILE] if saved.has_reference_cells else []),
-        *([HELD_OUT] if saved.held_out else []),
-    ]
-    extras = [folder / name for name in EXTRAS]
-    safe = [
-        file.name
-        for file in extras
-        # A link could lead to any file of the user.
-        if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES
-    ]
-    return needed + safe
-
-
-def import_model(path: Path, library: Path, *, overwrite: bool = False, name: str | None = None) -> Path:
-    """Check a model folder, or an archive of one, and copy it into the library, whole or not at all.
-
-    Returns its folder in the library.
-
-    Raises
-    ------
-    InputError
-        It is damaged, has a name that no folder can have, or is in the library and `overwrite` is not set; or its name
-        is not `name`, the name in a registry.
+    The options `name`, `species`, `tissue` and `licence` are also written into the model in the archive, which then has
+    another hash; without them it is the same model.
     """
-    if path.is_file():
-        with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
-            folder = Path(temporary) / path.name  # the name is in the text of errors
-            folder.mkdir()
-            copy_from_archive(path, folder)
-            return import_model(folder, library, overwrite=overwrite, name=name)
-    if not path.is_dir():
-        raise InputError(f"no file or folder {path}", ARCHIVES, "check the path")
-    saved = read_model(path)
-    # Both refuse damaged content, which otherwise only the first annotated file would meet.
-    rebuild(saved, path)
-    load_reference_cells(saved, path)
-    if not FOLDER_NAME.fullmatch(saved.name):
-        found = f"model '{path}' with the name '{saved.name[:80]}'"
-        raise InputError(found, "a name that a folder can have", "train it with another output=...")
-    if name not in (None, saved.name):
-        raise InputError(f"a model named '{saved.name}'", f"'{name}', as in the registry", "tell its author")
-    target = library / saved.name
-    require_absent(target, overwrite, MODEL)
-    with new_folder(target, MODEL, overwrite) as folder:
-        for file in _files_of(saved, path):
-            shutil.copyfile(path / file, folder / file)
-        if read_model(folder).hash != saved.hash:  # the files may change between check and copy
-            raise damaged_model(path, "it changed while it was copied")
-    log.info("%s imported: %s; use it with model_path=%s", _described(saved), target, saved.name)
-    return target
-
-
-def export_model(name: str, output: Path, *, overwrite: bool = False) -> Path:
-    """Pack a model folder, or the imported or packaged model of a name, into a .zip; print its entry for a registry."""
+    output = Path(cfg.inputs[1])
     if output.suffix != ".zip":
         raise InputError(f"{output}", "a name in .zip", "rename it")
-    folder, _ = resolve_model(name)
-    if not folder.exists() and name == PACKAGED_MODEL.name:
-        folder = PACKAGED_MODEL
+    require_absent(output, cfg.overwrite)
+    folder, why = resolve_model(cfg.inputs[0])
     saved = read_model(folder)
-    load_reference_cells(saved, folder)
-    with (
-        new_file(output, overwrite) as temporary,
-        # Files of a reproducible build may be dated 1970; they are stored as 1980, the first year of the format.
-        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as zipped,
-    ):
-        for file in _files_of(saved, folder):
-            zipped.write(folder / file, f"{saved.name}/{file}")
-    entry = {
-        "name": saved.name,
-        "tissue": saved.tissue or "",
-        "labels": saved.labels,
-        "genes": len(saved.genes),
-        "url": "https://...",  # for the user to fill in
-        "size": output.stat().st_size,
-        "sha256": sha256(output),
-    }
+    for part, place in parts_of(saved, folder):
+        load_reference_cells(part, place)
+    name = cfg.name or (folder.name if why == "imported" else saved.name)
+    given = {"species": cfg.species, "tissue": cfg.tissue, "licence": cfg.licence}
+    facts = {fact: value for fact, value in given.items() if value is not None}
+    with _as_published(saved, folder, name, facts) as (published, place):
+        with (
+            new_file(output, cfg.overwrite) as temporary,
+            # Files of a reproducible build may be dated 1970; they are stored as 1980, the first year of the format.
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as zipped,
+        ):
+            for file in files_of_model(published, place):
+                zipped.write(place / file, f"{name}/{file}")
+        entry = {
+            "name": name,
+            "tissue": published.tissue or "",
+            "species": published.provenance.get("species") or guess_species(published.genes),
+            "labels": published.labels,
+            "genes": len(published.genes),
+            "licence": published.provenance.get("licence", ""),
+            "url": cfg.url or "https://...",
+            "size": output.stat().st_size,
+            "sha256": sha256(output),
+        }
+    missing = [f"{what}=..." for what in ("tissue", "species", "licence") if entry[what] in (*NOT_STATED, "unknown")]
+    if missing:
+        log.info("the entry does not state everything: add %s", ", ".join(missing))
     log.info("written: %s; its entry for a registry (docs/models.md):", output)
     say(json.dumps(entry, ensure_ascii=False))
     return output
+
+
+@contextmanager
+def _as_published(
+    saved: SavedModel, folder: Path, name: str, facts: dict[str, str]
+) -> Iterator[tuple[SavedModel, Path]]:
+    """Give a model its name and the facts about it; yield it with its folder, which is a copy if anything changes."""
+    new = {fact: value for fact, value in facts.items() if saved.provenance.get(fact) != value}
+    if name == saved.name and not new:
+        yield saved, folder
+        return
+    with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
+        place = Path(temporary) / name
+        write_copy(replace(saved, name=name, provenance=saved.provenance | new), folder, place)
+        yield read_model(place), place
 
 
 def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False) -> Path:
@@ -179,7 +139,8 @@ def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False)
         require_absent(library / name, overwrite, MODEL)  # refused before the download
         log.info("downloads %s (%s)", entry.url, in_bytes(entry.size))
         fetch_checked(entry, file, place)
-        return import_model(file, library, overwrite=overwrite, name=name)
+        options = ModelsConfig(action="import", inputs=[str(file)], name=name, overwrite=overwrite)
+        return import_model(file, library, options)
 
 
 def run_models(cfg: ModelsConfig) -> list[Path]:
@@ -187,9 +148,9 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
     library = Path(cfg.output) if cfg.output else library_folder()
     place = registry_place(cfg.registry)
     if cfg.action == "import":
-        return [import_model(Path(cfg.inputs[0]), library, overwrite=cfg.overwrite)]
+        return [run_import(cfg)]
     if cfg.action == "export":
-        return [export_model(cfg.inputs[0], Path(cfg.inputs[1]), overwrite=cfg.overwrite)]
+        return [export_model(cfg)]
     if cfg.action == "pull":
         return [pull_model(cfg.inputs[0], place, library, overwrite=cfg.overwrite)]
     return _list_models(library, place, only=cfg.inputs[0] if cfg.action == "show" else None)
@@ -224,7 +185,7 @@ def _list_models(library: Path, place: str, only: str | None) -> list[Path]:
         known = {} if folders else {only: known[only]}
     for folder in folders:
         try:
-            text = _described(read_model(folder))
+            text = described(read_model(folder))
         except InputError as error:
             text = f"cannot be used: {error}"
         packaged = " (packaged)" if folder == PACKAGED_MODEL else ""

@@ -134,13 +134,19 @@ class TokensConfig(Options):
 
     name: str = choice("continuous", "bins", "scbert")  # kind of token
     num_bins: int = option(5, (lambda num: 1 <= num <= 1000, "1 to 1000"))  # highest bin (scbert: 5)
-    # unexpressed genes; full: they are tokens, too; memory: only keys and values (with `attention=favor` or `rbf`)
-    unexpressed: str = choice("skip", "full", "memory")
+    # unexpressed genes; full: they are tokens, too; all: and genes that a file lacks, too, as in scBERT; memory: only
+    # keys and values (with `attention=favor` or `rbf`)
+    unexpressed: str = choice("skip", "full", "all", "memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name == "scbert":
             require(self.num_bins == 5, "tokens.num_bins", self.num_bins, "5 with tokens=scbert (else tokens=bins)")
+
+    @property
+    def every_gene(self) -> bool:
+        """Whether unexpressed genes are tokens."""
+        return self.unexpressed in ("full", "all")
 
     @property
     def bins_per_log2(self) -> float:
@@ -166,7 +172,9 @@ class ModelConfig(Options):
     # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
     # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
-    gene2vec_path: str | None = None  # a text file of genes with `model.dim` numbers each; missing genes get 0
+    # a text file of genes with `model.dim` numbers each; or an array (.npy), with the genes of its rows in a text file
+    # of the same name (.txt) beside it, one in each line; missing genes get 0
+    gene2vec_path: str | None = None
     dropout: float = option(0.1, BELOW_ONE)  # dropout rate in the encoder
     # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once; no effect on a
     # GPU with Triton, which needs no more memory for all of them

@@ -70,6 +70,9 @@ class _ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = None  # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged model
+    # exact: a gene of the file is found in the model by the same name alone, as other tools do; matched: also by ids,
+    # case, previous symbols and more; see docs/inputs.md#genes
+    genes: str = choice("matched", "exact")
     # least share of the model's informative expression that the genes of a file must carry; see docs/inputs.md#genes
     min_overlap: float = option(0.2, SHARE)
 
@@ -117,7 +120,7 @@ class NetworkConfig(ExpressionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
-        expected = "none with tokens.unexpressed=full or memory, for which unmeasured genes are not known"
+        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
         require(no_conflict, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.encoder and without_vectors and self.init is None:
@@ -151,6 +154,12 @@ class TrainConfig(NetworkConfig):
     label_tree: str | None = None
     # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
     ontology: str = option("packaged", ONTOLOGY)
+    # obs column with the batch, donor or study of each cell: whole ones are held out to see what holds for new cells
+    batch_key: str | None = None
+    # train a model for each study and join them; auto: with several files; true: also for the batches of one file
+    studies: str = choice("auto", "true", "false")
+    # of several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
+    label_map: str | None = None
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
@@ -171,6 +180,7 @@ class TrainConfig(NetworkConfig):
     init_mode: str = choice("full", "last_layer", "head")
 
     def __post_init__(self) -> None:
+        self.studies = self.studies.lower()  # Hydra turns the word true into True
         super().__post_init__()
         is_coexpression = self.model.positions == "coexpression"
         is_weighted = self.head.name == "weighted"
@@ -183,6 +193,8 @@ class TrainConfig(NetworkConfig):
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
         has_one_tree = self.label_tree is None or not self.label_keys
         require(has_one_tree, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
+        has_studies = self.studies == "true" or (self.studies == "auto" and len(self.inputs) > 1)
+        require(has_studies or self.label_map is None, "label_map", self.label_map, "several files, or studies=true")
         uses_unlabelled = self.model.encoder and is_coexpression
         expected = "no files without model=performer or pooled"
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
@@ -219,6 +231,9 @@ class PretrainConfig(NetworkConfig):
 class PredictConfig(_ModelOptions):
     """Annotate the cells of one or more files."""
 
+    # further models on the same cells, each with the prefix KEY_NAME; model_path=[A,B] stands for model_path=A and
+    # other_models=[B]; see docs/models.md#several-models-on-the-same-cells
+    other_models: list[str] = field(default_factory=list)
     output: str | None = None  # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; null: beside each input
     outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
     output_dir: str | None = None  # a folder for all outputs, INPUT.annotated.FORMAT; null: beside each input
@@ -256,6 +271,15 @@ class PredictConfig(_ModelOptions):
     prior: str = choice("reference", "em")
     # also one label per cluster, by majority: an obs column, or auto (many small clusters); see docs/labels.md#clusters
     clusters: str | None = None
+    # of models of CellTypist, as there: prob_match also joins all labels whose own probability is above `p_thres`; a
+    # cell without such a label is Unassigned, and unknown
+    mode: str = choice("best_match", "prob_match")
+    p_thres: float = option(0.5, SHARE)  # of `mode=prob_match`
+    # also CellTypist's majority voting: the most frequent label of each of many small clusters, or of those in the
+    # column `clusters`
+    majority_voting: bool = False
+    # of `majority_voting`: a cluster in which the share of that label is lower is Heterogeneous
+    min_prop: float = option(0.0, SHARE)
     # also mark cells of low quality and score doublets, both among the cells of the file; see docs/labels.md#quality
     quality: bool = False
     # source of ontology ids and label tree instead of the model, as in `train`
@@ -268,6 +292,9 @@ class PredictConfig(_ModelOptions):
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()
+        if self.model_path is not None and self.model_path.startswith("[") and self.model_path.endswith("]"):
+            self.model_path, *more = [name.strip(" '\"") for name in self.model_path[1:-1].split(",")]
+            self.other_models = [*more, *self.other_models]
         super().__post_init__()
         num = len(self.inputs)
         expected = "no output option with several files (output_dir=FOLDER takes all of them)"
@@ -285,6 +312,9 @@ class PredictConfig(_ModelOptions):
             require(is_name, "sample_names", self.sample_names, "names without '/'")
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
+        if self.other_models:
+            is_whole = self.share is None and not self.shares and not self.resume
+            require(is_whole, "other_models", self.other_models, "one model with share, shares or resume")
         if self.share is not None:
             parts = re.fullmatch("([0-9]+)/([0-9]+)", self.share)
             is_share = parts is not None and 1 <= int(parts[1]) <= int(parts[2])
@@ -381,11 +411,34 @@ class AnalyzeConfig(_ModelOptions):
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch
 
 
+# Options of `models` that only some of its actions have.
+OPTIONS_OF_ACTIONS = {
+    **dict.fromkeys(("genes", "labels", "reference", "label_key", "batch"), ("import",)),
+    **dict.fromkeys(("name", "species", "tissue", "licence"), ("import", "export")),
+    "url": ("export",),
+}
+
+
 @dataclass(kw_only=True)
 class ModelsConfig(_FileOptions):
     """List models, describe one, import or export one, or pull one that a registry knows."""
 
     action: str = choice("list", "show", "import", "export", "pull")  # the first plain word
+    # import, export: what the model is to be called; null: its own name, or that of the file
+    name: str | None = option(None, LINE)
+    # import: a text file with the genes of a model that does not name them, one in each line, or an h5ad file
+    genes: str | None = None
+    labels: str | None = None  # import: a file with the labels of a model that does not name them
+    # import: a file of labelled cells, with which a model of another tool gets calibrated confidences, novelty, an
+    # expected accuracy, and adapts to panels and depth
+    reference: str | None = None
+    label_key: str | None = None  # import: the obs column of `reference` with the labels
+    # import: the batch as which cells are read by a model of scvi-tools that encodes batches
+    batch: str | None = option(None, LINE)
+    species: str | None = option(None, LINE)  # import, export: of the model's genes; null: as its genes look
+    tissue: str | None = option(None, LINE)  # import, export: of the model's cells
+    licence: str | None = option(None, LINE)  # import, export: of the model
+    url: str | None = option(None, LINE)  # export: the address from which others will download the archive
     output: str | None = None  # null: $SCPERFORMER_MODELS, else `scperformer/models` in the user's data folder
     # a file of models that can be pulled; null: $SCPERFORMER_REGISTRY, else that of the package; see docs/models.md
     registry: str | None = None
@@ -395,7 +448,7 @@ class ModelsConfig(_FileOptions):
         wanted = {
             "list": [],
             "show": ["a name"],
-            "import": ["a model folder or archive"],
+            "import": ["a model folder, archive or file"],
             "export": ["the name of a model", "an archive in .zip"],
             "pull": ["a name"],
         }[self.action]
@@ -403,6 +456,11 @@ class ModelsConfig(_FileOptions):
             found = f"{len(self.inputs)} words after 'models {self.action}'"
             expected = " and ".join(wanted) or "none"
             raise InputError(found, expected, "'scperformer models --help' shows examples")
+        for name, actions in OPTIONS_OF_ACTIONS.items():
+            is_used = getattr(self, name) is None or self.action in actions
+            require(is_used, name, getattr(self, name), f"no {name} with 'models {self.action}'")
+        has_both = (self.reference is None) == (self.label_key is None)
+        require(has_both, "label_key", self.label_key, "reference=FILE and label_key=COLUMN together")
 
 
 @dataclass(kw_only=True)

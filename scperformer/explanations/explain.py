@@ -29,7 +29,7 @@ from scperformer.explanations.page import (
     render_explanation,
 )
 from scperformer.files import BackedH5ad, default_output, nullable_strings_allowed, open_cells, write_anndata
-from scperformer.fitting import Adapted, Condition, adapt_model, find_condition, reduced
+from scperformer.fitting import Adapted, Condition, adapt_model, find_condition, reduced, with_encoder_weight
 from scperformer.labels import reweighted
 from scperformer.model import SavedModel, load_reference_cells
 from scperformer.network import Cells, Model, load_model, predict_cells, torch_state_kept
@@ -44,7 +44,14 @@ EXPLANATION = FolderKind("an explanation")
 GENES_PER_LABEL = "genes_per_label.csv"
 ATTENTION_PER_LABEL = "attention_per_label.csv"
 DELETION = "deletion.csv"
-EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species")  # as in the run of predict
+EXPRESSION_OPTIONS = (
+    "source",
+    "input_kind",
+    "input_total",
+    "input_base",
+    "species",
+    "genes",
+)  # as in the run of predict
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
 MAX_TESTED = 500  # cells of the deletion test
 MAX_OTHER = 0.01  # share of cells whose label may differ from the file; close calls do on a GPU or in bfloat16
@@ -168,7 +175,7 @@ def _adapt_as_predict(
     except (KeyError, TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
         raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
-    given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS}
+    given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS if hasattr(cfg, name)}
     options |= {name: value for name, value in given.items() if value != getattr(PredictConfig, name)}
     record = facts.get("condition", {})  # earlier versions had no conditions
     adapt = bool(record.get("adapted", False))
@@ -187,7 +194,9 @@ def _adapt_as_predict(
         if condition is None:
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
-    return adapt_model(model, query, predict, condition)
+    adapted = adapt_model(model, query, predict, condition)
+    weight = float(facts.get("shift", {}).get("encoder_weight", 1.0))
+    return replace(adapted, model=with_encoder_weight(adapted.model, weight))
 
 
 @dataclass(kw_only=True)
@@ -305,7 +314,7 @@ def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
     if reference_cells is None:
         return None
     measured = np.isin(model.saved.genes, saved.genes)
-    x = reduced(reference_cells, Condition(measured, None), float(saved.config["target_sum"]), seed=0)
+    x = reduced(reference_cells, Condition(measured, None), saved.config["target_sum"], seed=0)
     tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
     if len(tested) < 2:
         return None

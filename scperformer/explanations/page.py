@@ -138,7 +138,8 @@ def draw_heat_map(explanation: AnnData, key: str) -> bytes:
     size = 2.5 + 0.24 * sum(map(len, genes.values())), 1.5 + 0.014 * len(rows)
     with _scanpy_plots() as pl:
         axes = pl.heatmap(drawn, genes, f"{key}_label", figsize=size, show_gene_labels=True, show=False, **scale)
-        axes["groupby_ax"].set_ylabel("label of the cells")  # not the name of the column
+        if "groupby_ax" in axes:  # scanpy draws it for several labels alone
+            axes["groupby_ax"].set_ylabel("label of the cells")  # not the name of the column
         return png(axes["heatmap_ax"].figure)
 
 

@@ -2,6 +2,10 @@ from .adapt import Adapted as Adapted
 from .adapt import adapt_model as adapt_model
 from .adapt import write_adapted as write_adapted
 from .adapted import fit_to_condition as fit_to_condition
+from .adapted import with_encoder_weight as with_encoder_weight
+from .calls import Calls as Calls
+from .calls import Read as Read
+from .calls import call_block as call_block
 from .condition import Condition as Condition
 from .condition import adapting_pays as adapting_pays
 from .condition import depth_class as depth_class
@@ -17,6 +21,11 @@ from .evidence import fill_network as fill_network
 from .evidence import fit_branches as fit_branches
 from .evidence import scales_if_significant as scales_if_significant
 from .expected_accuracy import conditions_table as conditions_table
+from .imported import KEPT_SCORES as KEPT_SCORES
+from .imported import MAX_KEPT as MAX_KEPT
+from .imported import baseline_scores as baseline_scores
+from .imported import baseline_weights as baseline_weights
+from .imported import evidence_of as evidence_of
 from .linear import MAX_DUAL as MAX_DUAL
 from .linear import SOLVER_TOLERANCE as SOLVER_TOLERANCE
 from .linear import LinearOptions as LinearOptions

@@ -4,11 +4,12 @@ import logging
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
@@ -16,22 +17,23 @@ from scperformer.base.outputs import require_absent
 from scperformer.cells import Query, find_query, read_genes
 from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.files import default_output, open_cells
-from scperformer.fitting.adapted import fit_to_condition
+from scperformer.fitting.adapted import fit_to_condition, with_encoder_weight
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
 from scperformer.fitting.shift import find_shift
-from scperformer.genes import find_panel
+from scperformer.genes import MIN_PANEL, find_panel
 from scperformer.model import (
     INFO,
     MODEL,
     ReferenceCells,
     SavedModel,
+    Study,
     damaged_model,
     load_reference_cells,
     read_model,
     write_model,
 )
-from scperformer.network import Model, as_model, load_model, torch_state_kept
-from scperformer.trust import Shift
+from scperformer.network import JoinedModel, Model, as_model, load_model, torch_state_kept
+from scperformer.trust import FAR, Shift
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,23 @@ class Adapted:
     query: Query
     record: dict[str, Any]
     shift: Shift | None = None  # how far the cells are from the reference; None: not asked for, or not known
+    members: "list[Member]" = field(default_factory=list)  # of a model of several studies
+
+
+@dataclass
+class Member:
+    """The model of one study among several, for the cells of a file."""
+
+    study: Study
+    adapted: Adapted
+    weight: float  # of its probabilities; the weights of all members sum to 1
+
+    @property
+    def usual_score(self) -> float:
+        """The novelty score that few known cells exceed in a file like this one; 1 if it is not known."""
+        held_out = self.adapted.model.saved.held_out
+        factor = 1.0 if self.adapted.shift is None else self.adapted.shift.factor
+        return 1.0 if held_out is None else factor * float(np.quantile(held_out.scores, 1 - PredictConfig.false_alarms))
 
 
 @torch_state_kept()  # a network draws its first weights at random
@@ -53,19 +72,23 @@ def adapt_model(
     """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
 
     A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
-    unless it is given. With `with_shift`, also find how far the file is from the reference, and log it.
+    unless it is given. With `with_shift`, also find how far the file is from the reference, log it, and
+    let the encoder weigh less if it is of another study.
 
     Raises
     ------
     InputError
         `adapt=true`, and the model keeps no cells.
     """
+    if isinstance(model, JoinedModel):
+        return _adapt_members(model, query, cfg, with_shift)
     saved = model.saved
     condition = condition or find_condition(query, with_depth=cfg.adapt != "false")
     reference_cells = None if cfg.adapt == "false" else load_reference_cells(saved, model.path)
     if cfg.adapt == "true" and reference_cells is None:
         found = f"adapt=true and a model that keeps no cells ({model.path})"
-        raise InputError(found, "kept cells", "train it again, or leave adapt=true out")
+        remedy = f"{saved.how_to_complete}, or leave adapt=true out"
+        raise InputError(found, "kept cells", remedy)
     share = math.nan if reference_cells is None else depth_share(reference_cells, condition)
     depth = condition.depth
     if share == 1:  # all files that are as deep as the kept cells, or deeper, have one adapted model
@@ -94,7 +117,51 @@ def adapt_model(
     shift = find_shift(query, model.saved, reference_cells, condition) if with_shift else None
     if shift is not None:
         log.info("%s: %s", query.path, shift.text)
+        model = with_encoder_weight(model, shift.encoder_weight)
     return Adapted(model, query, record, shift)
+
+
+def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_shift: bool) -> Adapted:
+    """Adapt the model of each study to a file; all weigh the same, except that studies of another tissue weigh nothing.
+
+    Larger weights for the studies that are nearer to the file did not make calls more accurate (docs/trust.md). A study
+    with too few genes of the file is left out.
+    """
+    found = []
+    for study, member in zip(model.saved.studies, model.members, strict=True):
+        own = replace(query.of_model(study.saved), path=f"{query.path}, study {study.name}")
+        num_genes = int(own.measured.sum())
+        if num_genes < min(MIN_PANEL, len(study.saved.genes)):
+            text = "%s: study %s is left out, as it shares %d genes with the file"
+            log.warning(text, query.path, study.name, num_genes)
+            continue
+        found.append((study, adapt_model(member, own, cfg, with_shift=with_shift)))
+    if not found:
+        expected = f"{MIN_PANEL} genes of one of the {len(model.members)} studies"
+        raise InputError(f"too few genes in {query.path}", expected, "use a model for its genes")
+    ratios = np.array([math.nan if each.shift is None else each.shift.novelty_ratio for _, each in found])
+    is_far = np.array([each.shift is not None and each.shift.kind == FAR for _, each in found])
+    weights = np.ones(len(found)) if is_far.all() else 1.0 - is_far
+    weights /= weights.sum()
+    members = [Member(study, each, float(weight)) for (study, each), weight in zip(found, weights, strict=True)]
+    nearest_first = np.argsort(np.where(np.isnan(ratios), np.inf, ratios), kind="stable")
+    nearest = members[nearest_first[0]].adapted
+    shown = ", ".join(f"{members[place].study.name} ({ratios[place]:.1f})" for place in nearest_first)
+    log.info("%s: the studies by their distance, as novelty of the file: %s", query.path, shown)
+    keys = [member.adapted.record["key"] for member in members if member.adapted.record["adapted"]]
+    record = nearest.record | {
+        "adapted": bool(keys),
+        "num_genes": int(query.measured.sum()),
+        "key": "-".join(keys),
+        "expected_accuracy": _accuracy(model.saved),
+        "accuracy_with_all_genes": _accuracy(model.saved),
+        "studies": {
+            "name": np.array([member.study.name for member in members], dtype=object),
+            "weight": weights,
+            "novelty_ratio": ratios,
+        },
+    }
+    return Adapted(model, query, record, nearest.shift, members)
 
 
 def _adapted_to(
@@ -162,7 +229,8 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
     require_absent(output, cfg.overwrite, MODEL)
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
-        raise InputError(f"a model that keeps no cells ({model.path})", "kept cells", "train it again")
+        found = f"a model that keeps no cells ({model.path})"
+        raise InputError(found, "kept cells", model.saved.how_to_complete)
     adapted = fit_to_condition(model, reference_cells, _condition_of(source, model.saved, cfg))
     write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
     text = "written: %s; on reference cells reduced to its %d genes: accuracy %.2f (%.2f with all genes)"

@@ -1,6 +1,7 @@
 """A model adapted to a condition: fitted anew to the cells that it stores, with the genes and the depth of a file."""
 
 import math
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig, OptimConfig, TokensConfig, TrainConfig
 from scperformer.fitting.condition import Condition, depth_share, reduced
 from scperformer.fitting.evidence import Fitted, fill_network, fit_branches
+from scperformer.fitting.imported import distilled
 from scperformer.fitting.linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
 from scperformer.model import HeldOut, ReferenceCells, SavedModel, damaged_model
-from scperformer.network import CellTypeModel, Model
+from scperformer.network import CellTypeModel, ImportedNetwork, Model
 from scperformer.trust import calibration
 
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
@@ -29,20 +31,24 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     The result has the measured genes alone, and normalises cells over these. It has no layers of attention, as they
     were trained for all genes. Without them, gene vectors from co-expression still are an encoder; others are left out.
     """
+    if isinstance(model.network, ImportedNetwork):
+        return distilled(model, reference_cells, condition)
     saved = model.saved
     seed = int(saved.provenance["seed"])
     rows = stratified_sample(reference_cells.labels, MAX_DUAL, seed)
-    labels = reference_cells.labels[rows]
-    cells = ReferenceCells(reference_cells.values[rows], labels, reference_cells.are_counts)
+    cells = reference_cells.some(rows)
+    labels = cells.labels
     num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
-    target_sum = float(saved.config["target_sum"])
+    target_sum = saved.config["target_sum"]
     x, *draws = (reduced(cells, condition, target_sum, seed + draw) for draw in range(num_draws))
     cfg = _training_options(saved)
     linear_options = _linear_options(saved, cfg.model, model.path) if cfg.model.linear else None
     vectors = None
     if cfg.model.encoder and _keeps_vectors(saved):
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
-    fitted = fit_branches(x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors)
+    fitted = fit_branches(
+        x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors, batches=cells.batches
+    )
     scales, held_out = _evidence(saved, fitted)
     metrics: dict[str, Any] = {"scales": scales}
     if linear_options is not None:
@@ -151,3 +157,15 @@ def _weights(
     baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
     weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
+
+
+def with_encoder_weight(model: Model, weight: float) -> Model:
+    """Return a model with the logits of its encoder multiplied by a weight; see trust/shift.py."""
+    if weight == 1:
+        return model
+    network = deepcopy(model.network)
+    assert isinstance(network, CellTypeModel)
+    network.scale_branches(1.0, weight)
+    scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
+    saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
+    return replace(model, saved=saved, network=network)

@@ -18,14 +18,16 @@ from scperformer.fitting.linear import (
     MAX_DUAL,
     ROUGH,
     LinearOptions,
+    batch_folds,
     design,
     fit_design,
     fit_linear_branch,
     label_folds,
+    labels_of_one_fold,
 )
 from scperformer.model import HeldOut
 from scperformer.network import CellTypeModel, LinearModel, Performer, Readout, torch_state_kept
-from scperformer.trust import fit_novelty
+from scperformer.trust import MIN_CELLS, fit_novelty, gene_effects
 
 LARGEST = 10.0  # a scale would be infinite without a limit if all held-out cells are called correctly
 EVIDENCE_FOLDS = 5
@@ -125,6 +127,7 @@ def fit_branches(
     draws: Sequence[csr_matrix] = (),
     unlabelled: csr_matrix | None = None,
     vectors: np.ndarray | None = None,
+    batches: np.ndarray | None = None,
     with_evidence: bool = True,
     folder: Path | None = None,
 ) -> Fitted:
@@ -145,12 +148,14 @@ def fit_branches(
         Other cells with the same genes: the vectors of genes are learned from them, too.
     vectors
         Vectors of the genes, G x D, if they are not to be learned from these cells.
+    batches
+        Index of the batch of each cell, int64, N: whole batches are dealt to the folds. None: cells are.
     with_evidence
         Also find the scales and the scores. Without it, or if no label has a second cell, there is no evidence.
     folder
         The run folder for logs and checkpoints of the training; None: there are none.
     """
-    folds = Folds(*evidence_folds(labels, cfg.seed)) if with_evidence else Folds(np.arange(0), np.arange(0))
+    folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else no_folds(len(labels))
     num_labels = int(labels.max()) + 1
     linear_logits = np.zeros((len(folds.rows), num_labels), dtype=np.float32)
     encoder_logits = np.zeros_like(linear_logits)
@@ -175,6 +180,9 @@ def fit_branches(
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
     evidence |= asdict(score(truth, scaled.argmax(axis=1)))
     evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
+    if batches is not None:
+        is_right = scaled.argmax(axis=1) == truth
+        evidence["batches"] = compare_batches(x, labels, batches, folds.rows[folds.is_dealt], is_right)
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
     return Fitted(linear, encoder, scales, evidence, held_out)
 
@@ -184,7 +192,12 @@ class Folds:
     """Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
 
     rows: np.ndarray  # numbers of the cells
-    fold_of_row: np.ndarray  # the fold of each of these cells; -1: it is in the fits of all folds
+    fold_of_cell: np.ndarray  # the fold of each cell, also of those that are not called; -1: in the fits of all folds
+
+    @property
+    def fold_of_row(self) -> np.ndarray:
+        """The fold of each of the cells `rows`."""
+        return self.fold_of_cell[self.rows]
 
     @property
     def numbers(self) -> np.ndarray:
@@ -243,10 +256,8 @@ def _fit_encoder(
         cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
     performer = start_performer(vectors, vstack(draws, "csr"), cfg)
     sums = np.concatenate([performer.sums_of(x) for x in draws])
-    fold_of_cell = np.full(len(labels), -1)
-    fold_of_cell[folds.rows] = folds.fold_of_row
     # The first copy is trained on all cells.
-    sides = np.tile([fold_of_cell != fold for fold in (-2, *folds.numbers)], len(draws))
+    sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], len(draws))
     trained = train_readouts(performer, sums, np.tile(labels, len(draws)), sides, logits.shape[1], cfg, folder)
     encoders = [FittedEncoder(performer, readout) for readout in trained]
     for fold, encoder in zip(folds.numbers, encoders[1:], strict=True):
@@ -255,13 +266,52 @@ def _fit_encoder(
     return encoders[0]
 
 
-def evidence_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deal up to 4,000 cells to 5 folds; return their rows and the fold of each, -1 for the only cell of a label."""
+def no_folds(num_cells: int) -> Folds:
+    """Return folds without cells."""
+    return Folds(np.arange(0), np.full(num_cells, -1))
+
+
+def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = None) -> Folds:
+    """Choose up to 4,000 cells, and deal them to 5 folds, or whole batches, if they are known, to up to 5.
+
+    The only cell of a label is not held out, nor are the cells of a label that occurs in a single fold of batches.
+    """
     rows = stratified_sample(labels, MAX_DUAL, seed)
+    if batches is not None:
+        fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
+        fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
+        return Folds(rows, fold_of_cell)
+    folds = no_folds(len(labels))
     order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
-    folds = np.empty(len(rows), dtype=np.int64)
-    folds[order] = dealt
-    return rows, folds
+    folds.fold_of_cell[rows[order]] = dealt
+    return Folds(rows, folds.fold_of_cell)
+
+
+def compare_batches(
+    x: csr_matrix, labels: np.ndarray, batches: np.ndarray, called: np.ndarray, is_right: np.ndarray
+) -> dict[str, Any]:
+    """Return how well the calls of each batch by the others are right, and how far the batches are from each other.
+
+    Parameters
+    ----------
+    called, is_right
+        Row numbers of the held-out cells, and whether each was called as its label.
+
+    Returns
+    -------
+    `accuracy` of each batch (None without such cells), and `gene_effects`: the largest between a batch and the others.
+    """
+    of_called = batches[called]
+    numbers = range(int(batches.max()) + 1)
+    accuracy = [float(is_right[of_called == batch].mean()) if (of_called == batch).any() else None for batch in numbers]
+    effects = []
+    for batch in numbers:
+        is_batch = batches == batch
+        is_shared = np.isin(labels, labels[~is_batch])
+        if (is_batch & is_shared).sum() >= MIN_CELLS:
+            others = np.unique(labels[~is_batch], return_inverse=True)[1]
+            effects.append(gene_effects(x[is_batch & is_shared], x[~is_batch], others))
+    return {"accuracy": accuracy, "gene_effects": max(effects, default=0.0)}
 
 
 @torch.no_grad()

@@ -186,6 +186,26 @@ def label_folds(
     return np.concatenate(rows), np.concatenate(folds)
 
 
+def batch_folds(batches: np.ndarray, num_folds: int) -> np.ndarray:
+    """Deal whole batches to folds, the largest first, each into the fold with the fewest cells: the fold of each cell.
+
+    `batches` has the index of the batch of each cell, int64, N.
+    """
+    sizes = np.bincount(batches)
+    fold_of_batch = np.zeros(len(sizes), dtype=np.int64)
+    num_used = min(num_folds, int(np.count_nonzero(sizes)))
+    filled = np.zeros(num_used, dtype=np.int64)
+    for batch in np.argsort(-sizes, kind="stable"):
+        fold_of_batch[batch] = filled.argmin()
+        filled[fold_of_batch[batch]] += sizes[batch]
+    return fold_of_batch[batches]
+
+
+def labels_of_one_fold(folds: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the labels whose cells are all in one fold: if it is held out, the others do not have them."""
+    return np.array([label for label in np.unique(labels) if len(np.unique(folds[labels == label])) == 1], dtype=int)
+
+
 def held_out_losses(
     x: csr_matrix, labels: np.ndarray, folds: np.ndarray, linear_options: LinearOptions, balances: tuple[str, ...]
 ) -> list[float]:
@@ -201,14 +221,20 @@ def held_out_losses(
     return [negative_log_likelihood(each[folds >= 0], labels[folds >= 0]) for each in logits]
 
 
-def choose_linear_options(x: csr_matrix, labels: np.ndarray, powers: tuple[float, ...], seed: int) -> LinearOptions:
+def choose_linear_options(
+    x: csr_matrix, labels: np.ndarray, powers: tuple[float, ...], seed: int, batches: np.ndarray | None = None
+) -> LinearOptions:
     """Choose the weights of genes and labels by the likelihood of held-out cells, in a cross-validation with 3 folds.
 
     Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
-    little in many genes favour `standard`. `seed` deals the cells to the folds.
+    little in many genes favour `standard`. `seed` deals the cells to the folds; with `batches`, the index of the batch
+    of each cell, whole batches are held out.
     """
     first = LinearOptions(powers, PENALTY_C, CLASS_WEIGHTS[0], WEIGHTINGS[0])
     rows, folds = label_folds(labels, seed)
+    if batches is not None:
+        folds = batch_folds(batches[rows], CHOICE_FOLDS)
+        folds[np.isin(labels[rows], labels_of_one_fold(folds, labels[rows]))] = -1
     if not (folds >= 0).any():  # every label has a single cell
         return first
     x = x[rows]

@@ -30,6 +30,7 @@ SPREAD = 2.0  # standard deviation of the widest number of the cells' vectors
 TOKENS = {
     "skip": "expressed genes as tokens",
     "full": "all genes as tokens",
+    "all": "all genes as tokens",
     "memory": "expressed genes as tokens, the others as memory",
 }
 

@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.cells import Query, stratified_sample
 from scperformer.fitting.condition import Condition, reduced, seen_rows
-from scperformer.model import ReferenceCells, SavedModel
+from scperformer.model import ReferenceCells, SavedModel, both_have_a_part
 from scperformer.trust import (
     MIN_CELLS,
     Profile,
@@ -46,12 +46,16 @@ def find_shift(
     effects = math.nan
     if reference_cells is not None and len(scores) >= MIN_CELLS:
         own = x
-        if not query.measured.all():
+        # The kept cells of an imported model have its genes alone, and are normalised over these.
+        if not query.measured.all() or saved.imported:
             own = query.of_genes(query.measured).some(rows)
             own = own[_expressed(own)]
         kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
-        effects = gene_effects(own[most_alike(scores)], kept, reference_cells.labels)
-    return make_shift(scores, saved.held_out.scores, effects)
+        codes = np.unique(reference_cells.labels, return_inverse=True)[1]
+        effects = gene_effects(own[most_alike(scores)], kept, codes)
+    has_both = both_have_a_part(saved.scales)
+    known = saved.held_out.scores
+    return make_shift(scores, known, effects, has_both=has_both, batch_effects=saved.batch_effects)
 
 
 def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition, rate: float) -> tuple[float, Shift]:
@@ -63,7 +67,7 @@ def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition,
     """
     rows = stratified_sample(reference_cells.labels, LOOK_KEPT, seed=0)
     rows = rows[np.argsort(reference_cells.labels[rows], kind="stable")]  # of each label, every second one is fitted
-    some = ReferenceCells(reference_cells.values[rows], reference_cells.labels[rows], reference_cells.are_counts)
+    some = reference_cells.some(rows)
     kept = reduced(some, condition, query.plan.target_sum, seed=0)
     in_fit = np.arange(len(rows)) % 2 == 0
     profile = fit_profile(kept[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])

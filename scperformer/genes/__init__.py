@@ -6,7 +6,7 @@ of a model), `overlap` (files with too few of a model's genes; panels; one list 
 """
 
 from scperformer.genes.axes import AXIS_SHARE, axis_shares, is_cell, is_gene, without_affixes
-from scperformer.genes.matching import GeneMap, map_genes, name_columns
+from scperformer.genes.matching import GeneMap, map_exactly, map_genes, name_columns
 from scperformer.genes.names import (
     ENSEMBL,
     KIND_NAMES,
@@ -18,5 +18,12 @@ from scperformer.genes.names import (
     require_named,
     require_unique,
 )
-from scperformer.genes.overlap import Overlap, find_panel, map_genes_of_files, measure_overlap, require_overlap
+from scperformer.genes.overlap import (
+    MIN_PANEL,
+    Overlap,
+    find_panel,
+    map_genes_of_files,
+    measure_overlap,
+    require_overlap,
+)
 from scperformer.genes.table import human_genes

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from anndata.utils import make_index_unique
 
 from scperformer.base.errors import InputError
 from scperformer.genes.axes import without_affixes
@@ -137,6 +138,15 @@ def map_genes(
     )
     notes = repeated_note(plain) + _notes(stored, plain, patterns, target, how)
     return GeneMap(target=target, how=how, notes=notes, species=file_species)
+
+
+def map_exactly(names: Sequence[str], model_genes: Sequence[str]) -> GeneMap:
+    """Match genes by exactly the same name, as CellTypist does: the first of several genes of a name keeps it."""
+    unique = make_index_unique(pd.Index([str(name) for name in names]))
+    target = pd.Index(model_genes).get_indexer(unique).astype(np.int64)
+    how = np.where(target >= 0, EXACT, "").astype(object)
+    notes = [f"{len(model_genes):,} genes of the model are looked for by exactly the same name (genes=exact)"]
+    return GeneMap(target=target, how=how, notes=notes, species=guess_species(list(names)))
 
 
 def _species_differ(

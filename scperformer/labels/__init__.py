@@ -1,7 +1,8 @@
 """Labels of cells: their spelling, ontology ids and tree; constraints on their probabilities; labels of clusters.
 
 Files in reading order: texts (the spelling), tree (labels and their parents), ontology (ids of labels, and trees from
-the Cell Ontology), common (the labels of two studies merged to what both mean), constraints (labels that can occur, and
+the Cell Ontology), common (the labels of two studies merged to what both mean), joining (the labels of the studies of a
+reference), constraints (labels that can occur, and
 their shares), clusters (a label for each cluster), columns (of obs, about calls in a tree). They work on arrays and
 tables, without torch.
 """
@@ -10,11 +11,14 @@ from scperformer.labels.clusters import (
     AUTO_CLUSTERS,
     cluster_labels,
     leiden_clusters,
+    majority_labels,
     over_cluster,
+    resolution_of_celltypist,
 )
 from scperformer.labels.columns import NO_CALL, final_call, term_column, tree_columns, tree_record
 from scperformer.labels.common import common_labels
 from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
+from scperformer.labels.joining import JointLabels, StudyLabels, join_labels, read_label_map
 from scperformer.labels.ontology import (
     NO_ONTOLOGY,
     PACKAGED_TERMS,

@@ -16,8 +16,11 @@ from scperformer.model.folder import (
     MODEL,
     WEIGHTS,
     damaged_model,
+    files_of_model,
     load_reference_cells,
+    parts_of,
     read_model,
+    write_copy,
     write_model,
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
@@ -35,8 +38,10 @@ from scperformer.model.registry import (
     registry_place,
 )
 from scperformer.model.saved_model import (
+    ANNOTATOR,
     ENCODER,
     SavedModel,
+    Study,
     both_have_a_part,
     branch_names,
     encoder_is_silent,

@@ -2,7 +2,8 @@
 
 `extractall` of tarfile, also with its data filter, has been made to write outside of its folder by long paths through
 links (CVE-2025-4517). Here the names in an archive are never used as paths: a file is written only under one of the
-names in `KNOWN`, and an archive with anything but plain files and folders is refused.
+names in `KNOWN`, in the folder of the model or in that of one of its studies. An archive with anything but plain files
+and folders is refused.
 """
 
 import errno
@@ -18,7 +19,7 @@ from typing import IO, NamedTuple
 
 from scperformer.base.errors import InputError
 from scperformer.model.content import INFO
-from scperformer.model.folder import KNOWN
+from scperformer.model.folder import KNOWN, STUDY
 
 ARCHIVES = "a model folder, or a .zip, .tar or .tar.gz of one"
 ZIP, GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"  # first bytes
@@ -82,24 +83,30 @@ def _files_of_model(files: Iterable[_File]) -> dict[str, _File]:
             raise ValueError(f"more than {MAX_FILES:,} files or {MAX_UNPACKED_BYTES:,} bytes")
         if path.name in KNOWN and found.setdefault(path, file) is not file:
             raise ValueError(f"'{file.name}' is in it twice")
-    folders = [path.parent for path in found if path.name == INFO]
+    with_info = [path.parent for path in found if path.name == INFO]
+    # Folders of studies lie in that of their model.
+    folders = [folder for folder in with_info if not (STUDY.fullmatch(folder.name) and folder.parent in with_info)]
     if len(folders) != 1:
         raise ValueError(f"{len(folders) or 'no'} {INFO} in it")
-    return {path.name: file for path, file in found.items() if path.parent == folders[0]}
+    own = {path: path.relative_to(folders[0]) for path in found if path.is_relative_to(folders[0])}
+    is_of_model = {path: len(name.parts) == 1 or bool(STUDY.fullmatch(str(name.parent))) for path, name in own.items()}
+    return {own[path].as_posix(): found[path] for path, is_kept in is_of_model.items() if is_kept}
 
 
 def _copy(files: dict[str, _File], target: Path) -> None:
     for name, file in files.items():
         source = file.open()
         assert source is not None, "plain files alone are left"
+        (target / name).parent.mkdir(exist_ok=True)  # of a study; `_files_of_model` knows the names
         with source, (target / name).open("xb") as copy:
             shutil.copyfileobj(source, copy)
 
 
-def copy_from_archive(path: Path, target: Path) -> None:
+def copy_from_archive(path: Path, target: Path, expected: str = ARCHIVES) -> None:
     """Copy the known files of the one model folder in an archive into the empty folder `target`.
 
-    The first bytes show the kind of the archive. Files of other names are left out.
+    The first bytes show the kind of the archive. Files of other names are left out. `expected` is what the errors say
+    that could be there instead.
 
     Raises
     ------
@@ -123,4 +130,4 @@ def copy_from_archive(path: Path, target: Path) -> None:
         reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
         remedy = "pack the folder again, or unpack it yourself and import the folder"
         found = f"{path} cannot be unpacked ({reason[:200]})"
-        raise InputError(found, f"{ARCHIVES} with plain files only", remedy) from error
+        raise InputError(found, f"{expected}, with plain files only", remedy) from error

@@ -13,7 +13,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def model_card(saved: SavedModel, pictures: Mapping[str, Any] | None = None) -> str:
     """Return the model card; it shows the PNG files among `pictures`."""
-    text = _annotator_card(saved) if saved.is_annotator else _encoder_card(saved)
+    make = _imported_card if saved.imported else _annotator_card if saved.is_annotator else _encoder_card
+    make = _studies_card if saved.studies else make
+    text = make(saved)
     shown = {name: Path(name).stem.replace("_", " ") for name in pictures or {} if name.endswith(".png")}
     return text + "".join(f"\n![{caption}]({name})\n" for name, caption in shown.items())
 
@@ -34,6 +36,25 @@ def _annotator_card(saved: SavedModel) -> str:
         logits=sum_of_branches(saved.scales),
         encoder_is_silent=encoder_is_silent(saved.scales),
         calibrated=calibrated,
+    )
+
+
+def _imported_card(saved: SavedModel) -> str:
+    has_terms = any(term != UNKNOWN_TERM for term in saved.ontology_term_ids)
+    fold = saved.metrics.get("out_of_fold")
+    return _render("imported.md.jinja", saved, origin=saved.imported, has_terms=has_terms, fold=fold)
+
+
+def _studies_card(saved: SavedModel) -> str:
+    return _render(
+        "studies.md.jinja",
+        saved,
+        has_terms=any(term != UNKNOWN_TERM for term in saved.ontology_term_ids),
+        fold=saved.metrics["out_of_fold"],
+        knowing=[
+            [study.name for study in saved.studies if study.meaning[:, column].any()]
+            for column in range(len(saved.labels))
+        ],
     )
 
 

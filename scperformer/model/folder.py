@@ -6,6 +6,7 @@
     cells.npz           cells of the reference, if the model stores any (reference_cells.py)
     held_out.npz        calls of cells that the fit did not see (held_out.py)
     MODEL_CARD.md       what a person should know before using the model (card.py)
+    study1/, study2/    of a reference of several studies: a model folder of each
 
 Reading it executes nothing. A folder may come from anywhere with checksums that fit: its content is checked for types,
 names, ranges and finite numbers. `load_model` compares its weights with the network that its configuration describes.
@@ -13,7 +14,9 @@ names, ranges and finite numbers. `load_model` compares its weights with the net
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +28,15 @@ from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
-from scperformer.model.held_out import HELD_OUT, read_held_out
+from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.library import library_folder
 from scperformer.model.older_formats import current_weight, with_current_names
 from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
-from scperformer.model.saved_model import ANNOTATOR, SavedModel
+from scperformer.model.saved_model import ANNOTATOR, SavedModel, Study
 
 FORMAT_VERSION = 7
-READABLE = (3, 4, 5, 6, 7)  # models of format 3 store no cells, those of format 4 no held-out calls
+LATER_VERSION = 8  # of models that earlier versions of scperformer cannot use: of other tools, or of several studies
+READABLE = (3, 4, 5, 6, 7, 8)  # models of format 3 store no cells, those of format 4 no held-out calls
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 CARD = "MODEL_CARD.md"
@@ -40,35 +44,72 @@ MAX_FILE_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read a
 PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")  # files for people, which may be missing
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
+MAX_EXTRA_BYTES = 64 * 2**20  # larger files that a model does not need are left out of copies
 MODEL = FolderKind("a model", unmarked=KNOWN)
 MAX_NAME_SHOWN = 100  # characters of a name in a message
+STUDY = re.compile(r"study[1-9]\d?")  # the folder of a study in that of a model
 
 
 def write_model(
     saved: SavedModel, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
 ) -> None:
     """Write a model folder, whole or not at all; `more` are other files for people, the card shows the pictures."""
+    with new_folder(path, MODEL, overwrite) as folder:
+        _write_into(folder, saved, more or {})
+
+
+def _write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> None:
+    """Write the files of a model into a folder, and those of each of its studies into a folder there."""
     from safetensors.numpy import save
 
-    with new_folder(path, MODEL, overwrite) as folder:
-        # Not safetensors' save_file: only their owner could read its files, but models are shared.
-        weights = {name: np.ascontiguousarray(array) for name, array in saved.weights.items()}
-        (folder / WEIGHTS).write_bytes(save(weights))
-        rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
-        (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
-        info = {"format_version": FORMAT_VERSION, "kind": saved.kind}
-        info |= {name: getattr(saved, name) for name in CONTENT}
-        if saved.tree is not None:
-            info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
-        if saved.reference_cells is not None:
-            (folder / CELLS_FILE).write_bytes(saved.reference_cells.to_bytes())
-        if saved.held_out is not None:
-            (folder / HELD_OUT).write_bytes(saved.held_out.to_bytes())
-        info["files"] = {name: sha256(folder / name) for name in PROVEN if (folder / name).is_file()}
-        (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name, content in (more or {}).items():
-            (folder / name).write_bytes(content)
-        (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
+    # Not safetensors' save_file: only their owner could read its files, but models are shared.
+    weights = {name: np.ascontiguousarray(array) for name, array in saved.weights.items()}
+    (folder / WEIGHTS).write_bytes(save(weights))
+    rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
+    (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
+    version = LATER_VERSION if saved.imported or saved.studies else FORMAT_VERSION
+    info: dict[str, Any] = {"format_version": version, "kind": saved.kind}
+    info |= {name: getattr(saved, name) for name in CONTENT}
+    if saved.tree is not None:
+        info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
+    if saved.reference_cells is not None:
+        (folder / CELLS_FILE).write_bytes(saved.reference_cells.to_bytes())
+    if saved.held_out is not None:
+        (folder / HELD_OUT).write_bytes(saved.held_out.to_bytes())
+    proven = [name for name in PROVEN if (folder / name).is_file()]
+    studies: list[dict[str, Any]] = []
+    for number, study in enumerate(saved.studies, start=1):
+        part = folder / f"study{number}"
+        part.mkdir()
+        _write_into(part, study.saved, {})
+        meaning = [np.flatnonzero(row).tolist() for row in study.meaning]
+        studies.append({"name": study.name, "meaning": meaning})
+        proven.append(f"{part.name}/{INFO}")
+    info |= {"studies": studies} if studies else {}
+    info["files"] = {name: sha256(folder / name) for name in proven}
+    (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, content in more.items():
+        (folder / name).write_bytes(content)
+    (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
+
+
+def write_copy(saved: SavedModel, source: Path, path: Path) -> None:
+    """Write a model that was read from the folder `source`, with its kept cells and pictures, into another folder."""
+    names = [name for name in files_of_model(saved, source) if name in EXTRAS and name != CARD]
+    extras = {name: (source / name).read_bytes() for name in names}
+    parts = [
+        replace(part, reference_cells=load_reference_cells(part, place)) for part, place in parts_of(saved, source)
+    ]
+    if saved.studies:
+        studies = [replace(study, saved=part) for study, part in zip(saved.studies, parts, strict=True)]
+        parts = [replace(saved, studies=studies)]
+    write_model(parts[0], path, more=extras)
+
+
+def parts_of(saved: SavedModel, folder: Path) -> list[tuple[SavedModel, Path]]:
+    """Return the models with weights in a model folder, and their folders: the model itself, or one for each study."""
+    studies = [(study.saved, folder / f"study{number}") for number, study in enumerate(saved.studies, start=1)]
+    return studies or [(saved, folder)]
 
 
 def read_model(path: str | Path) -> SavedModel:
@@ -95,9 +136,27 @@ def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells 
     if not saved.has_reference_cells:
         return saved.reference_cells
     try:
-        return read_reference_cells(Path(path), len(saved.genes), len(saved.labels))
+        sizes = len(saved.genes), len(saved.labels), len(saved.batch_names)
+        return read_reference_cells(Path(path), *sizes, some=bool(saved.imported))
     except ValueError as error:
         raise damaged_model(Path(path), str(error)) from error
+
+
+def files_of_model(saved: SavedModel, folder: Path) -> list[str]:
+    """Return the names of the files of a model: all that it needs, and those of `EXTRAS` that can be copied safely."""
+    needed = [INFO, WEIGHTS, GENES]
+    needed += [CELLS_FILE] if saved.has_reference_cells else []
+    needed += [HELD_OUT] if saved.held_out else []
+    for part, place in parts_of(saved, folder) if saved.studies else ():
+        needed += [f"{place.name}/{name}" for name in files_of_model(part, place)]
+    extras = [folder / name for name in EXTRAS]
+    safe = [
+        file.name
+        for file in extras
+        # A link could lead to any file of the user.
+        if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES
+    ]
+    return needed + safe
 
 
 def damaged_model(folder: Path, problem: str) -> InputError:
@@ -118,7 +177,9 @@ def _read_model(folder: Path) -> SavedModel:
         older = isinstance(version, int) and version < FORMAT_VERSION
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if older else update
-        raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
+        raise InputError(
+            f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}, or {LATER_VERSION}", remedy
+        )
     if version < FORMAT_VERSION:
         info = with_current_names(info)
     require_sound_content(info)
@@ -128,7 +189,6 @@ def _read_model(folder: Path) -> SavedModel:
         weights = {current_weight(name, info["config"]): array for name, array in weights.items()}
     genes, means = _read_genes(folder)
     _require_sound_arrays(weights, means, len(genes), len(info["labels"]))
-    has_held_out = HELD_OUT in info["files"]
     return SavedModel(
         **{name: info[name] for name in CONTENT},
         genes=genes,
@@ -136,10 +196,43 @@ def _read_model(folder: Path) -> SavedModel:
         weights=weights,
         kind=info.get("kind", ANNOTATOR),
         has_reference_cells=CELLS_FILE in info["files"],
-        held_out=read_held_out(folder, len(genes), len(info["labels"])) if has_held_out else None,
+        held_out=_read_held_out(folder, info, len(genes)) if HELD_OUT in info["files"] else None,
+        studies=_read_studies(folder, info),
         tree=read_tree(info),
         hash=hashlib.sha256(text.encode()).hexdigest(),
     )
+
+
+def _read_held_out(folder: Path, info: Mapping[str, Any], num_genes: int) -> HeldOut:
+    """Read the held-out calls; of several studies they have no profile, as each study has its own."""
+    kinds = {"has_profile": not info.get("studies"), "some": "imported" in info["provenance"]}
+    return read_held_out(folder, num_genes, len(info["labels"]), **kinds)
+
+
+def _read_studies(folder: Path, info: Mapping[str, Any]) -> list[Study]:
+    """Read the models of the studies of a folder; the text of a ValueError says how they are damaged."""
+    studies = []
+    for number, entry in enumerate(info.get("studies", []), start=1):
+        part = folder / f"study{number}"
+        if f"{part.name}/{INFO}" not in info["files"]:
+            raise ValueError(f"'{INFO}' without the checksum of {part.name}")
+        saved = _read_model(part)
+        if saved.studies or not saved.is_annotator:
+            raise ValueError(f"'{part.name}' that is not a model of one study")
+        studies.append(Study(entry["name"], saved, _meaning(entry["meaning"], len(saved.labels), len(info["labels"]))))
+    return studies
+
+
+def _meaning(columns: list[list[int]], num_labels: int, num_joint: int) -> np.ndarray:
+    """Return which joint labels each label of a study stands for, from their numbers."""
+    meaning = np.zeros((num_labels, num_joint), dtype=bool)
+    if len(columns) != num_labels:
+        raise ValueError(f"'{INFO}' with other labels than those of its studies")
+    for row, places in zip(meaning, columns, strict=True):
+        if not places or min(places) < 0 or max(places) >= num_joint:
+            raise ValueError(f"'{INFO}' with labels of studies that stand for no label")
+        row[places] = True
+    return meaning
 
 
 def _require_checksums(folder: Path, checksums: Mapping[str, Any]) -> None:
@@ -147,7 +240,9 @@ def _require_checksums(folder: Path, checksums: Mapping[str, Any]) -> None:
         if name not in checksums:
             raise ValueError(f"'{INFO}' without the checksum of {name}")
     for name, checksum in checksums.items():
-        if name not in PROVEN or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
+        is_of_study = STUDY.fullmatch(Path(name).parent.name) is not None and name == f"{Path(name).parent.name}/{INFO}"
+        is_known = name in PROVEN or is_of_study
+        if not is_known or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
             raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
 
 

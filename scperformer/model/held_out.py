@@ -27,7 +27,7 @@ class HeldOut:
     logits: np.ndarray  # float32, N x C, scaled as those of the model
     labels: np.ndarray  # int64, N: index of the true label
     scores: np.ndarray  # float64, N: of novelty
-    profile: dict[str, np.ndarray]  # the parts of a `Profile`
+    profile: dict[str, np.ndarray]  # the parts of a `Profile`; empty of several studies, which have one each
 
     def to_bytes(self) -> bytes:
         """Return the content of held_out.npz."""
@@ -37,28 +37,38 @@ class HeldOut:
         return file.getvalue()
 
 
-def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
-    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
-    arrays = read_arrays(folder / HELD_OUT, ARRAY_KINDS, MAX_VALUES)
+def read_held_out(
+    folder: Path, num_genes: int, num_labels: int, *, has_profile: bool = True, some: bool = False
+) -> HeldOut:
+    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged.
+
+    With `some`, the profile may be of some of the labels, as that of an imported model is.
+    """
+    kinds = ARRAY_KINDS if has_profile else {name: ARRAY_KINDS[name] for name in CELL_ARRAYS}
+    arrays = read_arrays(folder / HELD_OUT, kinds, MAX_VALUES)
     num_cells = arrays["labels"].size
-    num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "logits": (num_cells, num_labels),
         "labels": (num_cells,),
         "scores": (num_cells,),
-        "weights": (num_genes,),
-        "vectors": (num_genes, num_directions),
-        "means": (num_labels, num_directions),
-        "whitening": (num_labels, num_directions, num_directions),
-        "outside": (num_labels, 2),
     }
+    if has_profile:
+        num_profiled = min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
+        num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
+        shapes |= {
+            "weights": (num_genes,),
+            "vectors": (num_genes, num_directions),
+            "means": (num_profiled, num_directions),
+            "whitening": (num_profiled, num_directions, num_directions),
+            "outside": (num_profiled, 2),
+        }
     if num_cells == 0 or any(arrays[name].shape != shape for name, shape in shapes.items()):
         raise ValueError(f"'{HELD_OUT}' with parts that do not fit")
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise ValueError(f"'{HELD_OUT}' with numbers that are not finite")
     if arrays["labels"].min() < 0 or arrays["labels"].max() >= num_labels:
         raise ValueError(f"'{HELD_OUT}' with labels that the model does not have")
-    if (arrays["outside"][:, 1] <= 0).any():
+    if has_profile and (arrays["outside"][:, 1] <= 0).any():
         raise ValueError(f"'{HELD_OUT}' with a standard deviation that is not above 0")
     types = {"labels": np.int64, "logits": np.float32, "weights": np.float32, "vectors": np.float32}
     arrays = {name: array.astype(types.get(name, np.float64)) for name, array in arrays.items()}

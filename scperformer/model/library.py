@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from scperformer.base.errors import InputError
+from scperformer.model.content import INFO
 from scperformer.model.registry import is_remote, read_registry, registry_place
 from scperformer.model.saved_model import SavedModel
 
@@ -31,7 +32,8 @@ def library_folder() -> Path:
 def resolve_model(model_path: str | None) -> tuple[Path, str]:
     """Return the model folder and why it was chosen: `model_path`, else $SCPERFORMER_MODEL, else the packaged model.
 
-    A plain name means the imported model of that name, unless a file or folder of that name exists here.
+    A plain name means the imported model of that name, or the packaged one, unless a model folder of that name is here.
+    A folder here may also be what the model was imported from.
     """
     from_environment = os.environ.get("SCPERFORMER_MODEL")
     if not model_path and not from_environment:
@@ -39,10 +41,12 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     path = Path(model_path or from_environment or "")
     why = "given" if model_path else "from $SCPERFORMER_MODEL"
     imported = library_folder() / path
+    if not (path / INFO).is_file() and path.name == str(path) and (imported / INFO).is_file():
+        log.info("model '%s' is the imported one: %s", path, imported)
+        return imported, "imported"
     if not path.exists() and path.name == str(path):
-        if imported.is_dir():
-            log.info("model '%s' is the imported one: %s", path, imported)
-            return imported, "imported"
+        if path.name == PACKAGED_MODEL.name:
+            return PACKAGED_MODEL, "packaged"
         place = registry_place(None)
         entry = None if is_remote(place) else read_registry(place).get(path.name)
         if entry is not None and entry.url:

@@ -19,6 +19,15 @@ ENCODER_FACTS = ("kind", "size", "attention", "device")  # that a model records 
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 
+@dataclass
+class Study:
+    """One study of a reference of several: a model of its own."""
+
+    name: str  # as users know it, such as the name of its file
+    saved: "SavedModel"
+    meaning: np.ndarray  # which labels of the whole each label of the study stands for, boolean
+
+
 @dataclass(kw_only=True)
 class SavedModel:
     """A trained model as plain data: G genes, C labels."""
@@ -40,11 +49,56 @@ class SavedModel:
     has_reference_cells: bool = False  # the folder that it was read from has kept cells
     tree: LabelTree | None = None  # over the labels; models of earlier versions have none
     held_out: HeldOut | None = field(default=None, repr=False)  # None: a model of format 4 or before, or no evidence
+    # Of a reference of several studies. The whole then has their labels and genes, and no weights of its own.
+    studies: list[Study] = field(default_factory=list, repr=False)
 
     @property
     def tissue(self) -> str | None:
         """The tissue of the reference as its author named it, or None."""
         return self.provenance.get("tissue")
+
+    @property
+    def batch_names(self) -> list[str]:
+        """The batches of the reference, whole ones of which were held out; empty if they are not known."""
+        return list(self.provenance.get("batches", {}).get("names", ()))
+
+    @property
+    def batch_effects(self) -> float:
+        """The largest gene effects (trust/shift.py) between a batch of the reference and the others; 0: not known."""
+        return float(self._batch_scores.get("gene_effects", 0.0))
+
+    @property
+    def batch_accuracies(self) -> list[float]:
+        """The accuracy of the calls of each batch by fits to others, where it is known."""
+        return [float(accuracy) for accuracy in self._batch_scores.get("accuracy", ()) if accuracy is not None]
+
+    @property
+    def _batch_scores(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.metrics.get("out_of_fold", {}).get("batches", {})
+        return found
+
+    @property
+    def imported(self) -> Mapping[str, str]:
+        """Where a model of another tool is from: `tool`, `file`, `sha256`, `tested` and more; empty for our own."""
+        return self.provenance.get("imported", {})
+
+    @property
+    def lacks(self) -> list[str]:
+        """What an imported model cannot do, for which it has no labelled cells; empty for our own models."""
+        if not self.imported or not self.is_annotator:
+            return []
+        evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
+        adapting = ["adapting to panels and depth"]
+        return (evidence if self.held_out is None else []) + ([] if self.has_reference_cells else adapting)
+
+    @property
+    def how_to_complete(self) -> str:
+        """What its user can do so that the model has held-out calls and kept cells."""
+        if not self.imported:
+            return "train it again"
+        if "network" in self.config:
+            return "import it with reference=FILE and label_key=COLUMN"
+        return "train a model on labelled cells, starting from it with init"
 
     @property
     def is_annotator(self) -> bool:
@@ -70,8 +124,19 @@ class SavedModel:
     def importance(self) -> np.ndarray:
         """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
 
-        The weights are those of logistic regression; an encoder has none, and the means stand alone.
+        The weights are those of logistic regression; an encoder has none, and the means stand alone. Weights for
+        standardised expression, in which all genes vary alike, count without the means. Of several studies, a gene has
+        its largest importance.
         """
+        if self.studies:
+            best = dict.fromkeys(self.genes, 0.0)
+            for study in self.studies:
+                for gene, value in zip(study.saved.genes, study.saved.importance.tolist(), strict=True):
+                    best[gene] = max(best.get(gene, 0.0), value)
+            best = {gene: best[gene] for gene in self.genes}  # a gene may have another name in a study
+            return np.array(list(best.values()))
+        if "model.deviation" in self.weights:
+            return np.asarray(self.weights["model.weight"], dtype=np.float64).std(axis=1)
         means = np.asarray(self.gene_means, dtype=np.float64)
         weight = self.weights.get("baseline.weight")
         return means if weight is None else means * np.asarray(weight, dtype=np.float64).std(axis=1)

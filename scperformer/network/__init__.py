@@ -1,7 +1,7 @@
 """The network in torch: from aligned expression to logits, and from a saved model back to a network.
 
 Files in reading order: tokens, batches, performer (the cell reads its genes), encoder (tokens read each other; with
-fused_norm on a GPU), network, inference, load.
+fused_norm on a GPU), network, imported (networks of other tools), inference, load.
 """
 
 from scperformer.network.batches import (
@@ -19,6 +19,7 @@ from scperformer.network.batches import (
     simulate_conditions,
 )
 from scperformer.network.encoder import Encoder
+from scperformer.network.imported import ImportedNetwork, StandardisedLinear, own_probabilities
 from scperformer.network.inference import (
     Predictions,
     branch_logits,
@@ -31,6 +32,7 @@ from scperformer.network.inference import (
 )
 from scperformer.network.load import (
     ENCODER_PREFIX,
+    JoinedModel,
     Model,
     as_model,
     load_encoder,

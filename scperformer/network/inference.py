@@ -25,6 +25,7 @@ from scperformer.base.memory import KEPT, freed_memory
 from scperformer.model import power_transform
 from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
 from scperformer.network.encoder import Encoder
+from scperformer.network.imported import ImportedNetwork
 from scperformer.network.network import CellTypeModel
 from scperformer.network.performer import Performer
 from scperformer.network.tokens import Batch
@@ -58,7 +59,7 @@ class Predictions(NamedTuple):
     """The predictions for N cells: C labels, embedding width D."""
 
     proba: np.ndarray  # float32 N x C, each row sums to 1
-    embedding: np.ndarray  # float32 N x D
+    embedding: np.ndarray  # float32 N x D; float64 if it is the scores of an imported model
     by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
 
 
@@ -144,7 +145,7 @@ def choose_device(device: str, precision: str = "32-true") -> str:
 
 
 @contextmanager
-def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
+def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> Iterator[None]:
     """Tell the encoder within a block which genes occur in the file of the cells."""
     if not isinstance(network.encoder, Encoder):
         yield
@@ -157,7 +158,7 @@ def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
 
 
 @contextmanager
-def predicting(network: CellTypeModel, device: str = "cpu") -> Iterator[None]:
+def predicting(network: CellTypeModel | ImportedNetwork, device: str = "cpu") -> Iterator[None]:
     """Put a network into eval mode and on a device within a block; then restore both.
 
     The caller holds the lock of `torch_state_kept`.
@@ -172,7 +173,7 @@ def predicting(network: CellTypeModel, device: str = "cpu") -> Iterator[None]:
 
 
 def predict_cells(
-    network: CellTypeModel,
+    network: CellTypeModel | ImportedNetwork,
     cells: Cells,
     batch_size: int,
     device: str = "cpu",
@@ -189,6 +190,8 @@ def predict_cells(
     called with the number of cells of each finished batch.
     """
     num_threads = torch.get_num_threads()
+    if isinstance(network, ImportedNetwork):
+        return _predict_imported(network, cells, num_threads, done)
     if network.only_sums and (device == "cpu" or network.encoder is None):
         with torch_state_kept(threads=1), predicting(network):
             return _predict_sums(network, cells.x, num_threads, done)
@@ -299,6 +302,24 @@ def _predict_sums(
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         parts = list(pool.map(predicted, range(0, x.shape[0], CELLS_PER_SUM)))
     return Predictions(*(torch.cat(part).numpy() for part in zip(*parts, strict=True)))
+
+
+def _predict_imported(
+    network: ImportedNetwork, cells: Cells, num_threads: int, done: Callable[[int], None] | None
+) -> Predictions:
+    """Predict cells as the tool does from which the network was imported."""
+
+    def predicted(first: int) -> tuple[np.ndarray, np.ndarray]:
+        some = row_subset(cells.x, np.arange(first, min(first + CELLS_PER_SUM, len(cells))))
+        scored = network.scored(some, cells.measured)
+        if done is not None:
+            done(some.shape[0])
+        return network.probabilities(scored.scores), scored.embedding
+
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        parts = list(pool.map(predicted, range(0, len(cells), CELLS_PER_SUM)))
+    proba, embedding = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Predictions(proba, embedding, np.zeros(len(cells), dtype=bool))
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,21 @@ from torch.overrides import TorchFunctionMode
 from scperformer.attention import MustBeAllowed
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.cells import find_query
+from scperformer.cells import find_query, read_genes
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, checked
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
-from scperformer.model import SavedModel, damaged_model, encoder_is_silent, read_model, require_annotator, resolve_model
+from scperformer.model import (
+    SavedModel,
+    damaged_model,
+    encoder_is_silent,
+    parts_of,
+    read_model,
+    require_annotator,
+    resolve_model,
+)
 from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
+from scperformer.network.imported import ImportedNetwork, imported_network
 from scperformer.network.inference import CPU_BATCH_CELLS, predicting, torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
 from scperformer.network.performer import Performer
@@ -57,15 +66,15 @@ class Model:
 
     saved: SavedModel
     path: Path
-    network: CellTypeModel
-    baseline: LinearModel
+    network: CellTypeModel | ImportedNetwork
+    baseline: LinearModel | None  # None: an imported model without labelled cells
     adapted: "dict[str, Model]" = field(
         default_factory=dict, repr=False
     )  # models adapted to files, by the key of the file's condition
 
     @property
     def tokens(self) -> TokensConfig:
-        return TokensConfig(**self.saved.config["tokens"])
+        return TokensConfig(**self.saved.config.get("tokens", {}))  # imported networks have no tokens
 
     def batch(self, adata: AnnData, **options: Any) -> Batch:
         """Return the tokens of all cells for `network`, a plain torch module, in the order of the cells.
@@ -90,10 +99,21 @@ class Model:
     @torch.inference_mode()
     def encode(self, adata: AnnData, **options: Any) -> torch.Tensor:
         """Return the vectors of cells that the encoder gives the head, float32 N x D, as `batch` recognises them."""
+        if isinstance(self.network, ImportedNetwork):
+            raise InputError(f"the imported model {self.saved.name}", "a model with an encoder", "use embed instead")
         batch = self.batch(adata, **options)
         with torch_state_kept(), predicting(self.network):
             parts = [self.network.cell_vectors(batch[rows]) for rows in torch.arange(len(batch)).split(CPU_BATCH_CELLS)]
         return torch.cat(parts)
+
+    @property
+    def labels_are_independent(self) -> bool:
+        """Whether each label has a probability of its own, which together do not sum to 1, as CellTypist gives them."""
+        return self.network.independent_labels
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.network.encoder is not None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -105,6 +125,10 @@ class Model:
             "genes": f"{len(saved.genes):,}, such as {', '.join(saved.genes[:3])}",
             "tissue": saved.tissue or "not stated",
         }
+        if imported := saved.imported:
+            facts["imported from"] = f"{imported['tool']}, {imported['file']}"
+        if saved.lacks:
+            facts["cannot"] = ", ".join(saved.lacks)
         if encoder := metrics.get("encoder"):
             facts["encoder"] = f"{encoder['kind']}: {encoder['size']}"
         if fold := metrics.get("out_of_fold"):
@@ -124,12 +148,47 @@ class Model:
         return f"<p>Model <b>{escape(self.saved.name)}</b></p><table>{rows}</table>"
 
 
+class JoinedModel(Model):
+    """A trained model of several studies: a model of each, whose probabilities are joined for each file."""
+
+    def __init__(self, saved: SavedModel, path: Path, members: list[Model]):
+        self.saved = saved
+        self.path = path
+        self.members = members
+        self.adapted = {}
+
+    @property
+    def network(self) -> CellTypeModel:  # type: ignore[override]
+        """Refuse: each study has a network of its own."""
+        raise InputError(
+            f"the model {self.saved.name} of {len(self.members)} studies",
+            "a model of one study in this place",
+            f"name the model of a study, such as model_path={self.members[0].path}",
+        )
+
+    labels_are_independent = False  # type: ignore[assignment]
+
+    @property
+    def has_encoder(self) -> bool:
+        return any(member.has_encoder for member in self.members)
+
+    @property
+    def baseline(self) -> None:  # type: ignore[override]
+        """There is no logistic regression on all studies."""
+        return
+
+    @property
+    def facts(self) -> dict[str, str]:
+        names = ", ".join(study.name for study in self.saved.studies)
+        return {"studies": f"{len(self.members)}: {names}"} | super().facts
+
+
 def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
     """Return whether weights may be copied: both are floating-point numbers, or both have the same type."""
     return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
 
 
-def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer:
+def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer | ImportedNetwork:
     """Build the network of a model folder with its weights: the encoder alone if the model has no labels.
 
     The folder may come from anywhere. So the names, shapes and types of its weights are first compared with a network
@@ -138,8 +197,10 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
     prefix = NETWORK_PREFIX if saved.is_annotator else ENCODER_PREFIX
     weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
 
-    def untrained() -> CellTypeModel | Encoder | Performer:
+    def untrained() -> CellTypeModel | Encoder | Performer | ImportedNetwork:
         config = saved.config
+        if "network" in config and saved.is_annotator:
+            return imported_network(len(saved.genes), len(saved.labels), config["network"])
         attention = dict(saved.config["attention"])
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
         model = checked(ModelConfig, config["model"], "model.")
@@ -180,12 +241,21 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model. Refuse an encoder without labels."""
     path, why = resolve_model(None if model_path is None else os.fspath(model_path))
     saved = read_model(path)
+    if why == "imported":  # it is called what its user calls it
+        saved = replace(saved, name=path.name)
     require_annotator(saved, path)
     checksum = saved.hash[:12]
     labels = ", ".join(saved.labels)
     text = "model %s (%s, %s): %d genes, %d labels: %s"
     log.info(text, saved.name, why, checksum, len(saved.genes), len(saved.labels), labels)
+    if saved.studies:
+        names = ", ".join(study.name for study in saved.studies)
+        log.info("its reference has %d studies: %s", len(saved.studies), names)
     model = as_model(saved, path)
+    if saved.lacks:
+        log.info(
+            "model %s was imported from %s without: %s", saved.name, saved.imported["tool"], ", ".join(saved.lacks)
+        )
     if encoder_is_silent(saved.scales):
         log.info("the encoder has no influence in this model: its labels come from the linear branch alone")
     return model
@@ -193,12 +263,14 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
 
 def as_model(saved: SavedModel, path: Path) -> Model:
     """Build the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
+    if saved.studies:
+        return JoinedModel(saved, path, [as_model(part, place) for part, place in parts_of(saved, path)])
     network = rebuild(saved, path)
-    assert isinstance(network, CellTypeModel)
-    for name in ("baseline.weight", "baseline.bias"):
-        if name not in saved.weights:
-            raise damaged_model(path, f"no weights '{name}'")
-    baseline = LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
+    assert isinstance(network, CellTypeModel | ImportedNetwork)
+    missing = [name for name in ("baseline.weight", "baseline.bias") if name not in saved.weights]
+    if missing and not (saved.imported and len(missing) == 2):
+        raise damaged_model(path, f"no weights '{missing[0]}'")
+    baseline = None if missing else LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
     return Model(saved, path, network.eval(), baseline)
 
 
@@ -265,19 +337,15 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     """Read a table of gene vectors: float32, len(genes) x dim; genes that are not in the table get zeros.
 
     Each line has a gene and `dim` numbers, separated by white space, as in gene2vec's files (Du et al. 2019, BMC
-    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped.
+    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped. An array of
+    NumPy (.npy, as scBERT has it) has a row for each gene of a text file of the same name (.txt).
     """
 
     def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
         return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
 
-    index = {gene: i for i, gene in enumerate(genes)}
-    vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    known: set[str] = set()
-    other = ""
-    repeated = 0
-    try:
+    def rows_of_text() -> Iterator[tuple[str, Sequence[Any]]]:
         with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 name, *numbers = line.split() or [""]
@@ -285,16 +353,36 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
                     continue
                 if len(numbers) != dim:
                     raise unusable(f"{len(numbers)} numbers in line {number}")
-                if name not in index:
-                    other = name
-                    continue
-                try:
-                    with np.errstate(over="ignore"):
-                        vectors[index[name]] = numbers
-                except ValueError as error:
-                    raise unusable(f"text in place of a number for '{name}'") from error
-                repeated += name in known
-                known.add(name)
+                yield name, numbers
+
+    def rows_of_array() -> Iterator[tuple[str, Sequence[Any]]]:
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise unusable("content that is no array of numbers", "an array as numpy.save writes it") from error
+        names = read_genes(Path(path).with_suffix(".txt"))
+        if array.shape != (len(names), dim) or array.dtype.kind != "f":
+            expected = f"numbers of shape ({len(names)}, {dim}): the genes of its .txt file, and model.dim"
+            raise unusable(f"{array.dtype} of shape {array.shape}", expected)
+        yield from zip(names, array, strict=True)
+
+    index = {gene: i for i, gene in enumerate(genes)}
+    vectors = np.zeros((len(genes), dim), dtype=np.float32)
+    known: set[str] = set()
+    other = ""
+    repeated = 0
+    try:
+        for name, numbers in rows_of_array() if Path(path).suffix == ".npy" else rows_of_text():
+            if name not in index:
+                other = name
+                continue
+            try:
+                with np.errstate(over="ignore"):
+                    vectors[index[name]] = numbers
+            except ValueError as error:
+                raise unusable(f"text in place of a number for '{name}'") from error
+            repeated += name in known
+            known.add(name)
     except OSError as error:
         raise unusable(f"a file that cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

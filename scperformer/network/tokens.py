@@ -79,16 +79,16 @@ def tokenize(
     """Return the tokens of cells (x, CSR, B x G); the last real token of each cell is the special position.
 
     Cells are padded to the longest of them, and to `length` positions if that is longer. With
-    `tokens.unexpressed=full` every gene is a token, or every gene in `measured` (boolean, G); with `skip` and `memory`
-    only expressed genes are.
+    `tokens.unexpressed=full` every gene is a token, or every gene in `measured` (boolean, G), with `all` every gene
+    whether measured or not; with `skip` and `memory` only expressed genes are.
     """
     num_cells, num_genes = cells.shape
-    if tokens.unexpressed == "full":
+    if tokens.every_gene:
         genes = np.tile(np.arange(num_genes + 1), (num_cells, 1))
         x = np.zeros((num_cells, num_genes + 1), dtype=np.float32)
         x[:, :num_genes] = cells.toarray()
         keep = np.ones_like(genes, dtype=bool)
-        if measured is not None:
+        if measured is not None and tokens.unexpressed == "full":
             keep[:, :num_genes] = measured
     else:
         counts = np.diff(cells.indptr)
@@ -105,7 +105,7 @@ def tokenize(
 
 def token_counts(cells: csr_matrix, tokens: TokensConfig) -> np.ndarray:
     """Return the number of tokens of each cell, including the special position: int64, N."""
-    if tokens.unexpressed == "full":
+    if tokens.every_gene:
         return np.full(cells.shape[0], cells.shape[1] + 1, dtype=np.int64)
     return np.diff(cells.indptr).astype(np.int64) + 1
 

@@ -1,8 +1,8 @@
 """From a model and the cells of a file to an annotation.
 
-Files in reading order: label_options (checked before any cell is called), calls (of a block of cells), parts (calls on
-disk), constraints (on the probabilities of calls), columns (of an annotation), annotation (its columns and its record),
-write (h5ad, zarr and tables), predict (the steps for an AnnData and for files).
+Files in reading order: label_options (checked before any cell is called), parts (calls on disk), constraints (on the
+probabilities of calls), columns (of an annotation), annotation (its columns and its record), write (h5ad, zarr and
+tables), several (models on the same cells), predict (the steps for an AnnData and for files).
 """
 
 import lazy_loader

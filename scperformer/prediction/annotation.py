@@ -21,18 +21,21 @@ from anndata import AnnData
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
-from scperformer.fitting import Adapted
+from scperformer.fitting import Adapted, Calls, Read
 from scperformer.labels import NO_CALL
 from scperformer.model import FORMAT_VERSION, both_have_a_part
-from scperformer.network import Model
-from scperformer.prediction.calls import Calls, Read
+from scperformer.network import Model, own_probabilities
 from scperformer.prediction.columns import (
     OBS_COLUMNS,
+    OBSM,
     BaselineColumns,
     CallColumns,
     ClusterColumns,
     Columns,
     DropletColumns,
+    FewGenes,
+    MajorityColumns,
+    OwnColumns,
     QualityColumns,
     SetColumns,
     TermColumns,
@@ -50,13 +53,19 @@ NUM_FIRST_CALLS = 5  # in a text
 
 @dataclass
 class Annotation:
-    """Additions to the cells of a file: obs columns, two obsm entries and one uns entry, all named with the prefix."""
+    """Additions to the cells of a file: obs columns, entries of obsm and one of uns, all named with the prefix."""
 
     key: str  # the prefix
     obs: pd.DataFrame  # one row per cell, numbered from 0
     read: Read
     labels: list[str]  # the columns of the probabilities
     record: dict[str, Any]
+    has_own: bool = False  # each label has a probability of its own, the sigmoid of its score in the embedding
+
+    @property
+    def obsm(self) -> list[str]:
+        """The names of its entries of obsm: the embedding, the probabilities, and those of each label on its own."""
+        return [name.format(self.key) for name in OBSM[: 3 if self.has_own else 2]]
 
     def outdated(self, names: Iterable[Any]) -> list[str]:
         """Return the columns of an earlier annotation that this one does not replace, such as levels and sets."""
@@ -120,9 +129,14 @@ class Annotation:
             del adata.obs[name]
         for name, column in self.obs.items():
             adata.obs[name] = column.array
+        for name in (pattern.format(self.key) for pattern in OBSM):
+            adata.obsm.pop(name, None)
         proba = np.concatenate([calls.proba for calls in self.read()])
         adata.obsm[f"X_{self.key}"] = np.concatenate([calls.embedding for calls in self.read()])
         adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=adata.obs_names, columns=self.labels)
+        if self.has_own:
+            own = own_probabilities(adata.obsm[f"X_{self.key}"])
+            adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=adata.obs_names, columns=self.labels)
         adata.uns[self.key] = self.record
 
 
@@ -147,7 +161,7 @@ def make_annotation(
     """
     query = adapted.query
     saved = adapted.model.saved
-    if adapted.shift is not None:
+    if adapted.shift is not None and not adapted.members:  # joined probabilities have a temperature of their own
         read = _with_temperature(read, adapted.shift.temperature)
     read, constraints = constrained(read, options, saved.labels, query.plan.findings.droplets)
     record: dict[str, Any] = describe_run(query, adapted.model) | {
@@ -171,7 +185,8 @@ def make_annotation(
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, record["num_unknown"])
-    return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record)
+    has_own = adapted.model.labels_are_independent
+    return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record, has_own)
 
 
 def _with_temperature(read: Read, temperature: float) -> Read:
@@ -197,24 +212,35 @@ def _column_groups(
         groups.append(QualityColumns(cells, query))
     if droplets is not None:
         groups.append(DropletColumns(droplets))
+    if "min_genes" in saved.config:
+        groups.append(FewGenes(query, saved.config["min_genes"], saved.imported.get("tool", "its tool")))
     if options.tree is not None:
         groups.append(TreeColumns(options.tree, options.terms, cfg.min_confidence, query.path))
     # Under constraints, the label that the linear branch alone would give is not known.
     counts_encoder = both_have_a_part(saved.scales) and not is_constrained
     expected = adapted.record["expected_accuracy"]
-    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, expected)
+    if adapted.model.labels_are_independent:
+        groups.append(OwnColumns(labels, cfg.mode == "prob_match", cfg.p_thres))
+    # Scores for several studies are already divided by the factors of these.
+    factor = 1.0 if adapted.shift is None or adapted.members else adapted.shift.factor
+    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, factor, expected)
     groups.append(CallColumns(saved, query, *of_calls))
     if options.tree is None:
         groups.append(TermColumns(options.terms))
-    groups.append(BaselineColumns(labels))
+    if adapted.model.baseline is not None:
+        groups.append(BaselineColumns(labels))
     if saved.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty%s, and unknown depends on min_confidence alone"
-        why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
+        why = f"{saved.how_to_complete} to have them"
+        if adapted.record["adapted"]:
+            why = "its kept cells are few or simulated"
         log.info(text, query.path, why, "" if cfg.alpha is None else ", no sets of labels")
     elif cfg.alpha is not None:
         groups.append(SetColumns(labels, saved.held_out, cfg.alpha, droplets))
     if cfg.clusters is not None:
         groups.append(ClusterColumns(cfg.clusters, options.clusters, options.graph, droplets))
+    if cfg.majority_voting:
+        groups.append(MajorityColumns(options.clusters, options.graph, cfg.min_prop, droplets))
     return groups
 
 
@@ -239,6 +265,9 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     overlap = query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
+    origin: dict[str, Any] = {}
+    if saved.imported:
+        origin = {"imported": dict(saved.imported), "lacks": np.array(saved.lacks, dtype=object)}
     return {
         "run": {
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -257,6 +286,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "seed": provenance["seed"],
             "scales": saved.scales,
             "format_version": FORMAT_VERSION,
+            **origin,
             **({"encoder": saved.metrics["encoder"]} if "encoder" in saved.metrics else {}),
             **({"branch_scores": saved.branch_scores} if saved.branch_scores else {}),
         },

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 from scipy.sparse import spmatrix
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from scperformer.base.errors import InputError
 from scperformer.cells import (
@@ -33,7 +33,9 @@ from scperformer.labels import (
     LabelTree,
     cluster_labels,
     final_call,
+    majority_labels,
     over_cluster,
+    resolution_of_celltypist,
     term_column,
     tree_columns,
     tree_record,
@@ -56,9 +58,13 @@ from scperformer.trust import (
 )
 
 if TYPE_CHECKING:
-    from scperformer.prediction.calls import Read
+    from scperformer.fitting import Read
 
 log = logging.getLogger(__name__)
+
+LOOKED_AT = 1000  # cells whose genes are counted
+UNASSIGNED = "Unassigned"  # as CellTypist writes it: no label has a probability of its own above the threshold
+HETEROGENEOUS = "Heterogeneous"  # no label of a cluster has the share that is asked for
 
 
 @dataclass
@@ -106,6 +112,7 @@ class CallColumns:
     false_alarms: float
     counts_encoder: bool  # whether to count the labels that depend on the encoder
     shift: Shift | None
+    factor: float  # by which novelty scores are divided
     expected_accuracy: float  # of cells like the reference's, in the condition of the file
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
@@ -113,10 +120,11 @@ class CallColumns:
         blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty, calls.by_encoder) for calls in read()]
         best, confidence, margin, scores, empty, by_encoder = map(np.concatenate, zip(*blocks, strict=True))
         held_out = self.saved.held_out
-        factor = 1.0 if self.shift is None else self.shift.factor
-        novelty = scores if held_out is None else novelty_share(scores / factor, held_out.scores)
+        novelty = scores if held_out is None else novelty_share(scores / self.factor, held_out.scores)
         safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
         unknown = (1 - novelty <= self.false_alarms) | (safety < self.min_confidence) | empty
+        if "prob_match" in obs:
+            unknown |= (obs["prob_match"] == UNASSIGNED).to_numpy()
         columns = {
             "label": pd.Categorical.from_codes(best, categories=self.saved.labels),
             "confidence": confidence,
@@ -140,6 +148,9 @@ class CallColumns:
         """Return the lowest and the highest accuracy to expect in this file, and log them with their reason."""
         assert self.shift is not None
         lowest = highest = self.expected_accuracy
+        if self.saved.batch_accuracies and not math.isnan(self.expected_accuracy):
+            lowest = min(lowest, *self.saved.batch_accuracies)
+            highest = max(highest, *self.saved.batch_accuracies)
         if self.shift.kind in (OTHER, FAR):
             lowest, highest = self.shift.expected_accuracy(float(pd.Series(confidence).mean()))
         log.info("%s: %s", self.query.path, expected_text(lowest, highest, self.shift.kind))
@@ -209,6 +220,31 @@ class TreeColumns:
             text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
             log.info(text, self.path, num_backed_off, self.min_confidence)
         return Made(columns, {"tree": tree_record(self.tree, self.terms) | {"num_backed_off": num_backed_off}})
+
+
+@dataclass
+class OwnColumns:
+    """Of models of CellTypist: the largest of the labels' own probabilities; with `prob_match`, all labels above it."""
+
+    names: ClassVar[tuple[str, ...]] = ("conf_score", "prob_match")
+    labels: list[str]
+    prob_match: bool
+    p_thres: float
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns from the scores, of which each probability is the sigmoid."""
+        scores = []
+        texts: list[str] = []
+        for calls in read():
+            proba = expit(calls.embedding.astype(np.float64))
+            scores.append(proba.max(axis=1))
+            if self.prob_match:
+                rows = [np.flatnonzero(above) for above in proba > self.p_thres]
+                texts += ["|".join(self.labels[label] for label in row) or UNASSIGNED for row in rows]
+        columns: dict[str, Any] = {"conf_score": np.concatenate(scores)}
+        if self.prob_match:
+            columns["prob_match"] = pd.Series(texts, dtype=object).astype("category")
+        return Made(columns)
 
 
 @dataclass
@@ -309,6 +345,25 @@ class QualityColumns:
 
 
 @dataclass
+class FewGenes:
+    """A warning about cells with fewer genes than those for which an imported model was made; there are no columns."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    query: Query
+    min_genes: int
+    tool: str
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Count such cells among up to 1,000 of the file; the others are not looked at."""
+        num_genes = np.diff(self.query.some(self.query.spread(LOOKED_AT)).indptr)
+        num_few = int((num_genes < self.min_genes).sum())
+        if not num_few:
+            return Made({})
+        text = f"{num_few:,} of {len(num_genes):,} cells express fewer than {self.min_genes} genes of the model"
+        return Made({}, warnings=[f"{text}: {self.tool} drops such cells, and their labels are less certain"])
+
+
+@dataclass
 class DropletColumns:
     """In an unfiltered matrix: barcodes that cannot be cells have a low quality."""
 
@@ -342,7 +397,7 @@ class ClusterColumns:
         is_cell = _is_cell(self.droplets, len(obs))
         if self.clusters is None:
             numbers = np.full(len(obs), -1)
-            numbers[is_cell] = self._find_clusters(read, np.flatnonzero(is_cell))
+            numbers[is_cell] = _find_clusters(read, self.graph, np.flatnonzero(is_cell))
             clusters = pd.Categorical.from_codes(numbers, [str(number) for number in range(numbers.max() + 1)])
             how = f"Leiden on {'the embedding' if self.graph is None else 'the neighbour graph of the file'}"
         else:
@@ -366,28 +421,57 @@ class ClusterColumns:
         record = {"key": self.option, "how": how, "num_clusters": num_clusters, "num_disagree": num_disagree}
         return Made(columns, {"clusters": record})
 
-    def _find_clusters(self, read: "Read", rows: np.ndarray) -> np.ndarray:
-        """Cluster the cells in some rows; return the number of the cluster of each."""
-        embedding = np.concatenate([calls.embedding for calls in read()])[rows]
-        graph = self.graph
-        if graph is not None and self.droplets is not None:
-            graph = graph.tocsr()[rows][:, rows]
-        return over_cluster(embedding, graph)
+
+@dataclass
+class MajorityColumns:
+    """With `majority_voting`: CellTypist's majority voting among all cells of each small cluster."""
+
+    names: ClassVar[tuple[str, ...]] = ("over_clustering", "majority_voting")
+    clusters: pd.Categorical | None  # as for `ClusterColumns`
+    graph: spmatrix | None
+    min_prop: float
+    droplets: Droplets | None
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns from the labels. Barcodes that cannot be cells have no cluster and no majority."""
+        is_cell = _is_cell(self.droplets, len(obs))
+        cells = np.flatnonzero(is_cell)
+        if self.clusters is not None:
+            clusters = self.clusters.codes.astype(np.int64)
+        else:
+            clusters = np.zeros(len(obs), dtype=np.int64)
+            clusters[is_cell] = _find_clusters(read, self.graph, cells, resolution_of_celltypist(len(cells)))
+        labels = obs["label"].cat
+        best = labels.codes.to_numpy(np.int64)
+        majority = majority_labels(clusters, best, cells, len(labels.categories), self.min_prop)
+        names = [*labels.categories, HETEROGENEOUS]
+        voted = pd.Categorical.from_codes(np.where(majority < 0, len(names) - 1, majority), categories=names)
+        columns = {
+            "over_clustering": pd.Series(clusters.astype(str), dtype=object).where(is_cell, "none").astype("category"),
+            "majority_voting": voted.remove_categories(HETEROGENEOUS) if (majority >= 0).all() else voted,
+        }
+        return Made(columns, {"majority_voting": {"num_clusters": int(clusters.max()) + 1, "min_prop": self.min_prop}})
 
 
 # All columns that an annotation can have, in the order of obs. They are made in another order, as some need others.
 GROUPS: tuple[type[Columns], ...] = (
     *(CallColumns, TreeColumns, TermColumns, BaselineColumns, SetColumns),
-    *(QualityColumns, DropletColumns, ClusterColumns),
+    *(QualityColumns, DropletColumns, ClusterColumns, OwnColumns, MajorityColumns),
 )
-OBS_COLUMNS = tuple(dict.fromkeys(name for group in GROUPS for name in group.names))
+AGREEMENT = "agreement"  # with several models; several.py makes it
+OBS_COLUMNS = (*dict.fromkeys(name for group in GROUPS for name in group.names), AGREEMENT)
 # Annotations by all versions have these columns; reports need no others.
-REQUIRED_COLUMNS = ("label", "confidence", "unknown", "baseline_label")
+REQUIRED_COLUMNS = ("label", "confidence", "unknown")
+OBSM = ("X_{}", "{}_proba", "{}_own_proba")  # entries of obsm, with the prefix in place of the braces
 
 
 def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
     """Refuse cells that have entries which an annotation with this prefix would add."""
-    names = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    names = {
+        "obs": [f"{key}_{name}" for name in OBS_COLUMNS],
+        "obsm": [name.format(key) for name in OBSM],
+        "uns": [key],
+    }
     existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
     taken = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
     if taken:
@@ -396,6 +480,17 @@ def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "th
         expected = "no earlier annotation of this name"
         fixes = ["overwrite=true", f"key_added={key}_2"]
         raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)
+
+
+def _find_clusters(
+    read: "Read", graph: spmatrix | None, rows: np.ndarray, resolution: float | None = None
+) -> np.ndarray:
+    """Cluster the cells in some rows; return the number of the cluster of each."""
+    embedding = np.concatenate([calls.embedding for calls in read()])
+    if graph is not None and len(rows) < len(embedding):
+        graph = graph.tocsr()[rows][:, rows]
+    options = {} if resolution is None else {"resolution": resolution}
+    return over_cluster(embedding[rows], graph, **options)
 
 
 def _best_labels(proba: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

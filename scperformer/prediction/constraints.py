@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from scperformer.cells import Droplets
+from scperformer.fitting import Calls, Read
 from scperformer.labels import reweighted, shares_by_em
-from scperformer.prediction.calls import Calls, Read
 from scperformer.prediction.label_options import LabelOptions
 
 log = logging.getLogger(__name__)

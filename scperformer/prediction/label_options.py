@@ -38,7 +38,7 @@ class LabelOptions:
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
     shares: np.ndarray | None  # prior=em: the share of each label among the cells of the reference
     clusters: pd.Categorical | None  # the cluster of each cell, from a column of obs
-    graph: sp.spmatrix | None  # clusters=auto: the neighbour graph of the file, if it has one
+    graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
 def find_label_options(
@@ -57,7 +57,7 @@ def find_label_options(
     clusters = None
     graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        if cfg.clusters == AUTO_CLUSTERS:
+        if cfg.clusters == AUTO_CLUSTERS or (cfg.majority_voting and cfg.clusters is None):
             graph = _read_graph(cells)
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)

@@ -23,8 +23,8 @@ from scperformer.base.outputs import (
     why_not_ours,
 )
 from scperformer.base.signals import RESUME_NOTE
+from scperformer.fitting import Calls
 from scperformer.model import read_arrays
-from scperformer.prediction.calls import Calls
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,8 @@ annotation is made when all parts are finished.
 import hashlib
 import json
 import logging
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,13 +35,13 @@ from scperformer.files import (
     require_readable,
     require_unchanged,
 )
-from scperformer.fitting import Adapted, adapt_model
+from scperformer.fitting import Adapted, Calls, adapt_model, call_block
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import Calls, call_block
 from scperformer.prediction.columns import require_not_annotated
 from scperformer.prediction.label_options import find_label_options
 from scperformer.prediction.parts import PARTS, Parts, partial_results, parts_of
+from scperformer.prediction.several import add_annotation, keys_of, record_in_file, record_in_memory
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,9 @@ NOT_IN_IDENTITY = {
     *("resume", "keep_going", "failed_ok", "json"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
-    *("false_alarms", "min_confidence", "alpha", "shift", "key_added"),
+    "other_models",
+    *("mode", "p_thres", "majority_voting", "min_prop"),
+    *("false_alarms", "min_confidence", "alpha", "key_added"),
 }
 
 
@@ -59,13 +63,25 @@ def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
     """Call all cells of a query, block by block; the calls stay in memory."""
     query = adapted.query
     with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
-        return [call_block(query.block(start), adapted.model, cfg, query, shown.update) for start in query.starts()]
+        return [call_block(adapted, start, cfg, shown.update) for start in query.starts()]
 
 
 def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
     """Add the annotation to an AnnData in memory, and return a paragraph about it; errors as `run_predict`."""
+    if cfg.other_models:
+        models = [model, *map(load_model, cfg.other_models)]
+        keys = keys_of(models, cfg.key_added)
+        for key in keys if not cfg.overwrite else []:
+            require_not_annotated(adata, key)
+        texts = [
+            annotate_cells(adata, each, replace(cfg, key_added=key, other_models=[]))
+            for each, key in zip(models, keys, strict=True)
+        ]
+        record_in_memory(adata, models, keys)
+        return "\n".join(texts)
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
+    _require_own_probabilities(model, cfg)
     start = time.perf_counter()
     options = find_label_options(adata, model.saved, cfg)
     adapted = adapt_model(model, find_query(adata, model.saved, cfg), cfg, with_shift=cfg.shift != "false")
@@ -83,7 +99,7 @@ def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, p
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
-    if model.network.encoder is None:
+    if not model.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
     adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
@@ -117,8 +133,12 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
             _require_writable(output, cfg)
             ready.append((path, output))
     model = model or load_model(cfg.model_path)
+    models = [model, *map(load_model, cfg.other_models)]
+    keys_of(models, cfg.key_added)  # two models of one name are an error of the run
+    for each in models:
+        _require_own_probabilities(each, cfg)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
-    written = _annotate_files(ready, model, cfg, failures, described)
+    written = _annotate_files(ready, models, cfg, failures, described)
     if cfg.json:
         failed = [{"file": path, "error": error} for path, error in failures.errors.items()]
         say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
@@ -127,6 +147,13 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED_SUFFIX}"
         raise InputError(found, "files that can be annotated", remedy)
     return outputs
+
+
+def _require_own_probabilities(model: Model, cfg: PredictConfig) -> None:
+    """Refuse `mode=prob_match` for a model whose labels share one probability: at most one is above a half."""
+    if cfg.mode == "prob_match" and not model.labels_are_independent:
+        found = f"mode=prob_match and the model {model.saved.name}, whose probabilities add up to 1"
+        raise InputError(found, "a model of CellTypist", "use alpha=0.1, which gives each cell a set of labels")
 
 
 def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
@@ -160,6 +187,8 @@ def _require_writable(output: Path, cfg: PredictConfig) -> None:
         require_absent(output, cfg.overwrite, PARTS)
         return
     require_absent(output, cfg.overwrite, STORE if output.suffix == ".zarr" else None)
+    if cfg.other_models and output.suffix != ".h5ad":
+        raise InputError(f"output={output} of several models", "a name in .h5ad", "rename it")
     if not output.name.endswith(FORMATS):
         raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
     if output.suffix == ".parquet" and find_spec("pyarrow") is None:
@@ -205,7 +234,7 @@ def _failed_file(output: Path) -> Path:
 
 def _annotate_files(
     files: list[tuple[str, Path]],
-    model: Model,
+    models: list[Model],
     cfg: PredictConfig,
     failures: _Failures,
     described: dict[str, dict[str, str]],
@@ -222,12 +251,46 @@ def _annotate_files(
             with failures.of_file(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
-                summaries.append(_annotate_file(path, output, model, cfg, described.get(path, {})))
+                annotate = _annotate_by_several if len(models) > 1 else _annotate_by_one
+                summaries.append(annotate(path, output, models, cfg, described.get(path, {})))
+                log.info("written: %s", output)
                 _failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
     return summaries
+
+
+def _annotate_by_one(
+    path: str, output: Path, models: list[Model], cfg: PredictConfig, described: dict[str, str]
+) -> dict[str, Any]:
+    return _annotate_file(path, output, models[0], cfg, described)
+
+
+def _annotate_by_several(
+    path: str, output: Path, models: list[Model], cfg: PredictConfig, described: dict[str, str]
+) -> dict[str, Any]:
+    """Annotate a file by one model after the other, and put all annotations into one copy of it."""
+    keys = keys_of(models, cfg.key_added)
+    if not cfg.overwrite:
+        with open_cells(path, cfg.orientation) as cells:
+            for key in keys:
+                require_not_annotated(cells, key, path)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".scperformer-") as folder:
+        first = Path(folder) / "first.h5ad"
+        summary: dict[str, Any] = {}
+        for model, key in zip(models, keys, strict=True):
+            place = first if key == keys[0] else Path(folder) / "other.h5ad"
+            of_sample = described if place == first else {}
+            made = _annotate_file(path, place, model, replace(cfg, key_added=key, overwrite=True), of_sample)
+            summary = summary or made
+            if place != first:
+                add_annotation(first, place, key)
+                place.unlink()
+        record_in_file(first, models, keys)
+        with new_file(output, cfg.overwrite) as temporary:
+            shutil.move(first, temporary)
+    return summary | {"output": str(output), "models": [model.saved.name for model in models]}
 
 
 def _annotate_file(
@@ -241,8 +304,7 @@ def _annotate_file(
             if not cfg.overwrite:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
-        with_shift = cfg.shift != "false" and cfg.share is None  # a share has no flags and confidences yet
-        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=with_shift)
+        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
         query = adapted.query
         identity = _identity_of(adapted, model, cfg)
         shares = [Path(folder) for folder in cfg.shares]
@@ -261,7 +323,6 @@ def _annotate_file(
                 scratch = parts.folder
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
                 summary = annotation.summary()
-    log.info("written: %s", output)
     return {"file": path, "output": str(output), "sha256": query.sha256, **summary}
 
 
@@ -290,5 +351,5 @@ def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
     with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
         for part in to_call:
-            parts.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
+            parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
     return num_cells, time.perf_counter() - start_time

@@ -31,7 +31,9 @@ from scperformer.files import (
     require_unchanged,
     write_anndata,
 )
+from scperformer.network import own_probabilities
 from scperformer.prediction.annotation import Annotation, without_slashes
+from scperformer.prediction.columns import OBSM
 
 log = logging.getLogger(__name__)
 
@@ -141,25 +143,30 @@ def _add_calls(root: Any, annotation: Annotation) -> None:
     obs = root["obs"]
     obsm = root["obsm"]
     index = obs.attrs["_index"]
-    for name in (f"X_{key}", f"{key}_proba"):
+    for name in (pattern.format(key) for pattern in OBSM):
         _free(obsm, name)
-    width = next(iter(annotation.read())).embedding.shape[1]
-    embedding = _new_array(obsm, f"X_{key}", (num_cells, width), np.float32, _rows_of_chunk(width))
-    table = obsm.create_group(f"{key}_proba")
-    table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
-    table.attrs.update({"_index": index, "column-order": annotation.labels})
-    if isinstance(root, h5py.File):
-        root.copy(obs[index], table, index)  # without reading the names
-    else:
-        write_elem(table, index, read_elem(obs[index]))
+    first = next(iter(annotation.read())).embedding
+    width = first.shape[1]
+    embedding = _new_array(obsm, f"X_{key}", (num_cells, width), first.dtype, _rows_of_chunk(width))
     rows = _rows_of_chunk(len(annotation.labels))  # with all columns together, a block of cells is in few chunks
-    columns = [_new_array(table, label, (num_cells,), np.float32, rows) for label in annotation.labels]
+    tables = []
+    for name, kind in zip(annotation.obsm[1:], (np.float32, np.float64), strict=False):
+        table = obsm.create_group(name)
+        table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
+        table.attrs.update({"_index": index, "column-order": annotation.labels})
+        if isinstance(root, h5py.File):
+            root.copy(obs[index], table, index)  # without reading the names
+        else:
+            write_elem(table, index, read_elem(obs[index]))
+        tables.append([_new_array(table, label, (num_cells,), kind, rows) for label in annotation.labels])
     start = 0
     for calls in annotation.read():
         stop = start + len(calls.proba)
         embedding[start:stop] = calls.embedding
-        for column, values in zip(columns, calls.proba.T, strict=True):
-            column[start:stop] = values
+        probabilities = [calls.proba, own_probabilities(calls.embedding)] if annotation.has_own else [calls.proba]
+        for columns, proba in zip(tables, probabilities, strict=True):
+            for column, values in zip(columns, proba.T, strict=True):
+                column[start:stop] = values
         start = stop
 
 

@@ -180,7 +180,8 @@ def map_columns(
     for column, title in NUMBERS.items():
         add(title, annotation, of_obs(f"{key}_{column}"))
     add(FLAGS["unknown"], annotation, cells["unknown"].iloc[chosen])
-    add("Logistic regression", annotation, cells["baseline"].iloc[chosen])
+    if "baseline" in cells:
+        add("Logistic regression", annotation, cells["baseline"].iloc[chosen])
     if "cluster_label" in cells:
         add("Cluster label", annotation, cells["cluster_label"].iloc[chosen])
     if "cluster" in cells:

@@ -109,7 +109,7 @@ def _check_expression(
         quality = measure_quality(rows, gene_table(cells, findings.source), findings, cfg.doublets)
         result["quality"] = asdict(quality)
     try:
-        plan = map_to_model(cells, findings, model, cfg.species, path)
+        plan = map_to_model(cells, findings, model, cfg, path)
     except InputError:
         if cfg.label_key is None:
             raise
@@ -124,7 +124,7 @@ def _check_expression(
         make_reference(sample, train)
         return
     require_fit(cells, plan, model, predict, path)
-    query = Query(path, rows, plan)
+    query = Query(path, rows, plan, gene_table(cells, findings.source), cfg)
     condition = find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
     adapts = False
     if reference_cells is not None:
@@ -167,7 +167,7 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     step = "predict"
     names = ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
     if cfg.label_key is None:
-        names += ["model_path", "min_overlap"]
+        names += ["model_path", "genes", "min_overlap"]
     else:
         step = "train"
         names = ["label_key", *names]

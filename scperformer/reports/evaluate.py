@@ -34,7 +34,7 @@ class Evaluation:
     """The scores of annotations, which are the content of an evaluation folder."""
 
     metrics: dict[str, Any]  # scores of the model and of logistic regression, for all cells and per sample
-    per_class: pd.DataFrame  # a row per label: label, support, precision, recall, f1, baseline_f1, maybe cluster_f1
+    per_class: pd.DataFrame  # a row per label: label, support, precision, recall, f1, maybe baseline_f1, cluster_f1
     confusion: pd.DataFrame  # counts, L x L: rows are true labels, columns predicted labels
     path: Path | None = None  # the folder, if it was written
 
@@ -142,7 +142,7 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
         result["mean_set_size"] = float(cells["set_size"].mean())
     if "call_level" in cells and len(cells):
         result["calls"] = _call_scores(cells)
-    for column in ("model", "baseline", *(["cluster"] if "cluster" in cells else [])):
+    for column in (name for name in ("model", "baseline", "cluster") if name in cells):
         values = asdict(scores(_confusion(cells, column, labels)))
         result[column] = {name: None if np.isnan(value) else value for name, value in values.items()}
     return result
@@ -199,7 +199,7 @@ def compare(
         remedy = "set truth_key=... to another column, or rename the true labels"
         raise InputError(found, f"the model's labels, e.g. {_examples(model_labels)}", remedy)
     # The files can hold further labels, for example after manual edits.
-    predicted = set(cells["model"]).union(cells["baseline"], cells.get("cluster", ()))
+    predicted = set(cells["model"]).union(cells.get("baseline", ()), cells.get("cluster", ()))
     labels = [*model_labels, *foreign, *sorted(predicted.difference(model_labels, true_labels))]
     tree = common_tree(samples)
     if tree is not None and "call" in cells:
@@ -223,9 +223,8 @@ def compare(
     }
     counts = _confusion(cells, "model", labels)
     per_class = {"label": labels, **class_scores(counts)}
-    per_class["baseline_f1"] = class_scores(_confusion(cells, "baseline", labels))["f1"]
-    if "cluster" in cells:
-        per_class["cluster_f1"] = class_scores(_confusion(cells, "cluster", labels))["f1"]
+    for column in (name for name in ("baseline", "cluster") if name in cells):
+        per_class[f"{column}_f1"] = class_scores(_confusion(cells, column, labels))["f1"]
     confusion = pd.DataFrame(counts, index=pd.Index(labels, name="truth"), columns=labels)
     return Evaluation(metrics=metrics, per_class=pd.DataFrame(per_class), confusion=confusion)
 
@@ -307,9 +306,11 @@ def _log_scores(metrics: dict[str, Any]) -> None:
     num_samples = len(metrics["samples"])
     cells = f"{metrics['num_cells']:,} cells in {num_samples} sample{'s' if num_samples > 1 else ''}"
     model = metrics["model"]
-    baseline = metrics["baseline"]
-    accuracy = f"{model['accuracy']:.3f} (logistic regression {baseline['accuracy']:.3f})"
-    macro_f1 = f"{model['macro_f1']:.3f} (logistic regression {baseline['macro_f1']:.3f})"
+    accuracy = f"{model['accuracy']:.3f}"
+    macro_f1 = f"{model['macro_f1']:.3f}"
+    if baseline := metrics.get("baseline"):
+        accuracy += f" (logistic regression {baseline['accuracy']:.3f})"
+        macro_f1 += f" (logistic regression {baseline['macro_f1']:.3f})"
     message = "%s against '%s'%s: accuracy %s, macro-F1 %s"
     log.info(message, cells, metrics["truth_key"], left_out, accuracy, macro_f1)
     if "coverage" in metrics:

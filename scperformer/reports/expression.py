@@ -252,7 +252,7 @@ def _contributions(
             expression.var,
             expression.findings,
             model.genes,
-            target_sum=float(model.config["target_sum"]),
+            target_sum=model.config["target_sum"],
             min_overlap=None,
             own_totals=bool(model.config.get("own_totals", False)),
             path=sample.path,

@@ -25,7 +25,6 @@ from scperformer.prediction import REQUIRED_COLUMNS
 
 log = logging.getLogger(__name__)
 
-REQUIRED = ("label", "confidence", "unknown", "baseline_label")  # columns that every annotation has
 MAX_REASON = 5000  # characters
 UMAP = "X_umap"  # entry of obsm in which scanpy keeps a UMAP
 SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
@@ -111,18 +110,17 @@ def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
 
 
 def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
-    """Return a table of the cells of all samples: sample, label, baseline, confidence, unknown.
+    """Return a table of the cells of all samples: sample, label, confidence, unknown.
 
-    `baseline` is the label by logistic regression. Three kinds of columns are added if all samples have them: `set`
-    (labels joined by |) and `set_size`; `call` (a node of the label tree); `cluster_label`.
+    Other columns are added if all samples have them: `baseline` (the label by logistic regression; imported models may
+    lack it); `set` (labels joined by |) and `set_size`; `call` (a node of the label tree); `cluster_label`.
     """
-    texts = ("set", "call", "cluster_label")
+    texts = ("baseline_label", "set", "call", "cluster_label")
     shared = [name for name in (*texts, "set_size") if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
     columns = [
         {
             "sample": sample.name,
             "label": sample.labels,
-            "baseline": as_text(sample.column("baseline_label")),
             "confidence": sample.column("confidence").to_numpy(float),
             "unknown": sample.column("unknown").to_numpy(bool),
             **{
@@ -132,7 +130,8 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
         }
         for sample in samples
     ]
-    return pd.concat([pd.DataFrame(content) for content in columns], ignore_index=True)
+    cells = pd.concat([pd.DataFrame(content) for content in columns], ignore_index=True)
+    return cells.rename(columns={"baseline_label": "baseline"})
 
 
 def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
@@ -161,7 +160,7 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
 
 def of_cells(adata: AnnData, key: str, name: str = "cells", for_map: bool = False) -> Annotated:
     """Return the annotation of cells in memory; `for_map` requires probabilities."""
-    required = [("obs", f"{key}_{column}") for column in REQUIRED] + [("uns", key)]
+    required = [("obs", f"{key}_{column}") for column in REQUIRED_COLUMNS] + [("uns", key)]
     if for_map:
         required += [("obsm", f"{key}_proba")]
     for place, entry in required:
@@ -218,8 +217,9 @@ def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
         missing.append(f"obsm['{key}_proba']")
     if missing or facts is None:
         missing.append(f"uns['{key}']")
-        suffix = "_baseline_label"
-        other_key = next((column.removesuffix(suffix) for column in columns if column.endswith(suffix)), None)
+        suffix = "_unknown"  # a column that is rarely there for other reasons
+        keys = [column.removesuffix(suffix) for column in columns if column.endswith(suffix)]
+        other_key = next((other for other in keys if f"{other}_confidence" in columns), None)
         remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
         if other_key is not None:
             remedy = f"add key_added={other_key}, the key of the annotation in this file"

@@ -170,8 +170,8 @@ def _figures(content: Content) -> list[figures.Figure]:
     if content.clusters is not None:
         names, called, counts = clusters.cluster_counts(content.clusters, content.final, used)
         charts.append(figures.heat_map("clusters", names, called, counts))
-    counts = pd.crosstab(content.cells["label"], content.cells["baseline"])
-    if (content.cells["label"] != content.cells["baseline"]).any():
+    if "baseline" in content.cells and (content.cells["label"] != content.cells["baseline"]).any():
+        counts = pd.crosstab(content.cells["label"], content.cells["baseline"])
         order = [label.name for label in content.labels]
         counts = counts.reindex(index=[name for name in order if name in counts.index])
         counts = counts.reindex(columns=[name for name in order if name in counts.columns])
@@ -212,7 +212,7 @@ def _facts(content: Content) -> dict[str, Any]:
         "trust_groups": what_to_check.trust_groups(content.summaries),
         "threshold": tables.threshold(samples),
         "flag_reasons": tables.flag_reasons(samples),
-        "agreement": float((cells["label"] == cells["baseline"]).mean()),
+        "agreement": tables.agreement(cells),
         "checks": what_to_check.things_to_check(content.summaries, content.failed, content.evaluation),
         "median": float(cells["confidence"].median()),
         "levels": tables.levels(samples),
@@ -277,6 +277,7 @@ def _tables(content: Content) -> dict[str, Any]:
         "scores": tables.score_tables(evaluation) if evaluation else [],
         "confusion": tables.confusion_table(evaluation, labels) if evaluation else None,
         "disagreements": tables.disagreement_table(cells),
+        "models_tables": [table for sample in samples if (table := tables.models_table(sample)) is not None],
         "branch_scores": tables.branch_table(samples),
         "inputs": tables.input_table(summaries),
     }

@@ -111,13 +111,18 @@ def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -
         "median": float(cells["confidence"].median()),
         "mean": float(cells["confidence"].mean()),
         "mean_held_out": sample.mean_held_out,
-        "agreement": float((cells["label"] == cells["baseline"]).mean()),  # with logistic regression
+        "agreement": agreement(cells),
         "num_decided": sample.facts.get("encoder", {}).get("num_decided"),  # labels that the encoder decides
         "facts": sample.facts,
         "condition": {"adapted": False, "expected_accuracy": math.nan} | sample.facts.get("condition", {}),
         "kind": sample.facts.get("shift", {}).get("kind"),
         "expected": _expected_accuracy(sample.facts),
     }
+
+
+def agreement(cells: pd.DataFrame) -> float | None:
+    """Return the share of cells to which logistic regression gives the same label; None without it."""
+    return float((cells["label"] == cells["baseline"]).mean()) if "baseline" in cells else None
 
 
 def _expected_accuracy(facts: dict[str, Any]) -> str | None:
@@ -303,8 +308,25 @@ def quality_table(samples: Sequence[Annotated], tables: dict[str, pd.DataFrame])
     return Table(id="quality-table", title="Quality per sample", columns=columns, rows=rows)
 
 
-def disagreement_table(cells: pd.DataFrame) -> Table:
-    """Return the most frequent pairs of different labels by the model and by logistic regression."""
+def models_table(sample: Annotated) -> Table | None:
+    """Return how often each pair of several models gives a cell the same label; None for one model."""
+    found = sample.facts.get("models")
+    if found is None:
+        return None
+    names = [str(name) for name in found["names"]]
+    kinds = {"Model": "text", "Prefix of its columns": "text"} | {f"Same as {name}": "share" for name in names}
+    rows = [
+        [name, str(key), *map(float, shares)]
+        for name, key, shares in zip(names, found["keys"], found["agreement"], strict=True)
+    ]
+    title = f"Agreement of the models on {sample.name}"
+    return Table(id="models-table", title=title, columns=list(kinds.items()), rows=rows)
+
+
+def disagreement_table(cells: pd.DataFrame) -> Table | None:
+    """Return the most frequent pairs of different labels by the model and by logistic regression; None without it."""
+    if "baseline" not in cells:
+        return None
     sizes = cells["label"].value_counts()
     disagreeing = cells[cells["label"] != cells["baseline"]]
     pairs = disagreeing.groupby(["label", "baseline"]).size().reset_index(name="num_cells")
@@ -439,17 +461,22 @@ def score_tables(evaluation: Evaluation) -> list[Table]:
     kinds |= {"Calibration error": "score"}
 
     def row(name: str, scores: dict[str, Any]) -> list[Any]:
-        pairs = [scores[method][score] for score in names for method in ("model", "baseline")]
+        pairs = [scores.get(method, {}).get(score) for score in names for method in ("model", "baseline")]
         return [name, scores["num_cells"], *pairs, scores.get("calibration_error")]
 
     metrics = evaluation.metrics
     rows = [row(name, scores) for name, scores in natsorted(metrics["samples"].items(), key=lambda item: item[0])]
     total = row("All samples", metrics) if len(rows) > 1 else []
-    tables = [Table(id="scores-table", title="Scores per sample", columns=list(kinds.items()), rows=rows, total=total)]
+    columns, filled = _without_empty_columns(kinds, [*rows, total] if total else rows)
+    if total:
+        total = filled.pop()
+    tables = [Table(id="scores-table", title="Scores per sample", columns=columns, rows=filled, total=total)]
     kinds = {"True label": "label", "Cells": "count", "Precision": "score", "Recall": "score", "F1": "score"}
-    kinds |= {"F1 of logistic regression": "score"}
-    columns = ["label", "support", "precision", "recall", "f1", "baseline_f1"]
-    per_class = evaluation.per_class.loc[evaluation.per_class["support"] > 0, columns]
+    names_of_columns = ["label", "support", "precision", "recall", "f1"]
+    if "baseline_f1" in evaluation.per_class:
+        kinds |= {"F1 of logistic regression": "score"}
+        names_of_columns.append("baseline_f1")
+    per_class = evaluation.per_class.loc[evaluation.per_class["support"] > 0, names_of_columns]
     rows = per_class.sort_values("support", ascending=False, kind="stable").to_numpy(object).tolist()
     tables.append(Table(id="labels-table", title="Scores per label", columns=list(kinds.items()), rows=rows))
     if (calls := metrics.get("calls")) and calls["backed_off"] + calls["unknown"] > 0:

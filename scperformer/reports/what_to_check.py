@@ -133,6 +133,11 @@ def _sample_warnings(summary: dict[str, Any]) -> list[Warned]:
     if is_unfiltered:  # shares of barcodes, most of which are empty droplets, mean nothing
         return warned
     unknown = summary["num_unknown"] / summary["num_cells"]
+    if lacks := list(facts["model"].get("lacks", [])):
+        tool = facts["model"]["imported"]["tool"]
+        text = f"imported from {tool} without {', '.join(lacks)}"
+        rest = "a cell of a type that it does not know gets one of its labels all the same"
+        warn(f"are annotated by a model that was {text}: {rest}", f"The model of {name} was {text}: {rest}.")
     if unknown > MAX_UNKNOWN or shift.get("kind") == FAR:
         model = facts["model"]
         sentence = f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}"
@@ -147,7 +152,7 @@ def _sample_warnings(summary: dict[str, Any]) -> list[Warned]:
         cause = "have confidences far below those of held-out cells of the reference; means"
         warn(cause, f"{name}: {unsure}", f"{summary['mean']:.2f}")
     agreement = summary["agreement"]
-    if agreement < LOW_AGREEMENT:
+    if agreement is not None and agreement < LOW_AGREEMENT:
         text = f"Logistic regression gives only {agreement:.0%} of the cells of {name} the same label"
         sentence = f"{text}. The sample may differ a lot from the cells that the model was trained on."
         warn("get other labels by logistic regression for many cells; the same label for", sentence, f"{agreement:.0%}")

@@ -3,6 +3,7 @@
 Files in reading order:
 
 - `train`, `pretrain`: the two steps, from the cells to the model
+- `studies`: a model of each study of a reference, joined
 - `initialise`: the initial weights of a network, perhaps those of a trained encoder (`init`)
 - `batch_size`: the largest batch that fits into memory
 - `supervised`, `masked`, `masked_genes`: loss, metrics and optimiser of training, of pretraining, and of pretraining a

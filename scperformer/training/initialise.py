@@ -64,7 +64,8 @@ class Init:
     def provenance(self, num_known_genes: int) -> dict[str, Any]:
         """Return the entry `init` of the provenance of the model that is trained."""
         names = {"name": self.saved.name, "hash": self.saved.hash, "kind": self.saved.kind}
-        return names | {"num_known_genes": num_known_genes}
+        licence = {"licence": self.saved.provenance["licence"]} if self.saved.imported else {}
+        return names | {"num_known_genes": num_known_genes} | licence
 
 
 def load_init(cfg: NetworkConfig) -> Init | None:
@@ -289,11 +290,11 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
 
 
 @progress("choosing the options of the linear branch")
-def find_linear_options(train: Cells, cfg: TrainConfig) -> LinearOptions | None:
+def find_linear_options(train: Cells, cfg: TrainConfig, batches: np.ndarray | None = None) -> LinearOptions | None:
     """Choose how the linear branch is fitted, on the training cells; None if it is off."""
     if not cfg.model.linear:
         return None
-    options = choose_linear_options(train.x, train.known_labels, tuple(cfg.model.linear_powers), cfg.seed)
+    options = choose_linear_options(train.x, train.known_labels, tuple(cfg.model.linear_powers), cfg.seed, batches)
     text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"
     log.info(text, options.weighting, options.class_weights)
     return options

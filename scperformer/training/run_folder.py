@@ -51,11 +51,21 @@ NAMES = (
     *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, ".scperformer-*"),
     *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
     *("wandb", "wandb/*", "mlflow.db"),
+    *("study*", "study*/*"),
 )
 RUN = FolderKind("the run of a training", more=NAMES, unmarked=NAMES)
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
 # Options that are recorded without the folders of their files, like the inputs.
-PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
+PATHS = (
+    "init",
+    "genes_path",
+    "unlabelled",
+    "conditions.genes",
+    "model.gene2vec_path",
+    "label_tree",
+    "label_map",
+    "ontology",
+)
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the figure of the learning curve
 

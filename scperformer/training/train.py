@@ -67,6 +67,7 @@ from scperformer.training.run_folder import (
     require_place,
     write_trained,
 )
+from scperformer.training.studies import train_studies, trains_studies
 from scperformer.training.supervised import has_layers, train_network
 from scperformer.trust import calibration, fit_profile, left_out_table
 
@@ -81,6 +82,8 @@ def run_train(cfg: TrainConfig) -> Path:
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
+        return train_studies(cells, cfg, output, train_on)
     quiet_if_helper(cfg)
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     cfg = settle_in_memory(cfg, paths)
@@ -138,6 +141,12 @@ class Training:
     def train(self) -> Cells:
         """The cells to train on that are in memory: all of them, or a sample of cells on disk."""
         return self.cells.sample
+
+    @property
+    def batches(self) -> np.ndarray | None:
+        """The index of the batch of each of the cells `train`, if batches are known."""
+        batches = self.reference.batches
+        return None if batches is None else batches[self.reference.split.train]
 
     @property
     def learns(self) -> bool:
@@ -210,6 +219,7 @@ def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | N
     rows = stratified_sample(reference.labels, cfg.keep_cells or MAX_DUAL, cfg.seed)
     x = reference.x[rows]
     labels = reference.labels[rows]
+    batches = None if reference.batches is None else reference.batches[rows]
     if len(rows) > MAX_CELLS or x.nnz > MAX_VALUES:
         found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
         raise InputError(found, f"at most {MAX_CELLS:,} with {MAX_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
@@ -218,12 +228,12 @@ def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | N
         remedy = "name counts with source=layers/NAME, or leave card=full out"
         raise InputError("card=full and a reference without counts", "counts, which can be thinned", remedy)
     if counts is not None:
-        cells = ReferenceCells(counts, labels, are_counts=True)
+        cells = ReferenceCells(counts, labels, are_counts=True, batches=batches)
         return cells if cfg.keep_cells else simulated(cells, MAX_DUAL, cfg.seed)
     if not cfg.keep_cells:
         return None
     relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape)
-    return ReferenceCells(relative, labels, are_counts=False)
+    return ReferenceCells(relative, labels, are_counts=False, batches=batches)
 
 
 def prepare(reference: Reference, cfg: TrainConfig, init: Init | None, folder: Path | None) -> Training:
@@ -265,6 +275,8 @@ def facts_about(training: Training, init: Init | None) -> dict[str, Any]:
         "rare_labels": reference.rare.done,
         "notes": reference.notes,
     }
+    if reference.batches is not None:
+        facts["batches"] = {"key": cfg.batch_key, "names": reference.batch_names}
     if cfg.tissue is not None:
         facts["tissue"] = cfg.tissue
     if reference.terms.release is not None:
@@ -297,7 +309,7 @@ def fit(training: Training, folder: Path | None = None) -> tuple[LinearOptions |
     cfg = training.cfg
     start_attention(network.encoder, train, cfg)
     start_head(network, train, cfg)
-    linear_options = find_linear_options(train, cfg)
+    linear_options = find_linear_options(train, cfg, training.batches)
     fitted = fit_branches(
         train.x,
         train.known_labels,
@@ -305,6 +317,7 @@ def fit(training: Training, folder: Path | None = None) -> tuple[LinearOptions |
         cfg=cfg,
         unlabelled=training.unlabelled,
         vectors=training.vectors,
+        batches=training.batches,
         with_evidence=not training.learns,
         folder=folder,
     )
@@ -388,8 +401,9 @@ def evidence_of_trust(training: Training, held_out: HeldOut | None) -> dict[str,
         log.info(text, metrics["calibration"]["error"], len(held_out.labels), megabytes)
     if training.cfg.card == "full":
         train = training.train
-        rows, folds = evidence_folds(train.known_labels, training.cfg.seed)
-        areas = left_out_table(train.x[rows], train.known_labels[rows], folds, training.cfg.seed)
+        folds = evidence_folds(train.known_labels, training.cfg.seed, training.batches)
+        some = train.x[folds.rows], train.known_labels[folds.rows]
+        areas = left_out_table(*some, folds.fold_of_row, training.cfg.seed)
         metrics["novelty"] = [
             {"label": label, "area": area}
             for label, area in zip(labels, areas.tolist(), strict=True)

@@ -30,7 +30,10 @@ FAR_RATIO = 20.0
 FAR_EFFECTS = 1.0
 FARTHER_RATIO = 35.0  # another tissue whatever the gene effects
 MAX_FACTOR = 6.0  # larger ones would hide cells of other tissues
-OTHER_TEMPERATURE = 1.3  # of the logits in another study
+# In another study, the encoder's logits are multiplied by this. Between the studies by which options are chosen, more
+# of the encoder beside the linear branch gains nothing from here on, and makes the sum too sure.
+OTHER_ENCODER = 0.5
+OTHER_TEMPERATURE = 1.3  # of the logits of a model with a single branch, in another study
 PSEUDO_EXPRESSION = 0.02  # counts per 10,000, added to means whose quotient is taken
 PSEUDO_CELLS = 20.0  # the same, shared by the cells: means of few cells are uncertain
 LOWER = 0.1  # the accuracy in another study may be so much lower or higher than the mean confidence
@@ -51,6 +54,8 @@ class Shift:
     novelty_ratio: float  # 1: as held-out cells of the reference
     gene_effects: float  # standard deviation of natural logarithms, weighted by expression
     num_cells: int  # from which they were found
+    has_both: bool = False  # whether the model has a linear branch and an encoder
+    batch_effects: float = 0.0  # gene effects between batches of the reference, whole ones of which were held out
 
     @property
     def kind(self) -> str:
@@ -65,11 +70,12 @@ class Shift:
     @property
     def _way(self) -> float:
         """How far a file is on the way from the reference's own study, 0, to another one, 1."""
-        limits = (self.gene_effects, LIKE_EFFECTS, OTHER_EFFECTS)
         if math.isnan(self.gene_effects):
-            limits = (self.novelty_ratio, LIKE_RATIO, OTHER_RATIO)
-        number, first, last = limits
-        return min(1.0, max(0.0, (number - first) / (last - first)))
+            way = (self.novelty_ratio - LIKE_RATIO) / (OTHER_RATIO - LIKE_RATIO)
+        else:  # a file may differ from the reference as much as its batches do from each other
+            like = max(LIKE_EFFECTS, self.batch_effects)
+            way = (self.gene_effects - like) / (OTHER_EFFECTS - LIKE_EFFECTS)
+        return min(1.0, max(0.0, way))
 
     @property
     def factor(self) -> float:
@@ -80,14 +86,24 @@ class Shift:
         return min(max(self.novelty_ratio, 1.0), MAX_FACTOR) if self.kind == OTHER else 1.0
 
     @property
+    def encoder_weight(self) -> float:
+        """By how much the logits of the encoder are multiplied beside a linear branch, which carries over better."""
+        is_other = self.has_both and self.kind not in (LIKE, FEW)
+        return 1.0 - self._way * (1.0 - OTHER_ENCODER) if is_other else 1.0
+
+    @property
     def temperature(self) -> float:
-        """By how much logits are divided: probabilities that hold in one study are too sure in others."""
-        return 1.0 if self.kind in (LIKE, FEW) else 1.0 + self._way * (OTHER_TEMPERATURE - 1.0)
+        """By how much logits are divided: probabilities that hold in one study are too sure in others.
+
+        With both branches, the smaller weight of the encoder has made them less sure already.
+        """
+        is_like = self.has_both or self.kind in (LIKE, FEW)
+        return 1.0 if is_like else 1.0 + self._way * (OTHER_TEMPERATURE - 1.0)
 
     def expected_accuracy(self, mean_confidence: float) -> tuple[float, float]:
         """Return the least and the highest accuracy to expect in a file of another study; NaN in another tissue.
 
-        `mean_confidence` is that of its cells, with the temperature.
+        `mean_confidence` is that of its cells, with the smaller weight of the encoder or the temperature.
         """
         if self.kind != OTHER:
             return math.nan, math.nan
@@ -106,10 +122,13 @@ class Shift:
 
     def record(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return asdict(self) | {"kind": self.kind, "factor": self.factor, "temperature": self.temperature}
+        names = ("kind", "factor", "encoder_weight", "temperature")
+        return asdict(self) | {name: getattr(self, name) for name in names}
 
 
-def make_shift(scores: np.ndarray, held_out: np.ndarray, effects: float) -> Shift:
+def make_shift(
+    scores: np.ndarray, held_out: np.ndarray, effects: float, *, has_both: bool = False, batch_effects: float = 0.0
+) -> Shift:
     """Return the shift of a file.
 
     Parameters
@@ -120,11 +139,18 @@ def make_shift(scores: np.ndarray, held_out: np.ndarray, effects: float) -> Shif
         Novelty scores of held-out cells of the reference.
     effects
         Spread of the gene effects; NaN if it is not known.
+    has_both
+        Whether the model has a linear branch and an encoder.
+    batch_effects
+        Spread of the gene effects between batches of the reference; 0 if they are not known.
     """
+    ratio = math.nan
     if len(scores) < MIN_CELLS:
-        return Shift(math.nan, math.nan, len(scores))
-    usual = max(float(np.quantile(held_out, QUARTILE)), TINY)
-    return Shift(float(np.quantile(scores, QUARTILE)) / usual, effects, len(scores))
+        effects = math.nan
+    else:
+        usual = max(float(np.quantile(held_out, QUARTILE)), TINY)
+        ratio = float(np.quantile(scores, QUARTILE)) / usual
+    return Shift(ratio, effects, len(scores), has_both, batch_effects)
 
 
 def most_alike(scores: np.ndarray) -> np.ndarray:
@@ -191,4 +217,6 @@ def expected_text(lowest: float, highest: float, kind: str) -> str:
     if kind == OTHER:
         text = f"expected accuracy {lowest:.2f} to {highest:.2f}, as these are cells of {OTHER}"
         return f"{text}: labels of other studies also differ in what they mean"
+    if lowest < highest:
+        return f"expected accuracy {lowest:.2f} to {highest:.2f}, as that of batches of the reference by the others"
     return f"expected accuracy {lowest:.2f}, as that of held-out cells of the reference"

@@ -216,18 +216,32 @@ def test_queries_without_common_features_get_zeros():
 # --- epsilon -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stabiliser", ["head", "all_heads"])
 @pytest.mark.parametrize("projection", ["orthogonal", "fastfood"])
-def test_sums_of_the_published_form_can_be_added(projection):
+def test_sums_of_the_published_form_can_be_added(projection, stabiliser):
     q, k, v, keep = inputs(30)
     keep[:, 10:20] = False  # a piece without real tokens
     k[:, :, 25] *= 5  # the last piece has the largest exponents
-    mechanism = make("favor", epsilon=1e-3, projection=projection).double()
+    mechanism = make("favor", epsilon=1e-3, projection=projection, stabiliser=stabiliser).double()
     pieces = zip(k.split(10, dim=2), v.split(10, dim=2), keep.split(10, dim=1), strict=True)
     first, second, third = (mechanism.key_sums(*piece) for piece in pieces)
     expected = mechanism(q, k, v, keep)
     for order in (first + second + third, third + (second + first)):
         # float64: rounding only
         torch.testing.assert_close(mechanism.read(q, order), expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("stabiliser", ["head", "all_heads"])
+def test_keys_of_the_published_form_have_a_stabiliser_per_head_or_layer(stabiliser):
+    q, k, v, keep = inputs(30)
+    k[:, 0] *= 3  # the stabiliser of this head is larger
+    mechanism = make("favor", epsilon=1e-3, stabiliser=stabiliser).double()
+    expected = {name: published_favor(mechanism, q, k, v, keep, 1e-3, name) for name in ("head", "all_heads")}
+    assert (expected["head"] - expected["all_heads"]).abs().max() > 1e-3
+    # float64: rounding only
+    torch.testing.assert_close(
+        kept(mechanism(q, k, v, keep), keep), kept(expected[stabiliser], keep), rtol=1e-11, atol=1e-12
+    )
 
 
 def test_the_published_form_approaches_ours_as_epsilon_decreases():
@@ -276,6 +290,8 @@ def test_memory_is_refused_if_keys_cannot_be_subtracted():
         ),
         ({"projection": "identity", "kernel": "elu1", "num_features": 4}, r"num_features=4; expected null with"),
         ({"epsilon": 0.1, "causal": True}, r"epsilon=0\.1; expected 0 with attention\.causal=true"),
+        ({"stabiliser": "layer"}, r"stabiliser=layer; expected one of head, all_heads"),
+        ({"stabiliser": "all_heads"}, r"stabiliser=all_heads; expected head without attention\.epsilon"),
         ({"redraw_interval": -1}, r"redraw_interval=-1; expected 0 or more"),
     ],
 )

@@ -35,7 +35,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "torch is imported": (PREDICT, "torch", "<module>"),
     "files are looked at": (PREDICT, "scperformer.files.hdf5_guard", "_watch"),
     "cells are opened": (PREDICT, "scperformer.files.h5ad", "open_stored"),
-    "cells are called": (PREDICT, "scperformer.prediction.calls", "call_block"),
+    "cells are called": (PREDICT, "scperformer.fitting.calls", "call_block"),
     "h5ad is written": (PREDICT, "scperformer.prediction.write", "_add"),
     "HDF5 writes": (PREDICT, "scperformer.files.writing", "write_all"),
     "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.prediction.write", "_copy"),

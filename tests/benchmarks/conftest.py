@@ -46,3 +46,10 @@ def studies() -> Iterator[ModuleType]:
     """benchmarks/studies.py."""
     with imported("studies") as module:
         yield module
+
+
+@pytest.fixture
+def several() -> Iterator[ModuleType]:
+    """benchmarks/several_studies.py."""
+    with imported("several_studies") as module:
+        yield module

@@ -8,7 +8,15 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PARTS = (  # used by the others
-    *("celltypist_calls.py", "machine.py", "panel.py", "rivals.py", "speed_rivals.py", "words.py"),
+    *(
+        "celltypist_calls.py",
+        "celltypist_there.py",
+        "machine.py",
+        "panel.py",
+        "rivals.py",
+        "speed_rivals.py",
+        "words.py",
+    ),
 )
 
 

@@ -135,6 +135,13 @@ def test_stored_zeros_are_removed_and_indices_sorted():
     assert list(result.indices) == [0, 3]
 
 
+def test_without_a_total_counts_keep_their_depth(counts_adata):
+    counts = sparse.csr_matrix(counts_adata.X)
+    found = normalise(counts, findings_of(counts), None, with_scanpy=True)
+    np.testing.assert_allclose(found.toarray(), np.log(1 + counts.toarray().astype(np.float64)), rtol=1e-6)  # float32
+    assert found.dtype == np.float32
+
+
 def test_normalising_over_own_genes_equals_normalising_the_counts_of_these_genes(counts_adata):
     counts = counts_adata.X
     whole = normalise_counts(counts, 1e4)

@@ -158,6 +158,7 @@ def test_the_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     class Model:
         name, config, importance, has_reference_cells = "small", {"target_sum": 1e3}, None, False
         genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
+        studies = ()
 
     monkeypatch.setattr("scperformer.cells.preprocess.read_model", lambda path: Model)
     counts_adata.X = sparse.diags([0.0] + [1.0] * 119).tocsr() @ counts_adata.X  # empty cells are kept

@@ -6,7 +6,7 @@ import pytest
 
 from scperformer.base.errors import InputError
 from scperformer.cells import label_columns, rare_labels, require_labels
-from scperformer.cells.reference_labels import settle_rare_labels, settle_terms
+from scperformer.cells.reference_labels import settle_batches, settle_rare_labels, settle_terms
 from scperformer.config import DataConfig, make_config
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
@@ -201,3 +201,37 @@ def test_a_file_that_is_no_tree_is_an_error_of_one_line(rows, match, tmp_path):
     (tmp_path / "tree.tsv").write_text(rows)
     with pytest.raises(InputError, match=match):
         terms("label_key=fine", f"label_tree='{tmp_path}/tree.tsv'")
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def batches_of(*values, labels=(0, 0, 1, 1)):
+    obs = pd.DataFrame({"donor": list(values)})
+    return settle_batches(obs, np.array(labels), "donor", "cells.h5ad")
+
+
+def test_batches_are_numbered_by_name():
+    names, batches = batches_of("d2", "d1", "d2", "d1")
+    assert names == ["d1", "d2"]
+    np.testing.assert_array_equal(batches, [1, 0, 1, 0])
+    assert settle_batches(pd.DataFrame(), np.arange(2), None, "cells.h5ad") == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        (["d1", None, "d2", ""], "2 labelled cells .* without a value in obs.'donor'"),
+        (["d1", "d1", "d1", "d1"], "one value .'d1'. in obs.'donor'"),
+        (["d1", "d1", "d2", "d2"], "no label with cells in two of the 2 values"),
+    ],
+    ids=["missing", "one", "apart"],
+)
+def test_batches_that_cannot_be_held_out_are_refused(values, match):
+    with pytest.raises(InputError, match=match):
+        batches_of(*values)
+
+
+def test_a_missing_column_of_batches_is_named_with_the_nearest():
+    with pytest.raises(InputError, match=r"no column 'donors'.*did you mean 'donor'"):
+        settle_batches(pd.DataFrame({"donor": ["a"]}), np.zeros(1, int), "donors", "cells.h5ad")

@@ -15,7 +15,7 @@ import pytest
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.command.models import import_model
+from scperformer.importing import import_model
 from scperformer.model import (
     INFO,
     PACKAGED_MODEL,
@@ -90,12 +90,15 @@ def test_the_list_of_models_shows_the_tissue(model, library, command):
     assert f"(B cell, Monocyte, T cell), 200 genes, tissue bone marrow\n  {library}" in ran.out
 
 
-def test_a_folder_here_comes_before_an_imported_model(model, library, tmp_path, monkeypatch):
+def test_a_model_here_comes_before_an_imported_one(model, library, tmp_path, monkeypatch):
     import_model(model, library)
     monkeypatch.chdir(tmp_path)
     name = name_of(model)
     assert resolve_model(name) == (library / name, "imported")
-    (tmp_path / name).mkdir()
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "model.pt").touch()  # what another tool has written, and the model was imported from
+    assert resolve_model(name) == (library / name, "imported")
+    (tmp_path / name / INFO).touch()
     assert resolve_model(name) == (Path(name), "given")
     assert resolve_model("../models") == (Path("../models"), "given")
 
@@ -121,7 +124,7 @@ def test_a_model_of_the_same_name_is_kept(model, library, command):
     ("words", "said"),
     [
         (("delete",), "action=delete; expected one of list, show, import, export, pull"),
-        (("import",), "0 words after 'models import'; expected a model folder or archive"),
+        (("import",), "0 words after 'models import'; expected a model folder, archive or file"),
         (("list", "x"), "1 words after 'models list'; expected none"),
         (("import", "nothing"), "no file or folder nothing"),
     ],
@@ -142,7 +145,7 @@ def test_names_that_no_folder_can_have(name, model, library):
 
 
 def test_a_file_of_another_kind_is_no_model(library, tmp_path):
-    (tmp_path / "model.pt").write_bytes(b"\x80\x04garbage")
+    (tmp_path / "model.pt").write_bytes(b"garbage")
     with pytest.raises(InputError, match=r"cannot be unpacked .*; expected a model folder, or a \.zip"):
         import_model(tmp_path / "model.pt", library)
 
@@ -277,7 +280,6 @@ def test_only_pull_goes_out(model, registry, library, command, server):
             "the address http://example.org/x.zip; expected one that starts with https",
         ),
         ({"url": "http://127.0.0.1:9/x.zip"}, "cannot be downloaded"),
-        ({"name": "other"}, "expected 'other', as in the registry"),
     ],
 )
 def test_what_is_not_as_the_registry_says_is_refused(model, registry, library, command, server, values, message):
@@ -294,6 +296,16 @@ def test_what_is_not_as_the_registry_says_is_refused(model, registry, library, c
     assert re.search(message, ran.err), ran.err
     assert {file.name: file.read_bytes() for file in (library / name).iterdir()} == before
     assert [folder.name for folder in library.iterdir()] == [name]
+
+
+def test_a_pulled_model_is_called_as_in_the_registry(model, registry, library, command, counts_adata, write):
+    changed(registry, name="lung")
+    ran = command("models", "pull", "lung")
+    assert ran.code == 0, ran.err
+    assert f"its author calls the model '{name_of(model)}'" in ran.err
+    assert read_model(library / "lung").hash == read_model(model).hash
+    ran = command("predict", write(counts_adata), "model_path=lung")
+    assert "model lung (imported, " in ran.err
 
 
 @pytest.mark.parametrize(
@@ -322,6 +334,37 @@ def test_an_exported_model_can_be_pulled(model, library, command, tmp_path):
     assert command("models", "pull", entry["name"], "registry=r.json").code == 0
     assert read_model(library / entry["name"]).hash == read_model(model).hash
     assert command("models", "export", "no_model", "other.zip").code == 2
+
+
+def test_a_model_is_exported_under_the_name_and_with_the_facts_that_are_given(model, library, command, tmp_path):
+    """The entry that is printed is complete: as it is, a registry with it gives the same model back."""
+    address = (tmp_path / "lung.zip").as_uri()
+    words = ("name=lung", "species=human", "tissue=lung", "licence=CC BY 4.0", f"url={address}")
+    ran = command("models", "export", model, "lung.zip", *words)
+    assert ran.code == 0, ran.err
+    entry = json.loads(ran.out)
+    (tmp_path / "r.json").write_text(json.dumps({"models": [entry]}))
+    assert command("models", "pull", "lung", "registry=r.json").code == 0
+    pulled = read_model(library / "lung")
+    assert (pulled.name, pulled.tissue, pulled.provenance["licence"]) == ("lung", "lung", "CC BY 4.0")
+    assert (entry["species"], entry["genes"], entry["labels"]) == ("human", 200, pulled.labels)
+    before = read_model(model)
+    assert {name: array.tobytes() for name, array in pulled.weights.items()} == {
+        name: array.tobytes() for name, array in before.weights.items()
+    }
+    assert (library / "lung" / "cells.npz").read_bytes() == (model / "cells.npz").read_bytes()
+    assert (library / "lung" / "MODEL_CARD.md").read_text().startswith("# lung\n")
+    ran = command("models", "export", "lung", "again.zip")
+    again = json.loads(ran.out)
+    assert {name: again[name] for name in again if name not in ("url", "size", "sha256")} == {
+        name: entry[name] for name in entry if name not in ("url", "size", "sha256")
+    }
+
+
+def test_an_entry_says_what_it_does_not_state(model, command):
+    ran = command("models", "export", model, "out.zip")
+    assert "add tissue=..., licence=..." in ran.err
+    assert command("models", "import", model, "url=https://x").code == 2
 
 
 def test_files_without_a_time_are_exported(model, command):

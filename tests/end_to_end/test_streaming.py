@@ -23,11 +23,11 @@ from scperformer.base.errors import InputError
 from scperformer.config import PredictConfig
 from scperformer.files import read_cells
 from scperformer.files import rows as rows
+from scperformer.fitting import Calls, call_block
 from scperformer.network import load_model
 from scperformer.prediction import parts as parts_file
 from scperformer.prediction import predict, run_predict
 from scperformer.prediction import write as writer
-from scperformer.prediction.calls import Calls, call_block
 
 BLOCK = 17  # cells; 120 of them make eight blocks
 
@@ -222,7 +222,13 @@ def cut_off(counts_adata, tiny_model, write, small_blocks, monkeypatch):
             run_predict(config(path, tiny_model))
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad.partial", "sample.h5ad"]
     called = []
-    monkeypatch.setattr(predict, "call_block", lambda x, *rest: called.append(x.shape[0]) or call_block(x, *rest))
+
+    def counted(*arguments):
+        calls = call_block(*arguments)
+        called.append(len(calls.proba))
+        return calls
+
+    monkeypatch.setattr(predict, "call_block", counted)
     return path, called
 
 

@@ -12,12 +12,13 @@ from scperformer.config import HeadConfig, ModelConfig, TokensConfig, TrainConfi
 from scperformer.fitting import (
     LinearOptions,
     branch_scales,
+    evidence,
     evidence_folds,
     fill_network,
     fit_branches,
     scales_if_significant,
 )
-from scperformer.fitting.evidence import LARGEST, score_alone
+from scperformer.fitting.evidence import LARGEST, compare_batches, score_alone
 from scperformer.fitting.linear import predict_logits
 from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells
 
@@ -163,11 +164,62 @@ def test_draws_are_kept_out_of_the_fits_that_call_their_cells():
 
 def test_folds_have_each_cell_once_and_never_the_only_cell_of_a_label():
     labels = np.repeat([0, 1, 2], [40, 1, 7])
-    rows, folds = evidence_folds(labels, seed=0)
-    np.testing.assert_array_equal(rows, np.arange(48))
-    assert folds[40] == -1
-    assert sorted(set(folds[labels == 0])) == [0, 1, 2, 3, 4]
-    assert (np.bincount(folds[labels == 2], minlength=5) <= 2).all()
+    folds = evidence_folds(labels, seed=0)
+    np.testing.assert_array_equal(folds.rows, np.arange(48))
+    dealt = folds.fold_of_row
+    assert dealt[40] == -1
+    assert sorted(set(dealt[labels == 0])) == [0, 1, 2, 3, 4]
+    assert (np.bincount(dealt[labels == 2], minlength=5) <= 2).all()
+
+
+def test_whole_batches_are_held_out_also_cells_that_are_not_called(monkeypatch):
+    monkeypatch.setattr(evidence, "MAX_DUAL", 60)
+    rng = np.random.default_rng(0)
+    batches = rng.integers(0, 7, 400)
+    labels = rng.integers(0, 3, 400)
+    labels[batches == 4] = np.maximum(labels[batches == 4], 1)
+    labels[np.flatnonzero(batches == 4)[:5]] = 3  # a label of one batch
+    folds = evidence_folds(labels, seed=0, batches=batches)
+    assert len(folds.rows) < 80
+    np.testing.assert_array_equal(folds.fold_of_cell[labels == 3], -1)
+    for batch in range(7):
+        assert len(set(folds.fold_of_cell[(batches == batch) & (labels != 3)])) == 1
+    assert sorted(set(folds.fold_of_row) - {-1}) == [0, 1, 2, 3, 4]
+    for fold in folds.numbers:  # every fit has all labels
+        assert set(labels[folds.rows[folds.fold_of_row != fold]]) == {0, 1, 2, 3}
+
+
+def test_calls_of_a_batch_come_from_fits_without_it():
+    """Each cell has a twin in its batch, and labels are random: folds of single cells find the twins."""
+    x, labels = made_cells(240, seed=0)
+    labels = np.random.default_rng(0).permutation(labels)
+    twice = vstack([x, x], "csr")
+    batches = np.tile(np.arange(240) % 4, 2)
+    settings = {"linear_options": RECIPE, "cfg": options(max_steps=FEW)}
+    by_cell = fit_branches(twice, np.tile(labels, 2), **settings)
+    by_batch = fit_branches(twice, np.tile(labels, 2), **settings, batches=batches)
+    assert by_cell.evidence["accuracy"] > 0.7
+    assert by_batch.evidence["accuracy"] < 0.5
+    for name, scores in by_batch.evidence["branches"].items():
+        assert scores["accuracy"] < 0.5, name
+    accuracy = by_batch.evidence["batches"]["accuracy"]
+    assert np.mean(accuracy) == pytest.approx(by_batch.evidence["accuracy"], abs=0.01)
+    assert len(set(accuracy)) > 1
+
+
+def test_the_gene_effects_between_batches_are_those_of_the_farthest_batch():
+    x, labels = made_cells(600, seed=0)
+    other = x.copy()
+    factors = np.exp(np.random.default_rng(1).normal(0, 0.5, 300))
+    other.data = np.log1p(np.expm1(other.data) * factors[other.indices]).astype(np.float32)
+    cells = vstack([x, other], "csr")
+    right = np.ones(1200, dtype=bool)
+    batches = np.repeat([0, 1, 2], [300, 300, 600])
+    far = compare_batches(cells, np.tile(labels, 2), batches, np.arange(1200), right)
+    near = compare_batches(x, labels, batches[:600], np.arange(600), right[:600])
+    assert far["accuracy"] == [1.0, 1.0, 1.0]
+    assert far["gene_effects"] == pytest.approx(0.5, abs=0.12)
+    assert near["gene_effects"] < 0.1
 
 
 # --- the scales of the branches -----------------------------------------------------------------------------------

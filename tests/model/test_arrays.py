@@ -4,6 +4,7 @@ import io
 import struct
 import tracemalloc
 import zipfile
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -47,6 +48,22 @@ def test_kept_cells_are_read_as_they_were_written(tmp_path, are_counts):
     np.testing.assert_array_equal(found.values.toarray(), reference_cells.values.toarray())
     np.testing.assert_array_equal(found.labels, reference_cells.labels)
     assert found.are_counts == are_counts
+
+
+@pytest.mark.parametrize("batches", [[0, 1, 2], [0, -1, 2], [0, 0]], ids=["known", "negative", "few"])
+def test_batches_are_read_with_their_cells(tmp_path, batches):
+    cells = replace(kept_cells(), batches=np.resize(batches, 30 if len(batches) > 2 else 29))
+    (tmp_path / CELLS_FILE).write_bytes(cells.to_bytes())
+    if min(batches) == 0 and len(batches) > 2:
+        read = read_reference_cells(tmp_path, 500, 3, num_batches=3)
+        np.testing.assert_array_equal(read.batches, cells.batches)
+        np.testing.assert_array_equal(read.some(np.array([4, 1])).batches, cells.batches[[4, 1]])
+        expected = "with other batches than the model's"
+        with pytest.raises(ValueError, match=expected):
+            read_reference_cells(tmp_path, 500, 3, num_batches=2)
+    else:
+        with pytest.raises(ValueError, match=f"'{CELLS_FILE}'"):
+            read_reference_cells(tmp_path, 500, 3, num_batches=3)
 
 
 def test_held_out_calls_are_read_as_they_were_written(tmp_path):

@@ -314,11 +314,11 @@ def test_refuses_broken_json(folder, content):
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [(1, "train"), (2, "train"), (8, "update"), (10**9, "update"), ("7", "update"), (1.5, "update"), (None, "update")],
+    [(1, "train"), (2, "train"), (9, "update"), (10**9, "update"), ("7", "update"), (1.5, "update"), (None, "update")],
 )
 def test_refuses_other_format_versions(folder, version, remedy):
     change_info(folder, lambda info: info.update(format_version=version))
-    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 7: {remedy}"):
+    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 7, or 8: {remedy}"):
         read_model(folder)
 
 

@@ -219,6 +219,33 @@ def test_misfitting_tables_are_refused(table, content, message):
         read_gene_vectors(table(content), GENES, 3)
 
 
+def test_an_array_has_the_genes_of_the_text_file_beside_it(tmp_path):
+    rows = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=np.float64)
+    np.save(tmp_path / "gene2vec.npy", rows)
+    (tmp_path / "gene2vec.txt").write_text("LYZ\nOTHER\nCD3D\n")
+    vectors = read_gene_vectors(tmp_path / "gene2vec.npy", GENES, 3)
+    np.testing.assert_array_equal(vectors, [rows[2], [0, 0, 0], rows[0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("array", "names", "message"),
+    [
+        (np.ones((2, 3)), None, r"no readable file .*gene2vec\.txt"),
+        (np.ones((2, 3)), "LYZ\n", r"float64 of shape \(2, 3\); expected numbers of shape \(1, 3\)"),
+        (np.ones((2, 4)), "LYZ\nCD3D\n", r"float64 of shape \(2, 4\); expected numbers of shape \(2, 3\)"),
+        (np.array([["x"] * 3] * 2), "LYZ\nCD3D\n", r"<U1 of shape \(2, 3\)"),
+        (np.array([[None] * 3] * 2), "LYZ\nCD3D\n", r"content that is no array of numbers"),
+    ],
+    ids=["no genes", "fewer genes", "another width", "text", "objects, which are pickled"],
+)
+def test_misfitting_arrays_are_refused(array, names, message, tmp_path):
+    np.save(tmp_path / "gene2vec.npy", array, allow_pickle=True)
+    if names is not None:
+        (tmp_path / "gene2vec.txt").write_text(names)
+    with pytest.raises(InputError, match=message):
+        read_gene_vectors(tmp_path / "gene2vec.npy", GENES, 3)
+
+
 def test_missing_files_and_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"No such file.*positions=gene"):
         read_gene_vectors(tmp_path / "absent.txt", GENES, 3)

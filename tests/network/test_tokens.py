@@ -145,6 +145,13 @@ def test_full_has_no_tokens_for_unmeasured_genes():
     assert everything.genes_BL[everything.keep_BL].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_all_has_tokens_for_unmeasured_genes_too():
+    x, tokens, measured = cells_csr([[0.0, 2.0, 0.0, 1.0]]), TokensConfig(unexpressed="all"), np.arange(4) != 2
+    batch = Cells(x, tokens, measured=measured).batch([0])
+    assert batch.genes_BL[batch.keep_BL].tolist() == [0, 1, 2, 3, 4]
+    assert batch.x_BL[batch.keep_BL].tolist() == [0, 2, 0, 1, 0]
+
+
 def test_skip_leaves_out_unexpressed_genes_and_pads_after_the_special_position():
     tokens = tokenize(cells_csr(X), SCBERT_SKIP)
     np.testing.assert_array_equal(tokens.genes_BL, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]])

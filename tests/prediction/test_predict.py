@@ -351,7 +351,7 @@ def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, writ
     model = load_model(model.path)
     torch.manual_seed(0)
     torch.nn.init.normal_(model.network.head.labels.weight)  # after one epoch of training the encoder hardly counts
-    cfg = PredictConfig(inputs=[path], adapt="false")
+    cfg = PredictConfig(inputs=[path], adapt="false", shift="false")
     record = ad.read_h5ad(*run_predict(cfg, model)).uns["scperformer"]
     x = find_query(noisy, model.saved, cfg).all_cells()
     linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
@@ -360,7 +360,7 @@ def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, writ
     assert record["encoder"] == {"num_cells": 119, "num_decided": differ[1:].sum()}
     monkeypatch.setattr(rows, "BLOCK_VALUES", 16 * 200)
     with caplog.at_level("INFO", logger="scperformer"):
-        again = scperformer.annotate(noisy[::-1].copy(), model, options=as_options(["adapt=false"]))
+        again = scperformer.annotate(noisy[::-1].copy(), model, options=as_options(["adapt=false", "shift=false"]))
     assert again.uns["scperformer"]["encoder"] == record["encoder"]
     text = f"the encoder decides {differ[1:].sum()} of 119 labels: the linear branch alone would give others"
     assert text in caplog.text

@@ -12,9 +12,9 @@ import scperformer
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells
+from scperformer.fitting import Calls
 from scperformer.prediction import predict, without_slashes
 from scperformer.prediction.annotation import Annotation
-from scperformer.prediction.calls import Calls
 from scperformer.prediction.write import write_annotation
 
 

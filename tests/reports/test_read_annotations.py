@@ -51,9 +51,7 @@ def test_the_umap_of_a_file_is_read_on_request(tmp_path):
     assert read.umap is None
 
 
-@pytest.mark.parametrize(
-    "missing", ["scperformer_label", "scperformer_confidence", "scperformer_unknown", "scperformer_baseline_label"]
-)
+@pytest.mark.parametrize("missing", ["scperformer_label", "scperformer_confidence", "scperformer_unknown"])
 def test_missing_column_is_refused(tmp_path, missing):
     sample = annotated_sample(num_cells=20)
     del sample.obs[missing]

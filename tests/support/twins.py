@@ -20,7 +20,7 @@ def favor(mechanism, q, k, v, keep):
     """Weights phi(q_i) . phi(k_j) / sum_j, phi as in Choromanski et al. 2021, with no stabiliser."""
     options = mechanism.options
     if options.kernel == "softmax" and options.epsilon:
-        return published_favor(mechanism, q, k, v, keep, options.epsilon)
+        return published_favor(mechanism, q, k, v, keep, options.epsilon, options.stabiliser)
     w = favor_matrix(mechanism, q.shape[-1])
     kernels = {
         "softmax": lambda x: torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w)),
@@ -36,8 +36,9 @@ def favor(mechanism, q, k, v, keep):
     return linear_form(mechanism, phi(q * scale), phi(k * scale), v, keep)
 
 
-def published_favor(mechanism, q, k, v, keep, epsilon):
+def published_favor(mechanism, q, k, v, keep, epsilon, stabiliser="head"):
     """FAVOR+ as in the authors' code: one stabiliser for all real keys, something added to every feature."""
+    dims_of_keys = {"head": (-1, -2), "all_heads": (-1, -2, -3)}[stabiliser]
     w = favor_matrix(mechanism, q.shape[-1]).to(q)
 
     def phi(x, dims, ignored):
@@ -48,7 +49,7 @@ def published_favor(mechanism, q, k, v, keep, epsilon):
 
     dropped = ~keep[:, None, :, None]
     k = k.masked_fill(dropped, 0.0)
-    return linear_form(mechanism, phi(q, (-1,), torch.tensor(False)), phi(k, (-1, -2), dropped), v, keep)
+    return linear_form(mechanism, phi(q, (-1,), torch.tensor(False)), phi(k, dims_of_keys, dropped), v, keep)
 
 
 def favor_matrix(mechanism, width):
@@ -196,6 +197,7 @@ CASES = {
     "favor gaussian": {"name": "favor", "projection": "gaussian"},
     "favor fastfood": {"name": "favor", "projection": "fastfood"},
     "favor published": {"name": "favor", "epsilon": 1e-4},
+    "favor published all heads": {"name": "favor", "epsilon": 1e-4, "stabiliser": "all_heads"},
     "favor published fastfood": {"name": "favor", "epsilon": 0.01, "projection": "fastfood", "num_features": 10},
     "favor causal": {"name": "favor", "causal": True},
     "favor relu": {"name": "favor", "kernel": "relu"},

@@ -85,6 +85,27 @@ def test_what_the_numbers_mean(ratio, effects, kind, factor, temperature):
     assert shift.text.startswith(kind if kind != FEW else "too few cells")
 
 
+def test_a_file_may_be_as_far_as_the_batches_of_the_reference_are_from_each_other():
+    assert Shift(1.2, 0.35, 100).kind == OTHER
+    assert Shift(1.2, 0.35, 100, batch_effects=0.4).kind == LIKE
+    assert Shift(1.2, 0.45, 100, batch_effects=0.4).temperature == pytest.approx(1.15)
+    assert Shift(1.2, 0.7, 100, batch_effects=0.4).temperature == pytest.approx(1.3)
+    assert Shift(40.0, 0.35, 100, batch_effects=0.4).kind == FAR
+    assert "as that of batches" in expected_text(0.8, 0.9, LIKE)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "effects", "weight"),
+    [(1.2, 0.05, 1.0), (1.2, 0.17, 0.75), (4.0, 0.7, 0.5), (50.0, 1.2, 0.5), (math.nan, math.nan, 1.0)],
+)
+def test_the_encoder_weighs_less_in_another_study_and_then_nothing_is_divided(ratio, effects, weight):
+    shift = Shift(ratio, effects, 100, has_both=True)
+    assert shift.encoder_weight == pytest.approx(weight)
+    assert shift.record()["encoder_weight"] == shift.encoder_weight
+    assert shift.temperature == 1
+    assert Shift(ratio, effects, 100).encoder_weight == 1
+
+
 def test_few_cells_say_nothing():
     assert make_shift(np.full(19, 50.0), np.ones(100), 1.0).kind == FEW
     assert make_shift(np.full(20, 50.0), np.ones(100), 1.0).kind == FAR

@@ -1,0 +1,134 @@
+"""CellTypist's models (.pkl): a logistic regression or SGD classifier, and the scaler before it, of scikit-learn.
+
+All versions from 1.0 on are read: since July 2021 a mapping with `Model`, `Scaler_` and `description`, before that an
+object of CellTypist with `classifier`, `scaler` and `description`; of any version of NumPy, scikit-learn and pickle.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scperformer.config import ModelsConfig
+from scperformer.importing.origin import foreign_model
+from scperformer.importing.pickles import NUMPY, Global, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
+from scperformer.model import SavedModel
+
+NAME = "a model of CellTypist (.pkl)"
+TARGET_SUM = 10_000.0  # CellTypist's cells are ln(1 + counts per 10,000 of all genes)
+CLIP = 10.0  # of standardised expression, from above alone
+# Modules and names that such a file has beside those of NumPy: estimators, the loss of an SGD classifier, the state of
+# a random generator, and lists of genes that came from pandas.
+MODULES = ("sklearn.", "celltypist.", "numpy.random")
+LOSSES = "_loss"
+OTHERS = {
+    *(("copyreg", "_reconstructor"), ("copy_reg", "_reconstructor")),
+    *((builtins, "object") for builtins in ("builtins", "__builtin__")),
+    *(("pandas.core.indexes.base", name) for name in ("_new_Index", "Index")),
+}
+TESTED = (
+    "scores and labels equal those of CellTypist 1.5.0 and 1.7.1 (scikit-learn 1.1.3, 1.7.2) on models made with "
+    "these; no published model was at hand"
+)
+
+
+def is_celltypist(path: Path) -> bool:
+    """Whether a file may be such a model: it is a pickle."""
+    return path.is_file() and looks_like_pickle(path)
+
+
+def read_celltypist(path: Path, cfg: ModelsConfig) -> SavedModel:
+    """Read a model of CellTypist; the text of a ValueError says how it is damaged, or that it is another pickle."""
+    content = read_pickle(path, _is_known)
+    if isinstance(content, Made) and content.maker == Global("celltypist.models", "Model"):
+        state = state_of(content, "model of CellTypist")
+        parts = [state.get(name) for name in ("classifier", "scaler", "description")]
+    elif isinstance(content, dict) and {"Model", "Scaler_"} <= content.keys():
+        parts = [content.get(name) for name in ("Model", "Scaler_", "description")]
+    else:
+        raise ValueError("a pickle without a model and a scaler")
+    classifier = state_of(parts[0], "classifier")
+    scaler = state_of(parts[1], "scaler")
+    _require_entries(classifier, "classifier", ("classes_", "features", "coef_", "intercept_"))
+    _require_entries(scaler, "scaler", ("scale_",))
+    labels = [str(label) for label in array_of(classifier["classes_"], "classes_").ravel()]
+    genes = [str(gene) for gene in array_of(classifier["features"], "features").ravel()]
+    weights = _weights(classifier, scaler, len(genes), len(labels))
+    means = np.maximum(weights["mean"], 0)
+    return foreign_model(
+        path,
+        cfg,
+        origin={"tool": "CellTypist", "estimator": _estimator(parts[0]), "tested": TESTED} | _description(parts[2]),
+        genes=genes,
+        labels=labels,
+        config={"target_sum": TARGET_SUM, "network": {"name": "standardised", "clip": CLIP}},
+        weights=weights,
+        gene_means=means if means.any() else None,
+    )
+
+
+def _is_known(found: Global) -> bool:
+    names = (found.module, found.name)
+    return names in NUMPY or names in OTHERS or found.module.startswith(MODULES) or found.module == LOSSES
+
+
+def _require_entries(state: Mapping[str, Any], what: str, names: tuple[str, ...]) -> None:
+    if missing := [name for name in names if name not in state]:
+        raise ValueError(f"a {what} without {', '.join(missing)}")
+
+
+def _weights(
+    classifier: Mapping[str, Any], scaler: Mapping[str, Any], num_genes: int, num_labels: int
+) -> dict[str, np.ndarray]:
+    """Return the weights of the network `standardised` in float64.
+
+    A classifier of two labels has one row of coefficients, for the second label; the scores of the first are their
+    negatives. Models that `Model.subset` has cut to two labels keep two rows.
+    """
+    coefficients = _numbers(classifier["coef_"], "coef_")
+    bias = _numbers(classifier["intercept_"], "intercept_").ravel()
+    deviation = _numbers(scaler["scale_"], "scale_")
+    has_mean = bool(plain(scaler.get("with_mean", True), "with_mean"))
+    mean = _numbers(scaler.get("mean_"), "mean_") if has_mean else np.zeros(num_genes)
+    if bias.size == 1:  # also if no intercept was fitted
+        bias = np.repeat(bias, len(coefficients))
+    if num_labels == 2 and coefficients.shape == (1, num_genes) and bias.shape == (1,):
+        coefficients = np.concatenate([-coefficients, coefficients])
+        bias = np.concatenate([-bias, bias])
+    if coefficients.shape != (num_labels, num_genes) or bias.shape != (num_labels,):
+        found = f"coefficients of shape {coefficients.shape} and {bias.size} intercepts"
+        raise ValueError(f"{found} for {num_labels} labels and {num_genes} genes")
+    if deviation.shape != (num_genes,) or mean.shape != (num_genes,):
+        raise ValueError(f"a scaler of {deviation.size} genes for {num_genes} genes")
+    if not (deviation > 0).all():
+        raise ValueError("a scale of a gene that is not above 0")
+    weight = np.ascontiguousarray(coefficients.T)
+    return {"weight": weight, "bias": bias, "mean": mean, "deviation": deviation}
+
+
+def _numbers(value: Any, what: str) -> np.ndarray:
+    """Return an array of finite numbers as float64; a single number has the shape (1,)."""
+    is_array = isinstance(value, Made) and value.maker.name != "scalar"
+    array = array_of(value, what) if is_array else np.array([plain(value, what)])
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{what} that are not numbers")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{what} that are not finite")
+    return array
+
+
+def _estimator(classifier: Any) -> str:
+    """Return the class of a classifier with the version of scikit-learn that wrote it."""
+    release = classifier.state.get("_sklearn_version")
+    return f"{classifier.maker.name}, scikit-learn {release}" if isinstance(release, str) else classifier.maker.name
+
+
+def _description(description: Any) -> dict[str, str]:
+    """Return what a model says of itself, one line each: `version`, `date`, `source`, `url`, `details`."""
+    if not isinstance(description, dict):
+        return {}
+    wanted = ("version", "date", "source", "url", "details")
+    texts = {name: " ".join(str(plain(description.get(name), name) or "").split()) for name in wanted}
+    return {name: text[:500] for name, text in texts.items()}

@@ -1,0 +1,177 @@
+"""Checkpoints of scBERT (.pth; Yang et al. 2022, Nature Machine Intelligence 4:852), pretrained or fine-tuned.
+
+A checkpoint holds weights alone: the genes of its positions come with `genes=`, the labels of a fine-tuned one with
+`labels=`. Its network is our `model=scbert` with the published form of attention; only the names of weights differ.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scperformer.base.errors import InputError
+from scperformer.config import ModelsConfig
+from scperformer.importing.names import read_names
+from scperformer.importing.origin import foreign_model
+from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
+from scperformer.model import SavedModel
+
+NAME = "a checkpoint of scBERT (.pth)"
+TARGET_SUM = 10_000.0
+EPSILON = 1e-4  # added to the features of its attention
+HEAD_DIM = 64  # width of a head, which no weight tells: performer-pytorch's
+LICENCE = "GPL-3.0"
+TESTED = (
+    "logits equal those of scBERT's own code to 1e-6, one cell at a time, on a checkpoint of random weights; no "
+    "published checkpoint was at hand"
+)
+NOTE = (
+    "scBERT's code and weights are under GPL-3.0: this folder is a derivative of them under the same licence. Keep it "
+    "to yourself or pass it on under these terms."
+)
+MIN_GENES = 200  # expressed genes of a cell; scBERT's preparation drops cells with fewer
+# Weights outside of the layers: their names in scBERT, and below `model.`.
+OUTSIDE = {
+    "token_emb.weight": "encoder.embedding.expression.weight",
+    "pos_emb.emb.weight": "encoder.embedding.gene.weight",
+    "norm.weight": "encoder.norm.weight",
+    "norm.bias": "encoder.norm.bias",
+}
+HEAD = {
+    f"to_out.{theirs}.{part}": f"{ours}.{part}"
+    for theirs, ours in {
+        "conv1": "pool.projection",
+        "fc1": "head.hidden.0",
+        "fc2": "head.hidden.3",
+        "fc3": "head.labels",
+    }.items()
+    for part in ("weight", "bias")
+}
+LAYER = re.compile(r"performer\.net\.layers\.(\d+)\.(\d)\.(.+)")
+IN_LAYER = {
+    ("0", "fn.fast_attention.projection_matrix"): "attention.directions_ME",
+    **{
+        (block, f"{theirs}.{part}"): f"{ours}.{part}"
+        for block, theirs, ours in (
+            ("0", "norm", "norm_attention"),
+            ("0", "fn.to_out", "to_out"),
+            ("1", "norm", "norm_feedforward"),
+            ("1", "fn.fn.w1", "feedforward.0"),
+            ("1", "fn.fn.w2", "feedforward.2"),
+        )
+        for part in ("weight", "bias")
+    },
+}
+DROPPED = ("performer.calls_since_last_redraw", "to_out.weight", "to_out.bias")  # the last two: of pretraining
+
+
+def is_scbert(path: Path) -> bool:
+    """Whether a file may be such a checkpoint: torch has saved it."""
+    return is_torch_file(path)
+
+
+def read_scbert(path: Path, cfg: ModelsConfig) -> SavedModel:
+    """Read a checkpoint of scBERT; the text of a ValueError says how it is damaged, or that it is another one."""
+    theirs = weights_of(read_torch(path), "model_state_dict")
+    missing = [name for name in OUTSIDE if name not in theirs]
+    if missing or not any(LAYER.match(name) for name in theirs):
+        raise ValueError(f"other weights than scBERT's (no {missing[0] if missing else 'layers'})")
+    weights = _renamed(theirs)
+    num_genes = len(theirs["pos_emb.emb.weight"]) - 1
+    is_fine_tuned = any(name in theirs for name in HEAD)
+    genes = _given(cfg.genes, "genes", num_genes, f"the positions of {path}", "the gene order file of the checkpoint")
+    labels: list[str] = []
+    if is_fine_tuned:
+        num_labels = len(theirs.get("to_out.fc3.bias", ()))
+        labels = _given(cfg.labels, "labels", num_labels, f"the outputs of {path}", "the label_dict of the checkpoint")
+    elif cfg.labels is not None:
+        found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
+        raise InputError(found, "a fine-tuned checkpoint, which has labels", "leave labels out")
+    return foreign_model(
+        path,
+        cfg,
+        origin={"tool": "scBERT", "licence": LICENCE, "tested": TESTED},
+        genes=genes,
+        labels=labels,
+        config=_config(theirs),
+        weights=weights,
+        notes=[NOTE],
+    )
+
+
+def _renamed(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the weights by our names, in float32; the projections of queries, keys and values become one."""
+    ours: dict[str, np.ndarray] = {}
+    stacked: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in theirs.items():
+        if name in DROPPED:
+            continue
+        layer = LAYER.match(name)
+        if name in OUTSIDE or name in HEAD:
+            ours[OUTSIDE.get(name) or HEAD[name]] = array
+        elif layer and (layer[2], layer[3]) in IN_LAYER:
+            ours[f"encoder.layers.{layer[1]}.{IN_LAYER[layer[2], layer[3]]}"] = array
+        elif layer and layer[2] == "0" and layer[3] in ("fn.to_q.weight", "fn.to_k.weight", "fn.to_v.weight"):
+            stacked.setdefault(layer[1], {})[layer[3]] = array
+        else:
+            raise ValueError(f"weights '{name[:100]}', which scBERT does not have")
+    for number, parts in stacked.items():
+        if len(parts) < 3 or len({part.shape for part in parts.values()}) > 1:
+            raise ValueError(f"a layer {number} without queries, keys and values of one shape")
+        rows = [parts[f"fn.to_{part}.weight"] for part in "qkv"]
+        ours[f"encoder.layers.{number}.to_qkv.weight"] = np.concatenate(rows)
+    if "pool.projection.weight" in ours:  # a convolution of one row: 1 x 1 x 1 x D
+        ours["pool.projection.weight"] = ours["pool.projection.weight"].reshape(1, -1)
+    for name, array in ours.items():
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise ValueError(f"weights '{name}' that are not finite numbers")
+    return {name: array.astype(np.float32) for name, array in ours.items()}
+
+
+def _config(theirs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the options of the network, from the shapes of its weights."""
+    first = "performer.net.layers.0.0.fn"
+    directions = theirs.get(f"{first}.fast_attention.projection_matrix", np.zeros((0, HEAD_DIM)))
+    inner = len(theirs.get(f"{first}.to_q.weight", ()))
+    if directions.ndim != 2 or directions.shape[1] == 0 or inner == 0 or inner % directions.shape[1]:
+        raise ValueError("a first layer without queries and directions that fit")
+    layers = {match[1] for match in map(LAYER.match, theirs) if match}
+    hidden = [len(theirs[f"to_out.{name}.bias"]) for name in ("fc1", "fc2") if f"to_out.{name}.bias" in theirs]
+    return {
+        "target_sum": TARGET_SUM,
+        "own_totals": True,
+        "min_genes": MIN_GENES,
+        "tokens": {"name": "scbert", "num_bins": 5, "unexpressed": "all"},
+        "model": {
+            "dim": theirs["token_emb.weight"].shape[-1],
+            "depth": len(layers),
+            "num_heads": inner // directions.shape[1],
+            "head_dim": directions.shape[1],
+            "positions": "gene2vec",
+            "dropout": 0.0,
+            "gene_dropout": 0.0,
+            "linear": False,
+            "chunk_tokens": 512,
+            "checkpointing": True,
+        },
+        "attention": {
+            "name": "favor",
+            "num_features": len(directions),
+            "epsilon": EPSILON,
+            "stabiliser": "all_heads",
+        },
+        "head": {"name": "conv", "hidden": hidden, "dropout": 0.0},
+    }
+
+
+def _given(path: str | None, option: str, number: int, of_what: str, where: str) -> list[str]:
+    """Return the names in a file that the user gives, one for each of a number of things."""
+    if path is None:
+        raise InputError(f"{number} {option} that {of_what} do not name", where, f"add {option}=FILE")
+    names = read_names(path, option)
+    if len(names) != number:
+        found = f"{len(names)} names in {option}={path}"
+        raise InputError(found, f"{number}, one for each of {of_what}", f"name {where}")
+    return names

@@ -1,0 +1,282 @@
+"""Train on a reference of several studies: a model of each, whose calls of the others' cells show what to expect.
+
+Cells of different studies are not put together: a fit to the genes that all of them share loses genes, and takes the
+differences between studies for differences between their labels (benchmarks/studies.py).
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+
+from scperformer.base.errors import InputError
+from scperformer.base.metrics import negative_log_likelihood, score
+from scperformer.cells import (
+    Reference,
+    Sample,
+    find_query,
+    make_reference,
+    settle_batches,
+    settle_in_memory,
+    stratified_sample,
+)
+from scperformer.config import AUTO, PredictConfig, TrainConfig
+from scperformer.files import checksum, read_cells
+from scperformer.fitting import adapt_model, branch_scales, call_block
+from scperformer.genes import map_genes_of_files
+from scperformer.labels import JointLabels, StudyLabels, join_labels
+from scperformer.model import HeldOut, SavedModel, Study
+from scperformer.network import JoinedModel, as_model
+from scperformer.training.initialise import Init, adopt_options
+from scperformer.training.run_folder import (
+    is_finished,
+    opened_run,
+    quiet_if_helper,
+    record_start,
+    require_place,
+    write_trained,
+)
+from scperformer.trust import calibration
+
+log = logging.getLogger(__name__)
+
+CALLED_CELLS = 1000  # of each study, called by the models of the others
+MIN_TEMPERATURE = 0.5
+MAX_TEMPERATURE = 3.0
+TINY = 1e-12  # in place of a probability of 0
+
+
+# `train_on` of train.py, which makes the model of one study.
+TrainOne = Callable[[Reference, TrainConfig, Path, Init | None, dict[str, str]], SavedModel | None]
+
+
+@dataclass
+class StudySource:
+    """The cells of a study: a file, or cells in memory."""
+
+    name: str
+    cells: Path | ad.AnnData
+
+
+def trains_studies(cfg: TrainConfig, num_files: int) -> bool:
+    """Whether a reference is trained as several studies: by default if it has several files, and branches are fitted.
+
+    Attention between tokens is trained on the cells of all files together.
+    """
+    is_fitted = not cfg.model.encoder or cfg.model.reads_genes or cfg.model.depth == 0
+    if cfg.studies == "false" or (cfg.studies == AUTO and num_files < 2):
+        return False
+    if cfg.studies == AUTO:
+        return is_fitted
+    if not is_fitted:
+        found = "studies=true with attention between tokens"
+        raise InputError(found, "model=performer or pooled, or experiment=linear", "choose one, or leave studies out")
+    if num_files < 2 and cfg.batch_key is None:
+        raise InputError("studies=true with one file", "batch_key=... of the studies in it", "name the column")
+    return True
+
+
+def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, train_one: TrainOne) -> Path:
+    """Train a model of each study, and write them as one; the studies are the files, or the batches of a single one.
+
+    Parameters
+    ----------
+    train_one
+        Trains on one study.
+
+    Raises
+    ------
+    InputError
+        The labels of the studies cannot be joined, their genes have different kinds of names, or a study is unusable.
+    """
+    quiet_if_helper(cfg)
+    if cfg.init is not None:
+        raise InputError("init with several studies", "one study", "train from init on one file")
+    require_place(cfg, output)
+    cfg = adopt_options(cfg, None)
+    paths = [Path(name) for name in cfg.inputs] if cells is None else []
+    data_checksum = checksum(*paths) if paths else ""
+    if is_finished(cfg, output, data_checksum):
+        log.info("%s is finished: nothing to resume", output)
+        return output
+    studies = list(_sources(cells, paths, cfg))
+    own = replace(cfg, label_map=None, label_tree=None, batch_key=cfg.batch_key if len(paths) > 1 else None)
+    options = [replace(own, inputs=[study.name]) for study in studies]
+    references = [_reference(study, each) for study, each in zip(studies, options, strict=True)]
+    labels = [
+        StudyLabels(study.name, reference.label_names, reference.terms.ids)
+        for study, reference in zip(studies, references, strict=True)
+    ]
+    joint = join_labels(labels, cfg.ontology, cfg.label_map)
+    log.info("%d labels of %d studies: %s", len(joint.labels), len(studies), ", ".join(joint.labels))
+    genes = _joint_genes([study.name for study in studies], references, cfg)
+    with opened_run(cfg, output, data_checksum) as folder:
+        parts = []
+        for number, (study, reference) in enumerate(zip(studies, references, strict=True), start=1):
+            log.info("study %s: %d cells, %d labels", study.name, reference.x.shape[0], len(reference.label_names))
+            run = folder / f"study{number}"
+            run.mkdir(exist_ok=True)
+            sha256 = checksum(study.cells) if isinstance(study.cells, Path) else ""
+            source = {"reference": study.name, "reference_sha256": sha256}
+            saved = train_one(reference, options[number - 1], run, None, source)
+            assert saved is not None, "fitted branches are trained by one process"
+            parts.append(Study(study.name, replace(saved, name=study.name), joint.meanings[number - 1]))
+        whole = _joined(parts, joint, genes, cfg, folder, data_checksum)
+        write_trained(_with_evidence(whole, references, cfg), output, folder, overwrite=cfg.overwrite)
+    return output
+
+
+def _sources(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainConfig) -> Iterator[StudySource]:
+    """Yield the studies: the files, or the batches of a single file or of cells in memory."""
+    if len(paths) > 1:
+        names = [path.name for path in paths]
+        for path in paths:
+            is_ambiguous = names.count(path.name) > 1
+            yield StudySource(str(path) if is_ambiguous else path.name, path)
+        return
+    if cells is None:
+        cells = read_cells(paths[0], cfg.orientation)
+    place = paths[0] if paths else "AnnData in memory"
+    names, batches = settle_batches(cells.obs, np.zeros(cells.n_obs, dtype=int), cfg.batch_key, place)
+    for number, name in enumerate(names):
+        yield StudySource(name, cells[batches == number].copy())
+
+
+def _reference(study: StudySource, cfg: TrainConfig) -> Reference:
+    """Prepare the cells of a study; a large file stays on disk."""
+    if isinstance(study.cells, ad.AnnData):
+        return make_reference(Sample(study.cells, Path(study.name)), cfg)
+    settled = settle_in_memory(cfg, [study.cells])
+    if settled.data.in_memory is False:
+        return make_reference([study.cells], settled)
+    return make_reference(Sample(read_cells(study.cells, cfg.orientation), study.cells), settled)
+
+
+def _joint_genes(names: Sequence[str], references: Sequence[Reference], cfg: TrainConfig) -> list[str]:
+    """Return the genes of all studies, each once; refuse studies with different kinds of gene names."""
+    tables = [pd.DataFrame(index=reference.genes) for reference in references]
+    return map_genes_of_files(tables, list(names), None, cfg.species)[0]
+
+
+def _joined(
+    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainConfig, folder: Path, data_checksum: str
+) -> SavedModel:
+    """Return the model of all studies, without evidence."""
+    means = {gene: [0.0] for gene in genes}
+    for study in parts:
+        for gene, mean in zip(study.saved.genes, study.saved.gene_means.tolist(), strict=True):
+            means.setdefault(gene, []).append(mean)
+    cells_per_label = dict.fromkeys(joint.labels, 0)
+    for study in parts:
+        counts = study.saved.provenance["cells_per_label"]
+        for label, meaning in zip(study.saved.labels, study.meaning, strict=True):
+            if meaning.sum() == 1:  # cells of a coarse label are of one of several
+                cells_per_label[joint.labels[int(meaning.argmax())]] += counts[label]
+    names = [study.name for study in parts]
+    facts: dict[str, Any] = {
+        "reference": ", ".join(names),
+        "reference_sha256": data_checksum,
+        "label_key": cfg.label_key,
+        "num_cells": sum(study.saved.provenance["num_cells"] for study in parts),
+        "cells_per_label": cells_per_label,
+        "batches": {"key": cfg.batch_key or "file", "names": names},
+    }
+    if cfg.tissue is not None:
+        facts["tissue"] = cfg.tissue
+    recorded = record_start(folder, cfg, facts, [Path(name).name for name in cfg.inputs])
+    return SavedModel(
+        name=folder.name.removesuffix(".run").removesuffix(".model"),
+        genes=genes,
+        gene_means=np.array([max(means[gene]) for gene in genes], dtype=np.float32),
+        labels=joint.labels,
+        ontology_term_ids=joint.terms,
+        tree=joint.tree,
+        config={"target_sum": cfg.data.target_sum},
+        metrics={"scales": {}, "best_epoch": 0},
+        provenance=recorded["provenance"],
+        weights={},
+        studies=parts,
+    )
+
+
+@dataclass
+class _Called:
+    """Cells of a study, called by the models of the other studies: only cells of labels that these know."""
+
+    joint: np.ndarray  # probabilities of the joint labels, N x C
+    scores: np.ndarray  # novelty, N
+    meaning: np.ndarray  # the joint labels that are right for each cell, boolean N x C
+
+    @property
+    def best_right(self) -> np.ndarray:
+        """The most probable of the right labels of each cell, int64, N."""
+        return np.where(self.meaning, self.joint, -1.0).argmax(axis=1)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of cells with a right label; NaN without cells."""
+        is_right = self.joint.argmax(axis=1) == self.best_right
+        return float(is_right.mean()) if len(is_right) else math.nan
+
+
+def _as_far_as_told_apart(meaning: np.ndarray, others: Sequence[Study]) -> np.ndarray:
+    """Add to the right labels, boolean K x C, those that none of the other studies tells from them."""
+    told = np.concatenate([other.meaning for other in others])  # rows are labels of the others
+    same = (told[:, :, None] == told[:, None, :]).all(axis=0)  # C x C
+    return (meaning.astype(int) @ same) > 0
+
+
+def _call_by_others(whole: SavedModel, number: int, reference: Reference, cfg: TrainConfig) -> _Called:
+    """Call cells of a study by the models of the others, adapted to them and weighted as for any file."""
+    study = whole.studies[number]
+    others = [other for place, other in enumerate(whole.studies) if place != number]
+    known = np.logical_or.reduce([other.meaning.any(axis=0) for other in others])
+    meaning = _as_far_as_told_apart(study.meaning, others)[reference.labels] & known
+    rows = np.flatnonzero(meaning.any(axis=1))
+    rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
+    adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
+    predict = PredictConfig(
+        inputs=[study.name],
+        input_kind="log1p",
+        input_total=cfg.data.target_sum,
+        input_base="e",
+        min_overlap=0.0,
+        threads=cfg.trainer.threads,
+    )
+    path = f"{study.name}, called by the other studies"
+    model = JoinedModel(replace(whole, studies=others), Path(), [as_model(other.saved, Path()) for other in others])
+    query = find_query(adata, model.saved, predict, path)
+    adapted = adapt_model(model, query, predict, with_shift=True)
+    calls = [call_block(adapted, start, predict) for start in adapted.query.starts()]
+    joint = np.concatenate([each.proba for each in calls]).astype(np.float64)
+    return _Called(joint, np.concatenate([each.scores for each in calls]), meaning[rows])
+
+
+def _with_evidence(whole: SavedModel, references: Sequence[Reference], cfg: TrainConfig) -> SavedModel:
+    """Return the model with what the calls of each study by the others show: temperature, accuracies, novelty."""
+    called = [_call_by_others(whole, number, reference, cfg) for number, reference in enumerate(references)]
+    joint = np.concatenate([each.joint for each in called])
+    truth = np.concatenate([each.best_right for each in called])
+    logits = np.log(np.maximum(joint, TINY))
+    inverse, _ = branch_scales(logits, np.zeros_like(logits), truth)
+    temperature = float(np.clip(1 / max(inverse, TINY), MIN_TEMPERATURE, MAX_TEMPERATURE))
+    scaled = (logits / temperature).astype(np.float32)
+    accuracies = [each.accuracy for each in called]
+    evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
+    evidence |= asdict(score(truth, scaled.argmax(axis=1)))
+    evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "gene_effects": 0.0}
+    held_out = HeldOut(scaled, truth, np.concatenate([each.scores for each in called]), {})
+    metrics = whole.metrics | {
+        "temperature": temperature,
+        "out_of_fold": evidence,
+        "calibration": calibration(scaled, truth, whole.labels),
+    }
+    shown = ", ".join(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
+    log.info("accuracy of each study by the others: %s (temperature %.2f)", shown, temperature)
+    return replace(whole, metrics=metrics, held_out=held_out)

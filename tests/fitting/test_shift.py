@@ -1,0 +1,97 @@
+"""A file of another study: the encoder weighs less, in the calls, their record and their explanation."""
+
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from scipy.special import softmax
+from support.words import as_options
+
+import scperformer
+from scperformer.cells import find_query
+from scperformer.config import PredictConfig
+from scperformer.network import Cells, branch_logits, load_model
+
+QUICK = ["trainer.max_steps=60", "data.min_genes=0", "data.min_cells=0", "logger=none", "ontology=none"]
+
+
+def made_cells(num_cells: int, seed: int, spread: float = 0.0) -> ad.AnnData:
+    """Poisson counts of 300 genes, of 3 labels with 40 genes of their own; genes are times lognormal factors."""
+    rng = np.random.default_rng(seed)
+    codes = np.arange(num_cells) % 3
+    mean = np.full((num_cells, 300), 1.0)
+    for label in range(3):
+        mean[np.ix_(codes == label, range(40 * label, 40 * label + 40))] = 1.35
+    mean *= np.exp(np.random.default_rng(9).normal(0, spread, 300))
+    return ad.AnnData(
+        sparse.csr_matrix(rng.poisson(mean), dtype=np.float32),
+        obs=pd.DataFrame({"cell_type": np.array(["a", "b", "c"])[codes]}, index=[f"cell{i}" for i in range(num_cells)]),
+        var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)]),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("model") / "m"
+    return scperformer.train(made_cells(300, 1), "cell_type", output=output, options=as_options(QUICK)).path
+
+
+@pytest.mark.parametrize(("spread", "weight"), [(0.0, 1.0), (0.4, 0.5)], ids=["like the reference", "another study"])
+def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_path):
+    model = load_model(folder)
+    assert model.saved.scales["encoder"] > 0
+    cells = made_cells(240, 2, spread)
+    done = scperformer.annotate(cells.copy(), model)
+    record = done.uns["scperformer"]
+    assert record["shift"]["encoder_weight"] == weight
+    scales = {"linear": model.saved.scales["linear"], "encoder": weight * model.saved.scales["encoder"]}
+    assert record["model"]["scales"] == pytest.approx(scales)
+    x = find_query(cells, model.saved, PredictConfig(inputs=[""])).all_cells()
+    linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
+    expected = softmax(linear + weight * encoder, axis=1)
+    np.testing.assert_allclose(done.obsm["scperformer_proba"].to_numpy(), expected, atol=1e-5)
+    scperformer.explain(done, model, output=tmp_path / "why")  # refuses cells to which it would give other labels
+    unshifted = scperformer.annotate(cells.copy(), model, options={"shift": "false"})
+    np.testing.assert_allclose(unshifted.obsm["scperformer_proba"], softmax(linear + encoder, axis=1), atol=1e-5)
+
+
+def test_shares_of_a_file_of_another_study_have_the_calls_of_the_whole(folder, write, command):
+    path = write(made_cells(240, 2, 0.4))
+    options = [f"model_path={folder}"]
+    assert command("predict", path, *options, "output=whole.h5ad").code == 0
+    for share in ("1/2", "2/2"):
+        assert command("predict", path, *options, f"share={share}", f"output=s{share[0]}").code == 0
+    assert command("predict", path, *options, "shares=[s1,s2]", "output=joined.h5ad").code == 0
+    whole, joined = (ad.read_h5ad(name) for name in ("whole.h5ad", "joined.h5ad"))
+    pd.testing.assert_frame_equal(whole.obs, joined.obs)
+    np.testing.assert_array_equal(whole.obsm["scperformer_proba"], joined.obsm["scperformer_proba"])
+    assert whole.uns["scperformer"]["shift"]["encoder_weight"] == 0.5
+    assert command("predict", path, *options, "shift=false", "shares=[s1,s2]", "output=other.h5ad").code == 2
+
+
+def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
+    """Cells of a third batch are like the reference if its two batches differ as much."""
+    parts = {"d1": made_cells(150, 1), "d2": made_cells(150, 2, 0.4)}
+    cells = ad.concat(parts, label="donor", index_unique="-")
+    options = as_options(QUICK)
+    model = scperformer.train(
+        cells, "cell_type", output=tmp_path / "batches", batch_key="donor", options=options
+    ).load()
+    saved = model.saved
+    assert saved.batch_names == ["d1", "d2"]
+    assert saved.batch_effects == pytest.approx(0.4, abs=0.1)
+    assert len(saved.batch_accuracies) == 2
+    assert "d1" in (tmp_path / "batches" / "MODEL_CARD.md").read_text()
+    new = made_cells(240, 3, 0.2)
+    found = scperformer.annotate(new.copy(), model).uns["scperformer"]["shift"]
+    assert found["kind"] == "like the reference"
+    assert found["expected_lowest"] == pytest.approx(min(saved.batch_accuracies), abs=0.1)
+    assert found["expected_lowest"] < found["expected_highest"]
+    adapted = scperformer.annotate(new[:, :200].copy(), model, options={"adapt": "true"}).uns["scperformer"]["shift"]
+    assert adapted["batch_effects"] > 0.2
+    plain = scperformer.train(cells[:150].copy(), "cell_type", output=tmp_path / "plain", options=options).load()
+    other = scperformer.annotate(new.copy(), plain).uns["scperformer"]["shift"]
+    assert other["kind"] == "another protocol or state"

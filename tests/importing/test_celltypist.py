@@ -1,0 +1,383 @@
+"""Models of CellTypist: scores and labels are CellTypist's own, on all forms of its files and of cells."""
+
+import pickle
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+from sklearn.preprocessing import StandardScaler
+from support import celltypist
+
+import scperformer as scp
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
+from scperformer.genes import human_genes
+from scperformer.model import read_model
+
+EXACT = {"genes": "exact"}
+TOLERANCE = 1e-9  # the product adds up the genes in another order than CellTypist's dense one
+
+
+@pytest.fixture(scope="module")
+def cells() -> ad.AnnData:
+    return celltypist.pbmc3k()
+
+
+@pytest.fixture(scope="module")
+def parts(cells) -> celltypist.Parts:
+    return celltypist.fit(cells)
+
+
+@pytest.fixture(autouse=True)
+def library(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+def imported(content: bytes, tmp_path, **named):
+    (tmp_path / "immune.pkl").write_bytes(content)
+    return scp.import_model(tmp_path / "immune.pkl", overwrite=True, **named)
+
+
+def annotated(cells: ad.AnnData, model, **options) -> ad.AnnData:
+    return scp.annotate(cells.copy(), model.load(), options=EXACT | options)
+
+
+def as_list(parts):
+    parts[0].features = list(parts[0].features)
+
+
+def as_fixed_text(parts):
+    parts[0].features = parts[0].features.astype(str)
+
+
+def as_index(parts):
+    parts[0].features = pd.Index(parts[0].features, dtype=object)
+
+
+def two_rows(parts):
+    """As `Model.subset` leaves a model of two labels."""
+    parts[0].classes_ = parts[0].classes_[:2]
+    parts[0].coef_ = parts[0].coef_[:2]
+    parts[0].intercept_ = parts[0].intercept_[:2]
+
+
+def without_intercept(parts):
+    parts[0].intercept_ = np.array([0.0])
+
+
+def one_intercept(parts):
+    parts[0].intercept_ = np.float64(0.25)
+
+
+def in_float32(parts):
+    parts[0].coef_ = parts[0].coef_.astype(np.float32)
+
+
+def big_endian(parts):
+    parts[0].coef_ = parts[0].coef_.astype(">f8")
+
+
+def transposed(parts):
+    parts[0].coef_ = np.asfortranarray(parts[0].coef_)
+
+
+def without_with_mean(parts):
+    del parts[1].__dict__["with_mean"]
+
+
+FORMS = {
+    "multinomial": ({}, None),
+    "two labels": ({"labels": 2}, None),
+    "SGD": ({"kind": "sgd"}, None),
+    "SGD of two labels": ({"kind": "sgd", "labels": 2}, None),
+    "without mean": ({"with_mean": False}, None),
+    "two rows": ({}, two_rows),
+    "genes as a list": ({}, as_list),
+    "genes as text of one length": ({}, as_fixed_text),
+    "genes as an index of pandas": ({}, as_index),
+    "no intercept": ({}, without_intercept),
+    "one intercept": ({}, one_intercept),
+    "coefficients in float32": ({}, in_float32),
+    "big-endian coefficients": ({}, big_endian),
+    "coefficients by columns": ({}, transposed),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_and_labels_of_all_forms(form, cells, tmp_path):
+    options, change = FORMS[form]
+    parts = celltypist.fit(cells, **options)
+    if change is not None:
+        change(parts)
+    expected = celltypist.scores(parts, cells)
+    found = annotated(cells, imported(celltypist.pickled(parts), tmp_path))
+    np.testing.assert_allclose(found.obsm["X_scperformer"], expected, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(found.obsm["scperformer_own_proba"], expit(expected), rtol=0, atol=TOLERANCE)
+    assert list(found.obsm["scperformer_own_proba"].columns) == list(expected.columns)
+    assert found.obs["scperformer_label"].tolist() == expected.columns[expected.to_numpy().argmax(axis=1)].tolist()
+    np.testing.assert_allclose(found.obsm["scperformer_proba"].sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(found.obs["scperformer_conf_score"], expit(expected).max(axis=1), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["mapping", "object"])
+@pytest.mark.parametrize("protocol", range(6))
+def test_all_protocols_give_the_same_model(protocol, old, parts, tmp_path):
+    saved = read_model(imported(celltypist.pickled(parts, protocol, old), tmp_path).path)
+    np.testing.assert_array_equal(saved.weights["model.weight"], parts[0].coef_.T)
+    np.testing.assert_array_equal(saved.weights["model.bias"], parts[0].intercept_)
+    np.testing.assert_array_equal(saved.weights["model.deviation"], parts[1].scale_)
+    assert saved.genes == list(parts[0].features)
+    assert saved.labels == list(parts[0].classes_)
+    assert saved.imported["source"] == celltypist.DESCRIPTION["source"]
+    assert saved.imported["version"] == "v2"
+
+
+def test_genes_that_a_file_lacks_and_that_cells_do_not_express(cells, parts, tmp_path):
+    """The first count as nothing, the second as -mean / scale; a repeated name is the first gene of it."""
+    some = cells[:, ~cells.var_names.isin(parts[0].features[::3])].copy()
+    repeated = ad.concat([some, some[:, :50]], axis=1, merge="first")
+    repeated.obs = some.obs
+    expected = celltypist.scores(parts, some)
+    assert np.abs(expected - celltypist.scores(parts, cells)).to_numpy().max() > 0.1
+    model = imported(celltypist.pickled(parts), tmp_path)
+    for file in (some, repeated):
+        found = annotated(file, model, input_total=1e4)
+        np.testing.assert_allclose(found.obsm["X_scperformer"], expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_scores_do_not_depend_on_the_other_cells(cells, parts, tmp_path):
+    model = imported(celltypist.pickled(parts), tmp_path)
+    whole = annotated(cells, model).obsm["X_scperformer"]
+    part = annotated(cells[100:107].copy(), model).obsm["X_scperformer"]
+    np.testing.assert_array_equal(part, whole[100:107])
+
+
+def test_written_files_hold_the_same(cells, parts, tmp_path):
+    """h5ad and zarr, block by block, as in memory: scores in float64."""
+    model = imported(celltypist.pickled(parts), tmp_path)
+    expected = annotated(cells, model)
+    cells.write_h5ad(tmp_path / "sample.h5ad")
+    for ending in ("h5ad", "zarr"):
+        out = tmp_path / f"out.{ending}"
+        scp.annotate(tmp_path / "sample.h5ad", model.path, output=out, options=EXACT)
+        found = ad.read_h5ad(out) if ending == "h5ad" else ad.read_zarr(out)
+        for name in ("X_scperformer", "scperformer_proba", "scperformer_own_proba"):
+            np.testing.assert_array_equal(np.asarray(found.obsm[name]), np.asarray(expected.obsm[name]))
+        assert found.obsm["X_scperformer"].dtype == np.float64
+
+
+def test_prob_match(cells, parts, tmp_path):
+    """CellTypist's `mode="prob match"`: all labels above the threshold, joined by |, or Unassigned."""
+    parts = pickle.loads(pickle.dumps(parts))
+    parts[0].intercept_[1] += 3  # so that some cells have two labels
+    expected = expit(celltypist.scores(parts, cells))
+    threshold = float(np.quantile(expected.max(axis=1), 0.1))
+    found = annotated(cells, imported(celltypist.pickled(parts), tmp_path), mode="prob_match", p_thres=threshold)
+    texts = ["|".join(row.index[row > threshold]) or "Unassigned" for _, row in expected.iterrows()]
+    assert found.obs["scperformer_prob_match"].tolist() == texts
+    assert {"Unassigned"} < set(texts)
+    assert any("|" in text for text in texts)
+    is_unassigned = np.array(texts) == "Unassigned"
+    np.testing.assert_array_equal(found.obs["scperformer_unknown"], is_unassigned)
+    assert set(found.obs["scperformer_call"][is_unassigned]) == {"unknown"}
+
+
+def test_prob_match_needs_probabilities_of_each_label(counts_adata, tiny_model):
+    with pytest.raises(InputError, match=r"mode=prob_match and the model .*; expected a model of CellTypist"):
+        scp.annotate(counts_adata, tiny_model, options={"mode": "prob_match"})
+
+
+def test_majority_voting(cells, parts, tmp_path):
+    """As CellTypist's `majority_vote`, by a table of labels and clusters."""
+    cells = cells.copy()
+    cells.obs["cluster"] = (np.arange(cells.n_obs) % 7).astype(str)
+    model = imported(celltypist.pickled(parts), tmp_path)
+    options = {"majority_voting": True, "clusters": "cluster", "min_prop": 0.5}
+    found = annotated(cells, model, **options)
+    votes = pd.crosstab(found.obs["scperformer_label"], cells.obs["cluster"])
+    majority = votes.idxmax(axis=0).astype(object)
+    majority[votes.max(axis=0) / votes.sum(axis=0) < 0.5] = "Heterogeneous"
+    assert found.obs["scperformer_majority_voting"].astype(str).tolist() == majority[cells.obs["cluster"]].tolist()
+    assert "Heterogeneous" in set(majority)
+
+
+@pytest.mark.slow
+def test_majority_voting_in_clusters_that_are_looked_for(cells, parts, tmp_path):
+    auto = annotated(cells, imported(celltypist.pickled(parts), tmp_path), majority_voting=True).obs
+    agree = auto.groupby("scperformer_over_clustering", observed=True)["scperformer_majority_voting"].nunique()
+    assert (agree == 1).all()
+    assert len(agree) > 5
+
+
+@pytest.mark.parametrize("kind", ["counts", "scaled", "Ensembl ids", "layer"])
+def test_files_that_celltypist_refuses(kind, cells, parts, tmp_path):
+    """They are read as for any other model, and give the same labels."""
+    model = imported(celltypist.pickled(parts), tmp_path).load()
+    expected = celltypist.scores(parts, cells)
+    labels = expected.columns[expected.to_numpy().argmax(axis=1)]
+    counts = celltypist.pbmc3k(log=False)
+    if kind == "scaled":
+        other = cells.copy()
+        other.raw = cells
+        other.X = StandardScaler().fit_transform(cells.X.toarray())
+    elif kind == "Ensembl ids":
+        ids = human_genes().ids
+        other = counts
+        other.var_names = [ids.get(gene, gene) for gene in other.var_names]
+        other.var_names_make_unique()
+    elif kind == "layer":
+        other = counts
+        other.layers["counts"] = counts.X
+        other.X = np.zeros(counts.shape, dtype=np.float32)
+    else:
+        other = counts
+    found = scp.annotate(other, model)
+    assert (found.obs["scperformer_label"] == labels).mean() > 0.97
+    assert found.uns["scperformer"]["genes"]["num_shared"] > 0.95 * len(model.saved.genes)
+
+
+def test_mouse_names_and_panels(cells, parts, tmp_path):
+    model = imported(celltypist.pickled(parts), tmp_path).load()
+    expected = celltypist.scores(parts, cells)
+    labels = expected.columns[expected.to_numpy().argmax(axis=1)]
+    mouse = cells.copy()
+    mouse.var_names = [gene.capitalize() for gene in mouse.var_names]
+    with pytest.raises(InputError, match="species=human"):
+        scp.annotate(mouse.copy(), model)
+    found = scp.annotate(mouse, model, species="human")
+    # Names such as C1orf56 are in capitals in part.
+    assert (found.obs["scperformer_label"] == labels).mean() > 0.97
+    panel = celltypist.pbmc3k(log=False)[:, list(parts[0].features[::2])].copy()
+    found = scp.annotate(panel, model)
+    assert found.uns["scperformer"]["genes"]["num_shared"] == len(parts[0].features) // 2
+    assert (found.obs["scperformer_label"] == labels).mean() > 0.7
+
+
+def test_a_model_says_where_it_is_from_and_what_it_cannot_do(cells, parts, tmp_path, command, library):
+    path = tmp_path / "Immune_All.pkl"
+    path.write_bytes(celltypist.pickled(parts))
+    ran = command("models", "import", path, "tissue=blood", "licence=CC BY 4.0", "name=immune")
+    assert ran.code == 0, ran.err
+    saved = read_model(library / "immune")
+    assert saved.imported["sha256"] == sha256(path)
+    assert saved.imported["file"] == "Immune_All.pkl"
+    assert saved.ontology_term_ids[saved.labels.index("B cell" if "B cell" in saved.labels else saved.labels[0])]
+    assert "without calibrated confidence, novelty" in ran.err
+    shown = command("models", "show", "immune").out
+    for text in ("A model of CellTypist", sha256(path), "What it lacks: calibrated confidence", "CC BY 4.0", "v2"):
+        assert text in shown
+    cells.write_h5ad(tmp_path / "sample.h5ad")
+    ran = command("predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1")
+    assert ran.code == 0, ran.err
+    assert "was imported from CellTypist without: calibrated confidence" in ran.err
+    assert "import it with reference=..." in ran.err
+    record = ad.read_h5ad("out.h5ad").uns["scperformer"]["model"]
+    assert record["imported"]["sha256"] == sha256(path)
+    assert "adapting to panels and depth" in list(record["lacks"])
+    ran = command("evaluate", "out.h5ad", "truth_key=cell_type", "output=evaluation")
+    assert ran.code == 0, ran.err
+    ran = command("report", "out.h5ad", "output=report.html", "evaluation=evaluation")
+    assert ran.code == 0, ran.err
+    from pathlib import Path
+
+    page = Path("report.html").read_text()
+    assert "was imported from CellTypist" in page
+    assert "logistic regression" not in page.partition("</main>")[0].lower()
+    ran = command("check", tmp_path / "sample.h5ad", "model_path=immune")
+    assert ran.code == 0, ran.err
+    ran = command("explain", "out.h5ad", "output=explanation")
+    assert ran.code == 0, ran.err
+
+
+def test_contributions_of_genes_add_up_to_the_scores(cells, parts, tmp_path):
+    model = imported(celltypist.pickled(parts), tmp_path).load()
+    found = scp.annotate(cells.copy(), model, options=EXACT)
+    explained = scp.explain(found, model, num_cells=5).adata
+    scores = celltypist.scores(parts, cells).loc[explained.obs_names]
+    labels = explained.obs["scperformer_label"].astype(str)
+    expected = [scores.loc[name, label] for name, label in labels.items()]
+    total = np.asarray(explained.X.sum(axis=1)).ravel() + explained.obs["scperformer_bias"]
+    np.testing.assert_allclose(total, expected, atol=1e-4)  # contributions are float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prior": "em"}, "prior=em and a model that does not state the cells of each label"),
+        ({"adapt": "true"}, "adapt=true and a model that keeps no cells"),
+    ],
+)
+def test_what_needs_labelled_cells_is_refused(options, message, cells, parts, tmp_path):
+    model = imported(celltypist.pickled(parts), tmp_path).load()
+    with pytest.raises(InputError, match=message):
+        scp.annotate(cells.copy(), model, options=options)
+
+
+def damaged(parts, **changes) -> bytes:
+    classifier, scaler, description = pickle.loads(pickle.dumps(parts))
+    for name, value in changes.items():
+        part = scaler if name in ("scale_", "mean_") else classifier
+        if value is None:
+            delattr(part, name)
+        else:
+            setattr(part, name, value(getattr(part, name)))
+    return celltypist.pickled((classifier, scaler, description))
+
+
+def with_nan(array):
+    array = array.astype(float)
+    array.flat[3] = np.nan
+    return array
+
+
+def with_twice(names):
+    return np.array([*names[:-1], names[0]], dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"coef_": None}, "a classifier without coef_"),
+        ({"features": None}, "a classifier without features"),
+        ({"scale_": None}, "a scaler without scale_"),
+        ({"coef_": with_nan}, "coef_ that are not finite"),
+        ({"coef_": lambda array: array[:, :-1]}, "coefficients of shape .* for 9 labels and 400 genes"),
+        ({"coef_": lambda array: array.astype(str)}, "coef_ that are not numbers"),
+        ({"features": lambda names: names[:-1]}, "coefficients of shape .* for 9 labels and 399 genes"),
+        ({"features": with_twice}, "the gene '.*' twice"),
+        ({"features": lambda names: np.array(["a\nb", *names[1:]], dtype=object)}, "a gene that has the control"),
+        ({"classes_": lambda names: names[:-1]}, "for 8 labels and 400 genes"),
+        ({"classes_": with_twice}, "the label '.*' twice"),
+        ({"scale_": lambda array: array * 0}, "a scale of a gene that is not above 0"),
+        ({"scale_": lambda array: array[:-1]}, "a scaler of 399 genes for 400 genes"),
+        ({"mean_": lambda array: array[:-1]}, "a scaler of 400 genes for 400 genes|a scaler of"),
+        ({"intercept_": lambda array: array[:-1]}, "8 intercepts"),
+    ],
+)
+def test_damaged_models_are_refused(changes, message, parts, tmp_path, library):
+    with pytest.raises(InputError, match=message):
+        imported(damaged(parts, **changes), tmp_path)
+    assert not library.exists()
+
+
+def test_truncated_and_other_files_are_refused(parts, tmp_path, library):
+    content = celltypist.pickled(parts)
+    for part in (content[:20], content[: len(content) // 2], content[:-1]):
+        with pytest.raises(InputError, match="damaged pickle"):
+            imported(part, tmp_path)
+    with pytest.raises(InputError, match="a pickle without a model and a scaler; expected a model of CellTypist"):
+        imported(pickle.dumps({"weights": [1, 2]}), tmp_path)
+    with pytest.raises(InputError, match="newer protocol 9"):
+        imported(b"\x80\x09" + content[2:], tmp_path)
+    assert not library.exists()
+
+
+def test_options_of_other_models(parts, tiny_model, tmp_path, command):
+    ran = command("models", "import", tiny_model, "reference=x.h5ad", "label_key=y")
+    assert ran.code == 2
+    assert "a model of another tool, which has no labelled cells" in ran.err
+    ran = command("models", "import", tiny_model, "reference=x.h5ad")
+    assert "reference=FILE and label_key=COLUMN together" in ran.err

@@ -1,0 +1,201 @@
+"""Pickles are read without executing anything; hostile ones are refused on one line, in bounded time and memory."""
+
+import pickle
+import sys
+import tracemalloc
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.hostile_pickles import CANARY, HOSTILE
+
+from scperformer.base.errors import InputError
+from scperformer.importing import import_model
+from scperformer.importing.pickles import (
+    MAX_OPCODES,
+    NUMPY,
+    Made,
+    Persistent,
+    array_of,
+    looks_like_pickle,
+    plain,
+    read_pickle,
+)
+
+HARMFUL = ("os.", "subprocess.", "exec", "import", "pickle.", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
+watched: list[str] | None = None  # events of Python while a file is read; None: nobody looks
+
+
+def _hook(event: str, _) -> None:
+    if watched is not None:
+        watched.append(event)
+
+
+sys.addaudithook(_hook)
+
+
+def any_global(_) -> bool:
+    return True
+
+
+def numpy_only(found) -> bool:
+    return (found.module, found.name) in NUMPY
+
+
+def written(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "model.pkl"
+    path.write_bytes(content)
+    return path
+
+
+def test_there_are_more_than_fifty_hostile_files():
+    assert len(HOSTILE) > 90
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path):
+    global watched
+    path = written(tmp_path, HOSTILE[name])
+    Path(CANARY).unlink(missing_ok=True)
+    for protocol in (0, 4):  # Python imports what it needs for both, such as codecs
+        with pytest.raises(InputError):
+            import_model(written(tmp_path, pickle.dumps(["x"], protocol)), tmp_path / "models")
+    written(tmp_path, HOSTILE[name])
+    tracemalloc.start()
+    watched = []
+    try:
+        with pytest.raises(InputError) as refused:
+            import_model(path, tmp_path / "models")
+    finally:
+        events, watched = watched, None
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert [event for event in events if event.startswith(HARMFUL) and event not in ("os.listdir", "os.scandir")] == []
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 2500
+    assert peak < 64 * len(HOSTILE[name]) + 2**20
+    assert not Path(CANARY).exists()
+    assert not (tmp_path / "models").exists()
+
+
+def test_more_opcodes_than_a_model_needs(tmp_path):
+    path = written(tmp_path, b"\x80\x04(" + b"}" * (MAX_OPCODES + 1) + b"l.")
+    with pytest.raises(ValueError, match="a pickle of more than 1,000,000 opcodes"):
+        read_pickle(path, any_global)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_plain_values_are_those_of_pickle(protocol, tmp_path):
+    values = {
+        "text": "ä\n\u2028 \\u0041",
+        "numbers": [0, -1, 255, 65536, 2**31, -(2**62), 1.5, float("inf")],
+        "others": (None, True, False, (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)),
+        "nested": {"a": [{"b": ["c"] * 3}], 5: "key"},
+    }
+    assert read_pickle(written(tmp_path, pickle.dumps(values, protocol)), numpy_only) == values
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12.0).reshape(3, 4),
+        np.asfortranarray(np.arange(12, dtype=np.float32).reshape(3, 4)),
+        np.arange(5, dtype=">i4"),
+        np.array(["CD3D", "ä"]),
+        np.array(["CD3D", "MS4A1", "x" * 300], dtype=object),
+        np.array([True, False]),
+        np.zeros((0, 4)),
+        np.array(2.5),
+        np.array([b"ab", b"c"]),
+    ],
+    ids=lambda array: f"{array.dtype}-{array.ndim}",
+)
+def test_arrays_are_those_of_numpy(protocol, array, tmp_path):
+    found = array_of(read_pickle(written(tmp_path, pickle.dumps(array, protocol)), numpy_only), "it")
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_scalars_and_lists_of_pandas(protocol, tmp_path):
+    values = [np.float64(0.1), np.int32(-7), np.bool_(True), np.str_("B cell")]
+    found = read_pickle(written(tmp_path, pickle.dumps(values, protocol)), any_global)
+    # A NumPy text is a subclass of text, which pickle writes as a call.
+    assert [plain(value, "it") for value in found[:3]] == [0.1, -7, True]
+    genes = pd.Index(["CD3D", "MS4A1"], dtype=object)
+    found = read_pickle(written(tmp_path, pickle.dumps(genes, protocol)), any_global)
+    assert array_of(found, "genes").tolist() == ["CD3D", "MS4A1"]
+
+
+def test_what_torch_writes(tmp_path):
+    """Ordered mappings keep their items, and references to tensors beside the pickle stay references."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj):
+            return ("storage", "0") if isinstance(obj, bytes) else None
+
+    path = tmp_path / "data.pkl"
+    with path.open("wb") as file:
+        Pickler(file, 2).dump(OrderedDict(weight=b"tensor", number=3))
+    found = read_pickle(path, any_global)
+    assert isinstance(found, Made)
+    assert (str(found.maker), found.items) == (
+        "collections.OrderedDict",
+        {"weight": Persistent(("storage", "0")), "number": 3},
+    )
+
+
+def changed_state(array: np.ndarray, **parts) -> Made:
+    """Return what a pickle says about an array, with other parts of its state."""
+    made = Made(next(iter([g for g in _globals() if g.name == "_reconstruct"])), ())
+    dtype = Made(next(iter([g for g in _globals() if g.name == "dtype"])), (parts.get("code", array.dtype.str[1:]),))
+    dtype.state = (3, parts.get("order", "<"), None, None, None, -1, -1, 0)
+    made.state = (1, parts.get("shape", array.shape), dtype, False, parts.get("data", array.tobytes()))
+    return made
+
+
+def _globals():
+    from scperformer.importing.pickles import Global
+
+    return [Global(*names) for names in sorted(NUMPY)]
+
+
+def test_an_array_from_parts():
+    array = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(array_of(changed_state(array), "it"), array)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"shape": (2, 4)}, "whose bytes do not fit its shape"),
+        ({"shape": (-2, -3)}, "of a shape that no array has"),
+        ({"shape": (2.0, 3)}, "of a shape that no array has"),
+        ({"shape": [2, 3]}, "of a shape that no array has"),
+        ({"shape": (1,) * 33}, "of a shape that no array has"),
+        ({"shape": (2**62, 2**62)}, "whose bytes do not fit its shape"),
+        ({"data": b""}, "whose bytes do not fit its shape"),
+        ({"data": None}, "without its bytes"),
+        ({"data": "\u0100" * 48}, "whose bytes are text"),
+        ({"code": "O8"}, "whose values do not fit its shape"),
+        ({"code": "V8"}, "of a type that is neither numbers nor text"),
+        ({"code": "f7"}, "of a type that is neither numbers nor text"),
+        ({"code": "M8"}, "of a type that is neither numbers nor text"),
+        ({"code": "f0"}, "of a type that is neither numbers nor text"),
+        ({"code": 8}, "of a type that is neither numbers nor text"),
+        ({"order": "x"}, "of a type that is neither numbers nor text"),
+    ],
+)
+def test_arrays_whose_parts_do_not_fit(parts, message):
+    with pytest.raises(ValueError, match=message):
+        array_of(changed_state(np.arange(6.0).reshape(2, 3), **parts), "it")
+
+
+def test_what_looks_like_a_pickle(tmp_path):
+    for protocol in range(6):
+        assert looks_like_pickle(written(tmp_path, pickle.dumps({"a": [1]}, protocol)))
+    for content in (b"", b"\x80", b"PK\x03\x04", b"\x89HDF", b"gene\tmean\n", b"(text)"):
+        assert not looks_like_pickle(written(tmp_path, content))

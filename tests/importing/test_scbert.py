@@ -1,0 +1,191 @@
+"""Checkpoints of scBERT: logits are those of a naive twin and of scBERT's own code; bad ones are refused."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+from support import scbert
+
+import scperformer as scp
+from scperformer.base.errors import InputError
+from scperformer.model import read_model
+from scperformer.network import Batch, load_model
+
+LABELS = ["B", "NK", "Monocyte"]
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "scbert"
+
+
+@pytest.fixture(autouse=True)
+def library(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def genes(few_pbmc) -> list[str]:
+    """80 genes that many of the cells express, and two that the file lacks."""
+    most = np.argsort(-np.asarray(few_pbmc.X.sum(axis=0)).ravel())[:78]
+    return [*few_pbmc.var_names[np.sort(most)], "NOT-HERE-1", "NOT-HERE-2"]
+
+
+@pytest.fixture
+def beside(genes, tmp_path) -> dict[str, str]:
+    """The gene order file and label_dict that scBERT writes, as options."""
+    (tmp_path / "genes.txt").write_text("\n".join(genes) + "\n")
+    (tmp_path / "label_dict").write_bytes(pickle.dumps(np.array(LABELS, dtype=object)))
+    return {"genes": str(tmp_path / "genes.txt"), "labels": str(tmp_path / "label_dict")}
+
+
+def test_cells_get_the_probabilities_of_a_naive_twin(few_pbmc, genes, beside, tmp_path):
+    state = scbert.random_weights(len(genes), len(LABELS))
+    made = scp.import_model(scbert.save(state, tmp_path / "tuned.pth"), options=beside)
+    shuffled = few_pbmc[:, np.random.default_rng(0).permutation(few_pbmc.n_vars)].copy()
+    scp.annotate(shuffled, made.load())
+    tokens = scbert.tokens(scbert.counts_of(few_pbmc, genes))
+    assert {0, 2, 3, 4, 5} <= set(np.unique(tokens))
+    logits = np.stack([scbert.logits(state, cell) for cell in tokens])
+    found = shuffled.obsm["scperformer_proba"]
+    assert list(found.columns) == LABELS
+    np.testing.assert_allclose(found, softmax(logits, axis=1), atol=1e-6)  # float32
+    assert (softmax(logits, axis=1).std(axis=0) > 5e-4).all()  # cells differ
+    assert list(shuffled.obs["scperformer_label"]) == [LABELS[i] for i in logits.argmax(axis=1)]
+    few = int((np.count_nonzero(scbert.counts_of(few_pbmc, genes), axis=1) < 200).sum())
+    assert f"{few} of {few_pbmc.n_obs} cells express fewer than 200 genes" in shuffled.uns["scperformer"]["warnings"][0]
+
+
+def test_logits_are_those_of_scberts_own_code(tmp_path):
+    if not CASES.is_dir():
+        pytest.skip("no checkpoint with scBERT's own logits on this machine")
+    options = {"genes": str(CASES / "genes.pkl"), "labels": str(CASES / "label_dict")}
+    made = scp.import_model(CASES / "scbert_300_genes_random.pth", options=options)
+    expected = np.load(CASES / "expected.npz")
+    network = load_model(made.path).network
+    tokens = torch.from_numpy(expected["tokens"]).long()
+    places = torch.arange(tokens.shape[1]).expand(len(tokens), -1)
+    batch = Batch(places, tokens, torch.zeros(tokens.shape), torch.ones(tokens.shape, dtype=torch.bool))
+    with torch.inference_mode():
+        logits = torch.cat([network(batch[[cell]])[0] for cell in range(len(tokens))])
+        encoded = torch.cat([network.encoder(batch[[cell]]) for cell in range(len(expected["encodings"]))])
+    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(encoded, expected["encodings"], rtol=0, atol=1e-5)
+
+
+def test_the_folder_states_its_licence_and_origin(genes, beside, tmp_path):
+    path = scbert.save(scbert.random_weights(len(genes), len(LABELS)), tmp_path / "tuned.pth")
+    saved = read_model(scp.import_model(path, options=beside).path)
+    card = (tmp_path / "models" / "tuned" / "MODEL_CARD.md").read_text()
+    assert saved.provenance["licence"] == "GPL-3.0"
+    assert saved.imported["tool"] == "scBERT"
+    assert "derivative of them under the same licence" in card
+    assert "no published checkpoint" in card
+
+
+@pytest.mark.slow
+def test_a_pretrained_checkpoint_is_fine_tuned(few_pbmc, genes, beside, tmp_path):
+    path = scbert.save(scbert.random_weights(len(genes), 0, depth=1), tmp_path / "pretrained.pth")
+    made = scp.import_model(path, options={"genes": beside["genes"]})
+    saved = read_model(made.path)
+    assert not saved.is_annotator
+    options = {"conditions.genes": beside["genes"], "head": "conv", "model.linear": False, "trainer.max_epochs": 1}
+    options |= {"head.hidden": [32, 16], "optim.lr": 1e-4, "init": "pretrained", "init_mode": "last_layer"}
+    trained = scp.train(few_pbmc, label_key="cell_type", output=tmp_path / "tuned", options=options)
+    tuned = read_model(trained.path)
+    assert tuned.config["attention"]["stabiliser"] == "all_heads"
+    assert tuned.config["tokens"] == saved.config["tokens"]
+    assert tuned.provenance["init"]["licence"] == "GPL-3.0"
+    assert "an encoder with the licence GPL-3.0" in (trained.path / "MODEL_CARD.md").read_text()
+    name = "model.encoder.embedding.gene.weight"
+    place = {gene: row for row, gene in enumerate(saved.genes)}
+    rows = [place[gene] for gene in tuned.genes]
+    np.testing.assert_array_equal(tuned.weights[name][:-1], saved.weights[name][rows])  # fixed, as gene2vec's
+    scp.annotate(few_pbmc, trained.load())
+    assert few_pbmc.obs["scperformer_label"].notna().all()
+
+
+def other_pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"weights": [1.0, 2.0]}))
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5000])
+
+
+def other_weights(path: Path) -> None:
+    torch.save({"model_state_dict": {"layer.weight": torch.zeros(2, 2)}}, path)
+
+
+def no_queries(path: Path) -> None:
+    state = scbert.random_weights(80, 3)
+    del state["performer.net.layers.1.0.fn.to_q.weight"]
+    scbert.save(state, path)
+
+
+def other_shape(path: Path) -> None:
+    state = scbert.random_weights(80, 3)
+    state["to_out.fc1.weight"] = state["to_out.fc1.weight"][:, :-1]
+    scbert.save(state, path)
+
+
+def not_a_number(path: Path) -> None:
+    state = scbert.random_weights(80, 3)
+    state["norm.bias"][3] = torch.nan
+    scbert.save(state, path)
+
+
+def old_torch(path: Path) -> None:
+    torch.save({"model_state_dict": scbert.random_weights(80, 3)}, path, _use_new_zipfile_serialization=False)
+
+
+DAMAGE = {
+    "a pickle of something else": (other_pickle, "a pickle without a model and a scaler"),
+    "truncated": (truncated, "a damaged archive"),
+    "another checkpoint": (other_weights, r"other weights than scBERT's \(no token_emb\.weight\)"),
+    "no queries": (no_queries, "a layer 1 without queries, keys and values"),
+    "another shape": (other_shape, r"weights 'head\.hidden\.0\.weight' of shape"),
+    "not a number": (not_a_number, r"weights 'encoder\.norm\.bias' that are not finite"),
+    "of torch before 1.6": (old_torch, r"the form of torch before 1\.6"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_other_files_are_refused(case, genes, beside, tmp_path, library):
+    path = scbert.save(scbert.random_weights(len(genes), len(LABELS)), tmp_path / "tuned.pth")
+    damage, message = DAMAGE[case]
+    damage(path)
+    with pytest.raises(InputError, match=message) as caught:
+        scp.import_model(path, options=beside)
+    assert "\n" not in str(caught.value)
+    assert not library.exists() or not list(library.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"genes": None}, r"80 genes that the positions of .*tuned\.pth do not name; .*add genes=FILE"),
+        ({"labels": None}, r"3 labels that the outputs of .*tuned\.pth do not name; .*add labels=FILE"),
+        ({"genes": "short.txt"}, r"79 names in genes=short\.txt; expected 80, one for each of the positions"),
+        ({"labels": "short.txt"}, r"79 names in labels=short\.txt; expected 3, one for each of the outputs"),
+        ({"genes": "none.txt"}, r"no file genes=none\.txt"),
+        ({"genes": "empty.txt"}, r"genes=empty\.txt without names"),
+        ({"genes": "twice.txt"}, r"the gene '.*' twice"),
+    ],
+    ids=["no genes", "no labels", "79 genes", "79 labels", "no file", "empty", "twice"],
+)
+def test_genes_and_labels_have_to_fit(change, message, genes, beside, tmp_path, library, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("\n".join(genes[:-1]))
+    Path("empty.txt").write_text("\n")
+    Path("twice.txt").write_text("\n".join([*genes[:-1], genes[0]]))
+    path = scbert.save(scbert.random_weights(len(genes), len(LABELS)), tmp_path / "tuned.pth")
+    with pytest.raises(InputError, match=message):
+        scp.import_model(path, options={name: value for name, value in (beside | change).items() if value})
+    assert not library.exists() or not list(library.iterdir())
+
+
+def test_labels_of_a_pretrained_checkpoint_are_refused(genes, beside, tmp_path):
+    path = scbert.save(scbert.random_weights(len(genes), 0), tmp_path / "pretrained.pth")
+    with pytest.raises(InputError, match=r"labels=.* with the pretrained checkpoint .*: leave labels out"):
+        scp.import_model(path, options=beside)

@@ -1,0 +1,146 @@
+"""Files that torch has saved are read without torch, bit for bit, and nothing in them is executed."""
+
+import io
+import os
+import pickle
+import tracemalloc
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+
+from scperformer.importing.torch_files import is_torch_file, read_torch
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def read(content, tmp_path):
+    torch.save(content, tmp_path / "saved.pt")
+    assert is_torch_file(tmp_path / "saved.pt")
+    return read_torch(tmp_path / "saved.pt")
+
+
+def test_tensors_of_all_types_and_strides_are_read_bit_for_bit(tmp_path):
+    whole = torch.arange(24).reshape(4, 6)
+    tensors = {str(dtype): (whole - 5).to(dtype) for dtype in DTYPES}
+    tensors |= {"bool": whole > 3, "transposed": whole.T, "part": whole[1:3, ::2], "expanded": whole[0, :1]}
+    tensors |= {"number": torch.tensor(3.5), "empty": torch.zeros(0, 3), "parameter": torch.nn.Parameter(whole / 7)}
+    found = read({"state": OrderedDict(tensors), "epoch": 3, "name": "x", "list": [1.5, None]}, tmp_path)
+    assert (found["epoch"], found["name"], found["list"]) == (3, "x", [1.5, None])
+    assert found["state"].keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        expected = tensor.detach().numpy()
+        assert (found["state"][name].dtype, found["state"][name].shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(found["state"][name], expected)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+@pytest.mark.parametrize("place", ["beside the tensors", "as a tensor's sizes"])
+def test_nothing_is_executed(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = {"state": {"x": torch.zeros(2)}, "other": Hostile()}
+    if place == "as a tensor's sizes":
+        content = {"state": {Hostile(): torch.zeros(2)}}
+    with pytest.raises(ValueError, match=r"a pickle with '(posix|nt)\.system'"):
+        read(content, tmp_path)
+    assert not (tmp_path / "executed").exists()
+
+
+def rewritten(path, change) -> None:
+    """Write the archive again with changed entries."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    change(entries)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def shorter_numbers(entries):
+    entries["saved/data/0"] = entries["saved/data/0"][:-4]
+
+
+def no_numbers(entries):
+    del entries["saved/data/0"]
+
+
+def no_pickle(entries):
+    entries["saved/data.pkl"] = b"not a pickle"
+
+
+def two_pickles(entries):
+    entries["other/data.pkl"] = entries["saved/data.pkl"]
+
+
+DAMAGE = {
+    "shorter numbers": (shorter_numbers, "a tensor that does not fit its numbers"),
+    "no numbers": (no_numbers, "a tensor without its numbers"),
+    "no pickle": (no_pickle, "a damaged pickle"),
+    "two pickles": (two_pickles, "another content than torch saves"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_archives_are_refused(case, tmp_path):
+    read({"x": torch.ones(8)}, tmp_path)
+    change, message = DAMAGE[case]
+    rewritten(tmp_path / "saved.pt", change)
+    with pytest.raises(ValueError, match=message):
+        read_torch(tmp_path / "saved.pt")
+
+
+def test_a_compressed_archive_and_one_of_old_torch_are_refused(tmp_path):
+    file = tmp_path / "saved.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("saved/data.pkl", pickle.dumps({}))
+        archive.writestr("saved/data/0", bytes(2**20))
+    with pytest.raises(ValueError, match="another content than torch saves"):
+        read_torch(file)
+    torch.save({"x": torch.ones(2)}, file, _use_new_zipfile_serialization=False)
+    assert is_torch_file(file)
+    with pytest.raises(ValueError, match=r"before 1\.6"):
+        read_torch(file)
+
+
+def test_tensors_that_share_their_numbers_take_no_memory_of_their_own(tmp_path):
+    numbers = torch.zeros(2**18)
+    torch.save({str(part): numbers[part:] for part in range(500)}, tmp_path / "saved.pt")
+    tracemalloc.start()
+    found = read_torch(tmp_path / "saved.pt")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 500
+    assert peak < 16 * 2**20  # 500 copies would have 500 MB
+
+
+@pytest.mark.slow
+def test_damaged_bytes_are_refused_or_read(tmp_path):
+    torch.save({"state": {f"w{i}": torch.randn(3, 4) for i in range(5)}, "epoch": 1}, tmp_path / "saved.pt")
+    whole = (tmp_path / "saved.pt").read_bytes()
+    rng = np.random.default_rng(0)
+    messages = []
+    for _ in range(500):
+        data = bytearray(whole[: rng.integers(len(whole) // 2, len(whole) + 1)])
+        for place in rng.integers(len(data), size=3):
+            data[place] = rng.integers(256)
+        (tmp_path / "damaged.pt").write_bytes(data)
+        try:
+            read_torch(tmp_path / "damaged.pt")
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > 100
+    assert not any("\n" in message for message in messages)
+
+
+def test_other_files_are_not_torchs(tmp_path):
+    contents = [b"", b"PK", b"text", pickle.dumps([1]), io.BytesIO().getvalue()]
+    for number, content in enumerate(contents):
+        (tmp_path / str(number)).write_bytes(content)
+        assert not is_torch_file(tmp_path / str(number))
+    assert not is_torch_file(tmp_path)

@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.labels import StudyLabels, join_labels, read_label_map
+
+
+def study(name: str, *labels: str, terms: dict[str, str] | None = None) -> StudyLabels:
+    return StudyLabels(name, list(labels), [(terms or {}).get(label, "unknown") for label in labels])
+
+
+def meant(joint, number: int, study: StudyLabels) -> dict[str, list[str]]:
+    rows = joint.meanings[number]
+    return {
+        label: [joint.labels[place] for place in np.flatnonzero(row)]
+        for label, row in zip(study.labels, rows, strict=True)
+    }
+
+
+FINE = study("fine", "Naive CD4 T", "Memory CD4 T", "CD14+ Mono", "B")
+COARSE = study("coarse", "T_CD4", "monocyte", "CD19+ B", "odd")
+
+
+def test_labels_of_one_type_have_the_name_of_the_first_study_and_coarse_labels_stand_for_their_types():
+    joint = join_labels([FINE, COARSE], "packaged")
+    assert joint.labels == ["B", "CD14+ Mono", "Memory CD4 T", "Naive CD4 T", "odd"]
+    assert joint.terms[0] == "CL:0000236"
+    assert meant(joint, 0, FINE) == {label: [label] for label in FINE.labels}
+    assert meant(joint, 1, COARSE) == {
+        "T_CD4": ["Memory CD4 T", "Naive CD4 T"],
+        "monocyte": ["CD14+ Mono"],
+        "CD19+ B": ["B"],
+        "odd": ["odd"],
+    }
+    assert joint.tree is not None
+    assert "Naive CD4 T" in joint.tree.labels
+
+
+def test_a_study_with_a_type_and_a_part_of_it_divides_what_is_left():
+    both = study("both", "CD4 T", "Naive CD4 T", "B")
+    joint = join_labels([both, FINE], "packaged")
+    assert meant(joint, 0, both) == {"CD4 T": ["Memory CD4 T"], "Naive CD4 T": ["Naive CD4 T"], "B": ["B"]}
+
+
+def test_without_an_ontology_names_are_compared():
+    joint = join_labels([study("a", "x", "y"), study("b", "y", "z")], "none")
+    assert (joint.labels, joint.tree) == (["x", "y", "z"], None)
+
+
+def test_a_map_joins_what_the_ontology_does_not_know(tmp_path):
+    table = tmp_path / "map.csv"
+    table.write_text("label,joint\nodd,strange\nweird,strange\nstrange,T1\nB,B\n")
+    first = study("a", "odd", "weird", "B")
+    second = study("b", "T1", "B")
+    joint = join_labels([first, second], "none", str(table))
+    assert joint.labels == ["B", "T1"]
+    assert meant(joint, 0, first) == {"odd": ["T1"], "weird": ["T1"], "B": ["B"]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        ("a,b\nb,a\n", r"a cycle in .*map.csv \(a > b > a\)"),
+        ("nobody,b\n", "label 'nobody' in .*expected labels such as 'a'"),
+        ("a,b\na,c\n", r"two joint labels of 'a' in .*\('b' and 'c'\)"),
+        ("a,b,c\n", "row 1 of .* with 3 values"),
+    ],
+)
+def test_a_map_that_cannot_be_followed_is_refused(rows, match, tmp_path):
+    table = tmp_path / "map.csv"
+    table.write_text(rows)
+    with pytest.raises(InputError, match=match):
+        read_label_map(str(table), ["a", "b", "c"])
+
+
+def test_studies_that_cannot_be_joined_are_refused():
+    with pytest.raises(InputError, match="no label of first in the other studies"):
+        join_labels([study("first", "x", "y"), study("second", "z")], "none")
+    one = study("first", "T", terms={"T": "CL:0000084"})
+    other = study("second", "T", terms={"T": "CL:0000236"})
+    with pytest.raises(InputError, match="label 'T' as CL:0000084 and, in second, as CL:0000236"):
+        join_labels([one, other], "packaged")

@@ -1,0 +1,168 @@
+"""Pickles that would execute something, fill the memory or never end, each by its name; written by hand, never loaded.
+
+`CANARY` is the path of a file that those which execute something would make.
+"""
+
+import pickle
+import struct
+
+CANARY = "/tmp/scperformer-canary"
+COMMAND = f"touch {CANARY}"
+PYTHON = f"open({CANARY!r},'w')"
+
+
+def text(value: str) -> bytes:
+    """A text of protocol 4."""
+    data = value.encode()
+    return b"\x8c" + bytes([len(data)]) + data
+
+
+def named(module: str, name: str) -> bytes:
+    """A global by STACK_GLOBAL."""
+    return text(module) + text(name) + b"\x93"
+
+
+def call(module: str, name: str, *args: str) -> bytes:
+    """A call of a global with texts."""
+    return named(module, name) + b"(" + b"".join(map(text, args)) + b"tR"
+
+
+def whole(body: bytes, protocol: int = 4) -> bytes:
+    return b"\x80" + bytes([protocol]) + body + b"."
+
+
+def model(body: bytes) -> bytes:
+    """The body in place of the classifier of a model of CellTypist."""
+    return whole(b"}(" + text("Model") + body + text("Scaler_") + b"N" + b"u")
+
+
+CALLS = {
+    "os.system": ("os", "system", COMMAND),
+    "posix.system": ("posix", "system", COMMAND),
+    "nt.system": ("nt", "system", COMMAND),
+    "os.popen": ("os", "popen", COMMAND),
+    "os.remove": ("os", "remove", CANARY),
+    "os.execv": ("os", "execv", "/bin/touch"),
+    "subprocess.call": ("subprocess", "call", COMMAND),
+    "subprocess.Popen": ("subprocess", "Popen", COMMAND),
+    "subprocess.getoutput": ("subprocess", "getoutput", COMMAND),
+    "pty.spawn": ("pty", "spawn", COMMAND),
+    "builtins.eval": ("builtins", "eval", PYTHON),
+    "builtins.exec": ("builtins", "exec", PYTHON),
+    "__builtin__.eval": ("__builtin__", "eval", PYTHON),
+    "builtins.compile": ("builtins", "compile", PYTHON),
+    "builtins.open": ("builtins", "open", CANARY, "w"),
+    "builtins.getattr": ("builtins", "getattr", "os", "system"),
+    "builtins.__import__": ("builtins", "__import__", "antigravity"),
+    "builtins.breakpoint": ("builtins", "breakpoint"),
+    "io.open": ("io", "open", CANARY, "w"),
+    "pathlib.Path": ("pathlib", "Path", CANARY),
+    "importlib": ("importlib", "import_module", "antigravity"),
+    "runpy": ("runpy", "run_path", CANARY),
+    "code": ("code", "interact", "x"),
+    "timeit": ("timeit", "timeit", PYTHON),
+    "cProfile": ("cProfile", "run", PYTHON),
+    "pdb": ("pdb", "run", PYTHON),
+    "operator.methodcaller": ("operator", "methodcaller", "system"),
+    "functools.partial": ("functools", "partial", "x"),
+    "types.CodeType": ("types", "CodeType", "x"),
+    "types.FunctionType": ("types", "FunctionType", "x"),
+    "pickle.loads": ("pickle", "loads", "x"),
+    "marshal.loads": ("marshal", "loads", "x"),
+    "joblib": ("joblib", "load", CANARY),
+    "torch.load": ("torch", "load", CANARY),
+    "numpy.load": ("numpy", "load", CANARY),
+    "numpy.f2py": ("numpy.f2py.crackfortran", "getlincoef", PYTHON, ""),
+    "numpy.testing": ("numpy.testing._private.utils", "runstring", PYTHON, "{}"),
+    "ctypes": ("ctypes", "CDLL", "libc.so.6"),
+    "webbrowser": ("webbrowser", "open", "http://127.0.0.1:9"),
+    "urllib": ("urllib.request", "urlopen", "http://127.0.0.1:9"),
+    "socket": ("socket", "create_connection", "127.0.0.1"),
+    "shutil.rmtree": ("shutil", "rmtree", CANARY),
+    "logging.config": ("logging.config", "listen", "x"),
+    "platform.popen": ("platform", "popen", COMMAND),
+    "dunder name": ("builtins", "object.__subclasses__", "x"),
+    "dotted name": ("numpy", "core.os.system", COMMAND),
+    "our own module": ("scperformer.base.outputs", "remove_folder", CANARY),
+    "sklearn beside": ("sklearnx.utils", "system", COMMAND),
+    "loss beside": ("_losses", "system", COMMAND),
+}
+
+
+# Globals that a model may name, which would do harm if they were called.
+DISGUISED = {
+    "an estimator that runs a test": call("sklearn.utils._testing", "ignore_warnings", COMMAND),
+    "a download of scikit-learn": call("sklearn.datasets", "fetch_openml", "x"),
+    "a download of CellTypist": call("celltypist.models", "download_models", "x"),
+    "a name with dots in scikit-learn": call("sklearn.utils", "os.system", COMMAND),
+    "a generator of NumPy": call("numpy.random", "bytes", "x"),
+    "a reconstruction of a class of Python": named("copyreg", "_reconstructor")
+    + named("builtins", "object")
+    + b"\x85R",
+}
+HOSTILE: dict[str, bytes] = {
+    **{f"call of {name}": whole(call(*parts)) for name, parts in CALLS.items()},
+    **{f"{name} in a model": model(body) for name, body in DISGUISED.items()},
+    "a call of os.system in a model": model(call("os", "system", COMMAND)),
+    "GLOBAL of protocol 0": b"cos\nsystem\n(V" + COMMAND.encode() + b"\ntR.",
+    "GLOBAL of two modules": b"cos.path\nos.system\n(V" + COMMAND.encode() + b"\ntR.",
+    "INST": b"(V" + COMMAND.encode() + b"\nios\nsystem\n.",
+    "OBJ": whole(b"(" + named("os", "system") + text(COMMAND) + b"o"),
+    "NEWOBJ": whole(named("os", "system") + text(COMMAND) + b"\x85\x81"),
+    "NEWOBJ_EX": whole(named("subprocess", "Popen") + text(COMMAND) + b"\x85}\x92"),
+    "BUILD with __setstate__": model(
+        named("sklearn.linear_model", "LogisticRegression")
+        + b")\x81}"
+        + text("__setstate__")
+        + named("os", "system")
+        + b"sb"
+    ),
+    "BUILD of a text": whole(text("x") + b"}b"),
+    "BUILD twice": model(named("sklearn.x", "Y") + b")\x81}b}b"),
+    "EXT1": whole(b"\x82\x01"),
+    "EXT4": whole(b"\x84\x01\x00\x00\x00"),
+    "PERSID": b"(Px\n.",
+    "a persistent id as a model": model(text("x") + b"Q"),
+    "out-of-band buffer": whole(b"\x97\x98", 5),
+    "a call of a text": whole(text("os") + b")R"),
+    "a call of the result of a call": model(call("sklearn.x", "y") + b")R"),
+    "a call without a tuple": model(named("sklearn.x", "y") + b"]R"),
+    "GET before PUT": whole(b"h\x07"),
+    "a memo number beyond all memory": whole(b"Nr\xff\xff\xff\xff"),
+    "a text of 4 GB that is not there": whole(b"X\xff\xff\xff\xff" + b"x"),
+    "bytes of 8 EB that are not there": whole(b"\x8e" + struct.pack("<Q", 2**63 - 1) + b"x"),
+    "a bytearray of 1 TB that is not there": whole(b"\x96" + struct.pack("<Q", 2**40) + b"x", 5),
+    "a frame of 8 EB": whole(b"\x95" + struct.pack("<Q", 2**63 - 1) + b"N"),
+    "a number of a million digits": whole(b"\x8b" + struct.pack("<i", 400_000) + b"\x7f" * 400_000),
+    "a number of a million digits as text": b"(L" + b"9" * 1_000_000 + b"L\n.",
+    "twenty thousand lists in lists": whole(b"]" * 20_000 + b"a" * 19_999),
+    "twenty thousand tuples in tuples": whole(b")" + b"\x85" * 20_000),
+    "a list in itself": whole(b"]\x94h\x00a"),
+    "a key whose hash never ends": whole(
+        b"}"
+        + b")"
+        + b"\x94h\x00\x86"
+        + b"".join(b"q" + bytes([number]) + b"h" + bytes([number]) + b"\x86" for number in range(1, 60))
+        + b"Ns"
+    ),
+    "a set of tuples whose hash never ends": whole(
+        b"\x8f("
+        + b")"
+        + b"".join(b"q" + bytes([number]) + b"h" + bytes([number]) + b"\x86" for number in range(1, 60))
+        + b"\x90"
+    ),
+    "a key that is a list": whole(b"}]Ns"),
+    "an odd number of items": whole(b"}(Nu"),
+    "items of a text": whole(text("x") + b"(NNu"),
+    "an append to a mapping": whole(b"}Na"),
+    "a mark as a value": whole(b"(\x85"),
+    "an empty stack": whole(b""),
+    "two values": whole(b"NN"),
+    "no end": b"\x80\x04N",
+    "protocol 6": whole(b"N", 6),
+    "protocol 255": whole(b"N", 255),
+    "an unknown opcode": whole(b"\xff"),
+    "a name that is a number": whole(text("os") + b"K\x01\x93"),
+    "a plain list": pickle.dumps(["Model", "Scaler_"]),
+    "a mapping without an estimator": pickle.dumps({"Model": 1, "Scaler_": 2, "description": None}),
+}
