@@ -306,7 +306,7 @@ def import_model(
 
     named = {"name": name, "reference": reference, "label_key": label_key, "output": output, "overwrite": overwrite}
     cfg = config_of("models", options, action="import", inputs=[os.fspath(path)], **named)
-    return _trained(run_import(cfg))
+    return _trained(run_import(cfg)[0])
 
 
 @step("models")

@@ -85,6 +85,7 @@ list models, or get one from somewhere else
   scperformer models list
   scperformer models show pbmc3k
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
+  scperformer models import Immune_All_Low.pkl           # also a model of CellTypist
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
   scperformer models export my_model my_model.zip        # with the lines for a registry
   scperformer models pull lung registry=models.yaml      # the only command that goes out

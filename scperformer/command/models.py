@@ -43,8 +43,6 @@ from scperformer.model import (
 
 log = logging.getLogger(__name__)
 
-NOT_STATED = ("", "not stated")
-
 
 def export_model(cfg: ModelsConfig) -> Path:
     """Pack a model folder, or the imported or packaged model of a name, into a .zip; print its entry for a registry.
@@ -82,7 +80,9 @@ def export_model(cfg: ModelsConfig) -> Path:
             "size": output.stat().st_size,
             "sha256": sha256(output),
         }
-    missing = [f"{what}=..." for what in ("tissue", "species", "licence") if entry[what] in (*NOT_STATED, "unknown")]
+    missing = [f"{what}=..." for what in ("tissue", "species", "licence") if entry[what] in ("", "unknown")]
+    if name == "model":  # as the workflow calls its folder
+        missing.insert(0, "name=...")
     if missing:
         log.info("the entry does not state everything: add %s", ", ".join(missing))
     log.info("written: %s; its entry for a registry (docs/models.md):", output)
@@ -148,7 +148,7 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
     library = Path(cfg.output) if cfg.output else library_folder()
     place = registry_place(cfg.registry)
     if cfg.action == "import":
-        return [run_import(cfg)]
+        return run_import(cfg)
     if cfg.action == "export":
         return [export_model(cfg)]
     if cfg.action == "pull":

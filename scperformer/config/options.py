@@ -16,6 +16,7 @@ GROUPS = {part.word(): part for name, part in vars(groups).items() if name.endsw
 TABLES = {"files": steps.ExpressionOptions} | steps.SCHEMAS | GROUPS  # the tables of docs/configuration.md
 # Options of other programs, such as -o and -j, and the options here that mean the same.
 USUAL_WORDS = {"o": "output", "out": "output", "outdir": "output", "i": "inputs", "input": "inputs", "j": "threads"}
+USUAL_WORDS |= {"over_clustering": "clusters", "model": "model_path"}  # as CellTypist calls them
 MIN_SIMILARITY = 0.75  # difflib's ratio of a wrong word and the option suggested for it: names of options are alike
 
 

@@ -292,6 +292,7 @@ class PredictConfig(_ModelOptions):
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()
+        self.mode = self.mode.replace(" ", "_")  # as CellTypist writes it
         if self.model_path is not None and self.model_path.startswith("[") and self.model_path.endswith("]"):
             self.model_path, *more = [name.strip(" '\"") for name in self.model_path[1:-1].split(",")]
             self.other_models = [*more, *self.other_models]
@@ -448,11 +449,12 @@ class ModelsConfig(_FileOptions):
         wanted = {
             "list": [],
             "show": ["a name"],
-            "import": ["a model folder, archive or file"],
+            "import": ["a model folder, archive or file"],  # or, without a name, several
             "export": ["the name of a model", "an archive in .zip"],
             "pull": ["a name"],
         }[self.action]
-        if len(self.inputs) != len(wanted):
+        several = self.action == "import" and self.name is None and len(self.inputs) > 1
+        if len(self.inputs) != len(wanted) and not several:
             found = f"{len(self.inputs)} words after 'models {self.action}'"
             expected = " and ".join(wanted) or "none"
             raise InputError(found, expected, "'scperformer models --help' shows examples")

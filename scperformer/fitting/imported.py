@@ -9,10 +9,12 @@ regression on the differences; the weights that the model has for these genes ar
 the model stay, also those without labelled cells.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.base.metrics import negative_log_likelihood, score
@@ -135,8 +137,6 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
 
 def fill(network: StandardisedLinear, weights: dict[str, np.ndarray]) -> None:
     """Put weights into a network."""
-    import torch
-
     network.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()})
 
 
@@ -150,13 +150,8 @@ def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) ->
     deviation = np.sqrt(np.maximum(squares - mean**2, 0))
     varies = deviation > 1e-6
     if "model.deviation" not in saved.weights:  # a network of another kind has no weight for each gene
-        weight = np.zeros((x.shape[1], len(saved.labels)))
-        return {
-            "weight": weight,
-            "bias": np.zeros(len(saved.labels)),
-            "mean": mean,
-            "deviation": np.where(varies, deviation, 1.0),
-        }
+        nothing = {"weight": np.zeros((x.shape[1], len(saved.labels))), "bias": np.zeros(len(saved.labels))}
+        return nothing | {"mean": mean, "deviation": np.where(varies, deviation, 1.0)}
     return {
         "weight": saved.weights["model.weight"][measured].astype(np.float64),
         "bias": saved.weights["model.bias"].astype(np.float64),
@@ -165,7 +160,7 @@ def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) ->
     }
 
 
-def _blocks(x: csr_matrix, weights: dict[str, np.ndarray]):
+def _blocks(x: csr_matrix, weights: dict[str, np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield the standardised expression of blocks of genes, dense, with their places."""
     columns = x.tocsc()
     for start in range(0, x.shape[1], BLOCK_GENES):

@@ -29,14 +29,16 @@ from scperformer.network import rebuild
 log = logging.getLogger(__name__)
 
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
+MAX_SHOWN_LABELS = 20  # of a model; its card has all
 MODELS = f"{ARCHIVES}; or {', '.join(known.name for known in FORMATS)}"
 
 
 def described(saved: SavedModel) -> str:
     """Return the labels, the number of genes and the tissue of a model on one line."""
-    labels = f"{len(saved.labels)} labels ({', '.join(saved.labels)})" if saved.labels else "encoder without labels"
+    shown = [*saved.labels[:MAX_SHOWN_LABELS], *(["..."] if len(saved.labels) > MAX_SHOWN_LABELS else [])]
+    labels = f"{len(saved.labels)} labels ({', '.join(shown)})" if saved.labels else "encoder without labels"
     tissue = "" if saved.tissue is None else f", tissue {saved.tissue}"
-    lacks = f"; imported from {saved.imported['tool']}" if saved.imported else ""
+    lacks = f"; from {saved.imported['tool']}" if saved.imported else ""
     lacks += f", without {', '.join(saved.lacks)}" if saved.lacks else ""
     return one_line(f"{labels}, {len(saved.genes)} genes{tissue}{lacks}")
 
@@ -125,10 +127,10 @@ def _target(name: str, path: Path, library: Path, cfg: ModelsConfig) -> Path:
 
 
 def _log_imported(saved: SavedModel, target: Path) -> None:
-    log.info("%s imported: %s; use it with model_path=%s", described(saved), target, target.name)
+    log.info("imported: %s, with %s; use it with model_path=%s", target, described(saved), target.name)
 
 
-def run_import(cfg: ModelsConfig) -> Path:
-    """Import the model that the options name; return its folder in the library."""
+def run_import(cfg: ModelsConfig) -> list[Path]:
+    """Import the models that the options name, one after the other; return their folders in the library."""
     library = Path(cfg.output) if cfg.output else library_folder()
-    return import_model(Path(cfg.inputs[0]), library, cfg)
+    return [import_model(Path(path), library, cfg) for path in cfg.inputs]

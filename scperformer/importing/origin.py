@@ -1,5 +1,6 @@
 """A model folder for a model of another tool: what it records about the file, and the checks of genes and labels."""
 
+import hashlib
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,6 @@ from scperformer.config import ModelsConfig
 from scperformer.genes import guess_species
 from scperformer.labels import PACKAGED_TERMS, UNKNOWN_TERM, LabelTree, find_terms
 from scperformer.model import ANNOTATOR, ENCODER, SavedModel
-
-NOT_STATED = "not stated"
 
 
 def foreign_model(
@@ -60,7 +59,8 @@ def foreign_model(
     ValueError
         A gene or label is there twice, or cannot be a name; the text says which.
     """
-    for what, names in (("gene", genes), ("label", labels)):
+    nodes = [] if tree is None else tree.nodes
+    for what, names in (("gene", genes), ("label", labels), ("node of the label tree", nodes)):
         if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"a {what} that {why}")
         if repeated := next((name for name, num in Counter(names).items() if num > 1), None):
@@ -68,7 +68,7 @@ def foreign_model(
     if len(labels) == 1:
         raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
-    facts = {"file": path.name, "sha256": sha256(path) if path.is_file() else "", "licence": NOT_STATED}
+    facts = {"file": path.name, "sha256": _checksum(path)}
     facts |= {name: value for name, value in origin.items() if value}
     species = cfg.species or guess_species(list(genes))
     provenance = {
@@ -77,7 +77,6 @@ def foreign_model(
         "num_cells": 0,
         "seed": 0,
         "species": species,
-        "licence": cfg.licence or facts["licence"],
         "imported": facts,
         "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
     }
@@ -89,6 +88,8 @@ def foreign_model(
         provenance["tissue"] = cfg.tissue
     if ontology is not None:
         provenance["ontology"] = ontology.version
+    if licence := cfg.licence or facts.get("licence"):
+        provenance["licence"] = licence
     return SavedModel(
         name=cfg.name or path.name.removesuffix(path.suffix),
         genes=list(genes),
@@ -102,3 +103,12 @@ def foreign_model(
         weights={f"model.{name}": array for name, array in weights.items()},
         tree=tree,
     )
+
+
+def _checksum(path: Path) -> str:
+    """Return the SHA-256 of a file; of a folder, that of the names and SHA-256s of its files."""
+    if path.is_file():
+        return sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    lines = "".join(f"{file.relative_to(path).as_posix()} {sha256(file)}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()

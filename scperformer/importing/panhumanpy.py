@@ -144,7 +144,9 @@ def _content(path: Path) -> tuple[Mapping[str, Any], dict[str, list[np.ndarray]]
             return described, _weights(Path(archive.extract(WEIGHTS, temporary)))
     except InputError as error:
         raise ValueError("damaged weights") from error
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RecursionError, json.JSONDecodeError) as error:
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError("a damaged archive") from error
+    except json.JSONDecodeError as error:
         raise ValueError("a damaged archive") from error
 
 

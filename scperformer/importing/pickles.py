@@ -11,6 +11,7 @@ file, or a small object. A memo has an entry for each number that occurs, not fo
 
 import math
 import pickletools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -296,7 +297,7 @@ def plain(value: Any, what: str) -> Any:
         data = _bytes(value.args[1], what)
         if kind is None or len(data) != kind.itemsize:
             raise ValueError(f"{what} whose bytes do not fit its type")
-        return np.frombuffer(data, dtype=kind)[0].item()
+        return _from_bytes(data, kind, what)[0].item()
     if not isinstance(value, PLAIN):
         raise ValueError(f"{what} that is neither text nor a number")
     return value
@@ -334,7 +335,17 @@ def array_of(value: Any, what: str) -> np.ndarray:
     data = _bytes(data, what)
     if len(data) != math.prod(shape) * kind.itemsize or order not in ("C", "F"):
         raise ValueError(f"{what} whose bytes do not fit its shape")
-    return np.frombuffer(data, dtype=kind).reshape(shape, order=order)
+    return _from_bytes(data, kind, what).reshape(shape, order=order)
+
+
+def _from_bytes(data: bytes, kind: np.dtype, what: str) -> np.ndarray:
+    """Return numbers or text; text has a code point in each four bytes, and Python fails on those that do not exist."""
+    if (
+        kind.kind == "U"
+        and (np.frombuffer(data, dtype=np.dtype("u4").newbyteorder(kind.byteorder)) > sys.maxunicode).any()
+    ):
+        raise ValueError(f"{what} with characters that do not exist")
+    return np.frombuffer(data, dtype=kind)
 
 
 def _of_objects(values: list[Any], shape: tuple[int, ...], order: Any, what: str) -> np.ndarray:

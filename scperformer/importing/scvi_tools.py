@@ -64,7 +64,10 @@ def is_scvi_tools(path: Path) -> bool:
     file = path / FILE if path.is_dir() else path
     if not is_torch_file(file):
         return False
-    with suppress(zipfile.BadZipFile, OSError, KeyError, NotImplementedError), zipfile.ZipFile(file) as archive:
+    with (
+        suppress(zipfile.BadZipFile, EOFError, OSError, KeyError, NotImplementedError, ValueError),
+        zipfile.ZipFile(file) as archive,
+    ):
         pickles = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
         return any(not entry.compress_type and SIGN in archive.read(entry) for entry in pickles)
     return path.is_dir() or path.name == FILE  # damaged

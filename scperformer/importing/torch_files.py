@@ -73,7 +73,7 @@ def read_torch(path: Path, others: Callable[[Global], bool] = lambda _: False) -
                 raise ValueError("another content than torch saves")
             content = unpickled(archive.read(names[0]), lambda found: _is_torch(found) or others(found))
             return _Tensors(archive, names[0].removesuffix("data.pkl")).within(content)
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, UnicodeDecodeError) as error:
         raise ValueError("a damaged archive") from error
 
 

@@ -89,7 +89,8 @@ class SavedModel:
             return []
         evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
         adapting = ["adapting to panels and depth"]
-        return (evidence if self.held_out is None else []) + ([] if self.has_reference_cells else adapting)
+        can_adapt = self.has_reference_cells or "adapted_from" in self.provenance
+        return (evidence if self.held_out is None else []) + ([] if can_adapt else adapting)
 
     @property
     def how_to_complete(self) -> str:

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import shlex
 import shutil
 import sys
@@ -43,12 +44,13 @@ from scperformer.cells import (
 )
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.files import BackedH5ad, default_output, open_cells, read_cells, reading
-from scperformer.fitting import Condition, adapting_pays, depth_share, find_condition, look_at
+from scperformer.fitting import adapting_pays, depth_share, find_condition, look_at
 from scperformer.genes import KIND_NAMES, guess_species, id_kind
 from scperformer.model import (
     ReferenceCells,
     SavedModel,
     load_reference_cells,
+    parts_of,
     read_model,
     require_annotator,
     resolve_model,
@@ -56,6 +58,7 @@ from scperformer.model import (
 from scperformer.prediction import require_not_annotated
 from scperformer.trust import FAR, MAX_UNKNOWN, foreign_text
 
+KnownCells = Sequence[tuple[SavedModel, ReferenceCells]]  # models with the cells that they keep
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 
 SPECIES = {"unknown": "species unknown", "other": "another species"}
@@ -92,7 +95,7 @@ def _check_expression(
     cells: AnnData | BackedH5ad,
     cfg: CheckConfig,
     model: SavedModel,
-    reference_cells: ReferenceCells | None,
+    known: KnownCells,
     path: str,
     result: Checked,
 ) -> None:
@@ -125,38 +128,48 @@ def _check_expression(
         return
     require_fit(cells, plan, model, predict, path)
     query = Query(path, rows, plan, gene_table(cells, findings.source), cfg)
-    condition = find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
-    adapts = False
-    if reference_cells is not None:
-        adapts = _check_condition(query, condition, model, reference_cells, result)
+    find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
+    found = [_compared(query.of_model(part) if model.studies else query, part, cells) for part, cells in known]
+    adapts = any(each["condition"]["adapts"] for each in found)
+    if found:  # of several studies, the nearest one shows how far the file is
+        nearest: Checked = min(found, key=_distance)
+        result |= nearest
+    if "shift" in result and (result["shift"]["kind"] == FAR or result["unlike_share"] > MAX_UNKNOWN):
+        text = foreign_text(result["unlike_share"], len(model.labels), model.tissue, findings.text)
+        result["notes"].append(text)
     if not adapts:  # an adapted model has no attention, so that cells may have any number of genes
         require_short(query, model)
     require_regular(cells, path)
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 
-def _check_condition(
-    query: Query, condition: Condition, model: SavedModel, reference_cells: ReferenceCells, result: Checked
-) -> bool:
-    """Add genes and depth of the cells, compared with the reference, and return whether `predict` adapts the model.
+def _compared(query: Query, model: SavedModel, reference_cells: ReferenceCells) -> Checked:
+    """Return genes and depth of the cells, compared with a reference, and whether `predict` adapts the model.
 
-    Also add the share of cells that are unlike the labels of the model, if it keeps held-out calls.
+    Also return the share of cells that are unlike the labels of the model, and how far the file is from the reference,
+    if the model keeps held-out calls.
     """
+    condition = find_condition(query)
     share = depth_share(reference_cells, condition)
     num_genes = int(condition.measured.sum())
     adapts = adapting_pays(query.plan.overlap.informative_share, share)
-    result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
+    result: Checked = {
+        "condition": {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
+    }
     if model.held_out is not None and query.rows.shape[0]:
         unlike, shift = look_at(query, reference_cells, condition, PredictConfig.false_alarms)
-        known = {
+        numbers = {
             name: None if isinstance(value, float) and value != value else value
             for name, value in shift.record().items()
         }
-        result |= {"unlike_share": unlike, "shift": known | {"text": shift.text}}
-        if shift.kind == FAR or unlike > MAX_UNKNOWN:
-            text = foreign_text(unlike, len(model.labels), model.tissue, query.plan.findings.text)
-            result["notes"].append(text)
-    return adapts
+        result |= {"unlike_share": unlike, "shift": numbers | {"text": shift.text}}
+    return result
+
+
+def _distance(compared: Checked) -> float:
+    """Return the novelty ratio of a file; infinite if it is not known."""
+    ratio = compared.get("shift", {}).get("novelty_ratio")
+    return math.inf if ratio is None else float(ratio)
 
 
 def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
@@ -178,9 +191,7 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
 
 
-def check(
-    source: str | AnnData, cfg: CheckConfig, model: SavedModel, reference_cells: ReferenceCells | None
-) -> Checked:
+def check(source: str | AnnData, cfg: CheckConfig, model: SavedModel, known: KnownCells) -> Checked:
     """Return the findings about a file or cells in memory, and the next command.
 
     A problem ends the check, so later findings are missing. Cells in memory have no next command.
@@ -189,8 +200,9 @@ def check(
     ----------
     cfg
         With `label_key`, the file is checked as a reference, which need not fit the model; else as cells to annotate.
-    reference_cells
-        Reference cells of the model, with which `predict` would adapt it; None: it cannot adapt.
+    known
+        The model, or each of its studies, with the reference cells with which `predict` would adapt it; those without
+        are left out.
     """
     path = source if isinstance(source, str) else IN_MEMORY
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
@@ -205,7 +217,7 @@ def check(
             _check_tables(cells, cfg, path, result)
             if output.exists():
                 result["notes"].append(f"{output} exists: {step} needs output=..., or overwrite=true to replace it")
-            _check_expression(cells, cfg, model, reference_cells, path, result)
+            _check_expression(cells, cfg, model, known, path, result)
         if isinstance(source, str) and not output.exists():
             require_absent(output, overwrite=False)  # refuses a folder that cannot be written
     except InputError as error:
@@ -347,12 +359,14 @@ def check_all(sources: Sequence[str | AnnData], cfg: CheckConfig, tell: Callable
     model_path, why = resolve_model(cfg.model_path)
     model = read_model(model_path)
     require_annotator(model, model_path)
-    reference_cells = load_reference_cells(model, model_path) if cfg.label_key is None else None
+    parts = parts_of(model, model_path) if cfg.label_key is None else []
+    kept = [(part, load_reference_cells(part, place)) for part, place in parts]
+    known = [(part, cells) for part, cells in kept if cells is not None]
     checks = Checks({"name": model.name, "path": str(model_path), "why": why}, [], "")
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
             shown.text = f"checking {Path(source).name if isinstance(source, str) else IN_MEMORY}"
-            result = check(source, cfg, model, reference_cells)
+            result = check(source, cfg, model, known)
             text = in_words(result, cfg, f"{model.name} ({why})")
             checks.files.append(result)
             checks.text += f"{text}\n"

@@ -362,6 +362,10 @@ def test_a_model_is_exported_under_the_name_and_with_the_facts_that_are_given(mo
 
 
 def test_an_entry_says_what_it_does_not_state(model, command):
+    info = json.loads((model / "bundle.json").read_text())
+    (model / "bundle.json").write_text(json.dumps(info | {"name": "model"}))
+    assert "add name=..., tissue=..., licence=..." in command("models", "export", model, "model.zip").err
+    (model / "bundle.json").write_text(json.dumps(info))
     ran = command("models", "export", model, "out.zip")
     assert "add tissue=..., licence=..." in ran.err
     assert command("models", "import", model, "url=https://x").code == 2

@@ -20,6 +20,7 @@ from scperformer.explanations.explain import delete_genes, rank_markers, run_exp
 from scperformer.explanations.page import (
     attention_per_label,
     deletion_text,
+    draw_heat_map,
     gene_tables,
     genes_per_label,
     marker_overlap,
@@ -59,6 +60,12 @@ def path(annotated, write):
 
 def names(folder):
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_the_heat_map_of_a_single_label_is_drawn(explained):
+    """scanpy leaves out the axis of the labels then."""
+    of_one = explained[explained.obs[f"{KEY}_label"] == LABELS["B cell"]].copy()
+    assert draw_heat_map(of_one, KEY).startswith(b"\x89PNG")
 
 
 def test_contributions_and_bias_are_the_logit_of_the_label(explained, annotated, model):

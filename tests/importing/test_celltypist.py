@@ -273,7 +273,7 @@ def test_a_model_says_where_it_is_from_and_what_it_cannot_do(cells, parts, tmp_p
     ran = command("predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1")
     assert ran.code == 0, ran.err
     assert "was imported from CellTypist without: calibrated confidence" in ran.err
-    assert "import it with reference=..." in ran.err
+    assert "import it with reference=FILE" in ran.err
     record = ad.read_h5ad("out.h5ad").uns["scperformer"]["model"]
     assert record["imported"]["sha256"] == sha256(path)
     assert "adapting to panels and depth" in list(record["lacks"])
@@ -373,6 +373,26 @@ def test_truncated_and_other_files_are_refused(parts, tmp_path, library):
     with pytest.raises(InputError, match="newer protocol 9"):
         imported(b"\x80\x09" + content[2:], tmp_path)
     assert not library.exists()
+
+
+def test_several_models_are_imported_at_once(parts, tmp_path, command, library):
+    for name in ("low", "high"):
+        (tmp_path / f"{name}.pkl").write_bytes(celltypist.pickled(parts))
+    ran = command("models", "import", tmp_path / "low.pkl", tmp_path / "high.pkl")
+    assert ran.code == 0, ran.err
+    assert {folder.name for folder in library.iterdir()} == {"low", "high"}
+    ran = command("models", "import", tmp_path / "low.pkl", tmp_path / "high.pkl", "name=x")
+    assert ran.code == 2
+
+
+def test_a_file_in_place_of_a_model_says_how_to_import_it(parts, cells, tmp_path, command):
+    (tmp_path / "low.pkl").write_bytes(celltypist.pickled(parts))
+    cells.write_h5ad(tmp_path / "sample.h5ad")
+    ran = command("predict", tmp_path / "sample.h5ad", f"model_path={tmp_path / 'low.pkl'}")
+    assert ran.code == 2
+    assert f"'scperformer models import {tmp_path / 'low.pkl'}' makes one" in ran.err
+    ran = command("predict", tmp_path / "sample.h5ad", "over_clustering=leiden")
+    assert "clusters" in ran.err
 
 
 def test_options_of_other_models(parts, tiny_model, tmp_path, command):

@@ -31,6 +31,7 @@ class Model:
     importance = None
     has_reference_cells = False
     reference_cells = None
+    studies = ()
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 

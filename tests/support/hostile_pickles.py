@@ -5,8 +5,9 @@
 
 import pickle
 import struct
+import tempfile
 
-CANARY = "/tmp/scperformer-canary"
+CANARY = f"{tempfile.gettempdir()}/scperformer-canary"
 COMMAND = f"touch {CANARY}"
 PYTHON = f"open({CANARY!r},'w')"
 
