@@ -42,7 +42,12 @@ onstart:
     mark_outdir()
 
 
+onsuccess:
+    tell_results()
+
+
 onerror:
+    tell_results()
     # The reason why a sample could not be annotated may go away without a change to any file: try it again next time.
     for reason in glob.glob(f"{glob.escape(OUT)}/samples/*/*.failed.json"):
         shutil.rmtree(os.path.dirname(reason))

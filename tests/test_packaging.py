@@ -63,7 +63,7 @@ def test_conda_recipe_asks_for_the_same_packages():
     listed = {need.name: need.specifier for need in map(Requirement, recipe["requirements"]["run"])}
     assert listed.pop("python") == PROJECT["requires-python"]
     assert listed == wanted
-    extras = [Requirement(need) for name in ("parquet", "clusters", "workflow") for need in extra(name)]
+    extras = [Requirement(need) for name in ("parquet", "workflow") for need in extra(name)]
     optional = {need.name: need.specifier for need in map(Requirement, recipe["requirements"]["run_constraints"])}
     assert optional == {CONDA.get(need.name, need.name): need.specifier for need in extras}
     scripts = [f"{name} = {place}" for name, place in PROJECT["scripts"].items()]

@@ -4,6 +4,8 @@
 ADAPTED = option("adapted_folder", f"{OUT}/adapted")
 DEVICE = "device=auto" if config["gpu"] else "device=cpu"  # a job without a GPU leaves those of its node alone
 KEEP_GOING = ["keep_going=true", "failed_ok=true", ADAPTED]
+if config["samples"] and any(described(name) for name in SAMPLES):
+    KEEP_GOING.append(option("sample_sheet", config["samples"]))
 
 
 rule predict:
@@ -21,6 +23,7 @@ rule predict:
             option("outputs", [f"{output}/{name}.h5ad" for name in samples_of(wildcards.job)]),
             *KEEP_GOING,
         ],
+        described=lambda wildcards: [described(name) for name in samples_of(wildcards.job)],
         device=DEVICE,
         overrides=OVERRIDES["predict"],
         config=resolved("predict"),
@@ -42,6 +45,7 @@ rule settle:
     conda: "envs/scperformer.yaml"
     params:
         made_of=lambda wildcards: [SAMPLES[wildcards.sample]["path"], MODEL],
+        described=lambda wildcards: described(wildcards.sample),
         files=lambda wildcards, input: either(f"{input.job}/{wildcards.sample}"),
         config=resolved("predict"),
     shell: "shopt -s nullglob; mkdir -p {output:q} && mv {params.files} {output:q}/ 2> {log:q}"
@@ -68,6 +72,7 @@ use rule predict as predict_share with:
         words=lambda wildcards, output: [
             *(f"share={wildcards.part}/{wildcards.parts}", option("output", f"{output}/calls"), *KEEP_GOING),
         ],
+        described=[],
 
 
 use rule predict as gather with:
@@ -84,4 +89,5 @@ use rule predict as gather with:
             option("shares", [f"{share}/calls" for share in input.shares]),
             *(option("output", f"{output}/{wildcards.sample}.h5ad"), *KEEP_GOING),
         ],
+        described=lambda wildcards: described(wildcards.sample),
     resources: gpu=0  # it only joins what the shares have called

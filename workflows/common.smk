@@ -77,6 +77,21 @@ def mark_outdir():
         json.dump({"made_by": "scperformer", "kind": "a workflow"}, file)
 
 
+def tell_results():
+    """Print how many samples are annotated, and which are not, with the reason; the logs of `deliver` keep it."""
+    reasons = {}
+    for name in SAMPLES:
+        failed = f"{SETTLED.format(sample=name)}/{name}.failed.json"
+        if os.path.exists(failed):
+            with open(failed, encoding="utf-8") as file:
+                reasons[name] = json.load(file)["error"]
+    num = sum(os.path.exists(ANNOTATED.format(sample=name)) for name in SAMPLES.keys() - reasons.keys())
+    failures = "; ".join(f"{name}, {reason}" for name, reason in list(reasons.items())[:5])
+    more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+    logs = f" (kept in {OUT}/logs/deliver/SAMPLE.log)" if reasons else ""
+    print(f"{num} annotated, {len(reasons)} failed" + (f": {failures}{more}{logs}" if reasons else ""), file=sys.stderr)
+
+
 def memory(wildcards, input, attempt):
     """Estimate the megabytes of a job that loads its compressed inputs; more after each failure."""
     return attempt * (2000 + 20 * sum(map(size_of, input)) // 10**6)

@@ -1,15 +1,13 @@
 """Check the configuration and the sample sheet; an error is printed in one line before any job starts."""
 
-import codecs
 import csv
-import io
 import os
 
 import h5py
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
+from scperformer.files.sheet import OWN_COLUMNS, path_in_sheet, read_sheet
 from snakemake.exceptions import WorkflowError
-from snakemake.logging import logger
 from snakemake.utils import validate
 
 
@@ -61,26 +59,6 @@ def size_of(path):
     return sum(os.path.getsize(os.path.join(place, name)) for place, _, names in os.walk(path) for name in names)
 
 
-def read_text(sheet):
-    """Read a sheet in UTF-8, or as Excel writes it: in UTF-16 as Unicode text, else in the encoding of Windows."""
-    with open(sheet, "rb") as file:
-        content = file.read()
-    try:
-        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            text = content.decode("utf-16")
-        else:
-            try:
-                text = content.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                text = content.decode("cp1252")
-                logger.warning(f"{sheet} is not in UTF-8: it is read as Windows-1252")
-    except UnicodeDecodeError as error:
-        stop(f"{sheet} in an unknown encoding ({error.reason})", "text in UTF-8", "save it as CSV UTF-8")
-    if "\0" in text:
-        stop(f"{sheet} with null characters", "text in UTF-8, or in UTF-16 with its mark", "save it as CSV UTF-8")
-    return text
-
-
 def columns_of(path):
     """Return the columns of a table, or of obs of an h5ad file; None for a file that the job which reads it refuses."""
     try:
@@ -105,15 +83,10 @@ def require_column(path, column, name):
 
 def read_samples(sheet):
     """Read the rows of the sample sheet by sample name; their paths are made relative to the working directory."""
-    folder = os.path.dirname(require(sheet, "the sample sheet named by samples="))
-    text = read_text(sheet)
-    delimiter = "\t"
-    if sheet.lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
-        header = text.partition("\n")[0]
-        delimiter = ";" if header.count(";") > header.count(",") else ","
-    table = csv.DictReader(io.StringIO(text, newline=""), restkey="(beyond the last column)", delimiter=delimiter)
-    rows = [{str(key).strip(): str(value).strip() for key, value in row.items() if value} for row in table]
-    rows = [filled for row in rows if (filled := {key: value for key, value in row.items() if value})]
+    try:
+        rows = read_sheet(require(sheet, "the sample sheet named by samples="))
+    except InputError as error:
+        raise WorkflowError(str(error)) from None
     check_schema({"samples": rows}, "schemas/samples.schema.yaml", sheet)
     samples = {}
     for row in rows:
@@ -121,11 +94,16 @@ def read_samples(sheet):
         if name in samples:
             stop(f"sample {name} twice in {sheet}", "every sample name once", "rename one of them")
         for column in {"path", "truth"} & row.keys():
-            path = os.path.normpath(os.path.join(folder, os.path.expanduser(row[column])))
+            path = path_in_sheet(sheet, row[column])
             check = require_sample if column == "path" else require_input
             row[column] = check(path, f"the {column} of sample {name} in {sheet}")
         samples[name] = row
     return samples
+
+
+def described(name):
+    """Return the columns of the sheet that describe a sample, such as its condition: they become columns of obs."""
+    return {column: value for column, value in SAMPLES[name].items() if column not in OWN_COLUMNS}
 
 
 def truth_column(samples):

@@ -1,5 +1,9 @@
-"""Plots of annotated cells, with scanpy where it offers them. Each returns a matplotlib figure and changes nothing."""
+"""Plots of annotated cells, with scanpy where it offers them. Each returns axes and changes no data.
 
+As in scanpy, `ax` are the axes to draw into, `save` is a file to write the figure into, and `show` shows it at once.
+"""
+
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -7,18 +11,24 @@ import numpy as np
 import pandas as pd
 import scanpy as sc
 from anndata import AnnData
-from matplotlib.figure import Figure
+from matplotlib import pyplot
+from matplotlib.axes import Axes
 
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
-from scperformer.explanations.page import dot_plot
-from scperformer.reports.umap import MIN_CELLS, umap_coordinates
+from scperformer.labels import NO_CALL
+from scperformer.reports.cell_map import AUTO, draw
+from scperformer.reports.expression import measured_genes
+from scperformer.reports.layout import MIN_CELLS
+from scperformer.reports.read_annotations import of_cells
+from scperformer.reports.tables import UNKNOWN_COLOUR
 
 if TYPE_CHECKING:
     from scperformer.explanations.explain import Explanation
     from scperformer.reports.evaluate import Evaluation
 
 MAX_CELLS = 20_000  # the largest number of cells in a UMAP that is computed here
+File = str | os.PathLike[str]
 
 
 def _column(adata: AnnData, name: str, key: str) -> str:
@@ -47,6 +57,19 @@ def _colours(column: pd.Series) -> dict[str, str]:
     return {category: colour_of(place) for place, category in enumerate(column.astype("category").cat.categories)}
 
 
+def _own_axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """Return the given axes, or those of a new figure of this size in inches."""
+    return ax if ax is not None else pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def _finish(axes: Axes, show: bool, save: File | None) -> None:
+    """Write the figure of some axes into a file, and show it, if that is wanted."""
+    if save is not None:
+        axes.get_figure(root=True).savefig(save, bbox_inches="tight")  # type: ignore[union-attr]
+    if show:
+        pyplot.show()
+
+
 def embedding(
     adata: AnnData,
     color: str | Sequence[str] = ("call", "confidence"),
@@ -55,7 +78,10 @@ def embedding(
     key_added: str = "scperformer",
     seed: int = 0,
     ncols: int = 2,
-) -> Figure:
+    ax: Axes | None = None,
+    show: bool = False,
+    save: File | None = None,
+) -> Axes | list[Axes]:
     """Draw annotated cells in two dimensions, with a panel for each colouring.
 
     Parameters
@@ -65,14 +91,20 @@ def embedding(
     color
         Columns of the annotation (call, label, confidence, novelty, ...), other columns of obs, or genes.
     basis
-        Entry of obsm to draw, such as "X_umap". None: a UMAP of the model's embedding as in the report, with at most
-        20,000 random cells.
+        Entry of obsm to draw, such as "X_pca". None: "X_umap" if the data have it, else a UMAP of their expression as
+        in the report, with at most 20,000 random cells.
     key_added
         Prefix of the annotation.
     seed
         Seed of the UMAP and of the random choice of cells.
     ncols
         Number of panels in a row.
+    ax
+        Axes to draw one colouring into.
+
+    Returns
+    -------
+    The axes; for several colourings a list of them, in their order.
 
     Raises
     ------
@@ -81,14 +113,15 @@ def embedding(
     """
     columns = [_column(adata, name, key_added) for name in ([color] if isinstance(color, str) else color)]
     rows = np.arange(adata.n_obs)
-    if basis is None and adata.n_obs > MAX_CELLS:
-        rows = np.sort(np.random.default_rng(seed).choice(adata.n_obs, MAX_CELLS, replace=False))
-    genes = [name for name in columns if name not in adata.obs]
     adata = adata.to_memory() if adata.isbacked else adata  # a view of a backed view is not possible
-    cells = adata[rows, genes].copy()  # the AnnData of the user stays as it is
+    coordinates = None
     if basis is None:
+        rows, coordinates = _map_of_report(adata, key_added, seed)
         basis = "X_umap"
-        cells.obsm[basis] = _umap(cells, key_added, seed)
+    genes = [name for name in columns if name not in adata.obs]
+    cells = adata[rows, genes].copy()  # the AnnData of the user stays as it is
+    if coordinates is not None:
+        cells.obsm[basis] = coordinates
     for name in columns:
         if name in cells.obs and isinstance(cells.obs[name].dtype, pd.CategoricalDtype):
             colour = _colours(cells.obs[name])
@@ -96,24 +129,37 @@ def embedding(
             cells.uns[f"{name}_colors"] = [colour[category] for category in cells.obs[name].cat.categories]
     limits = [(0, 1) if name == f"{key_added}_confidence" else (None, None) for name in columns]
     lowest, highest = (list(ends) for ends in zip(*limits, strict=True))
-    options = {"vmin": lowest, "vmax": highest, "ncols": ncols, "wspace": 0.5, "return_fig": True, "show": False}
-    return sc.pl.embedding(cells, basis.removeprefix("X_"), color=columns, **options)
+    options = {"vmin": lowest, "vmax": highest, "show": False}
+    options |= {"ncols": ncols, "wspace": 0.5} if ax is None else {"ax": ax}
+    drawn = sc.pl.embedding(cells, basis.removeprefix("X_"), color=columns, **options)
+    _finish(drawn[0] if isinstance(drawn, list) else drawn, show, save)
+    return drawn
 
 
-def _umap(cells: AnnData, key: str, seed: int) -> np.ndarray:
-    """Return the UMAP of the embeddings of annotated cells, N x 2."""
-    if f"X_{key}" not in cells.obsm:
-        raise InputError(f"no obsm['X_{key}'] in the data", "annotated cells", "call scperformer.annotate")
-    coordinates = umap_coordinates(np.asarray(cells.obsm[f"X_{key}"], dtype=np.float32), seed)
-    if coordinates is None:
+def _map_of_report(adata: AnnData, key: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and the coordinates of the cells on the map of the report, M and M x 2."""
+    sample = of_cells(adata, key, for_map=True)
+    genes = None if sample.umap is not None else measured_genes(sample)
+    measured = [] if genes is None else [genes]
+    nothing = pd.Index([], dtype=object)
+    drawn = draw([sample], measured, nothing, all_read=True, how=AUTO, max_cells=MAX_CELLS, seed=seed)
+    if drawn.layout is None:
         remedy = "choose more cells, or name an entry of obsm with basis=..."
-        expected = f"at least {MIN_CELLS} cells, not all with the same embedding"
-        raise InputError(f"{cells.n_obs} cells for a UMAP", expected, remedy)
-    return coordinates
+        raise InputError(f"{adata.n_obs} cells for a UMAP", f"at least {MIN_CELLS} cells that differ", remedy)
+    return drawn.chosen, drawn.layout.xy
 
 
-def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer") -> Figure:
-    """Draw the shares of the calls in each group of annotated cells as stacked bars.
+def composition(
+    adata: AnnData,
+    groupby: str,
+    color: str = "call",
+    *,
+    key_added: str = "scperformer",
+    ax: Axes | None = None,
+    show: bool = False,
+    save: File | None = None,
+) -> Axes:
+    """Draw the shares of the calls in each group of annotated cells as stacked bars; unknown cells are hatched.
 
     Parameters
     ----------
@@ -121,20 +167,33 @@ def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer")
         N annotated cells.
     groupby
         A column of obs, such as the sample or the donor.
+    color
+        The column whose values are counted: call, label, level1, ...
     key_added
         Prefix of the annotation.
     """
-    label, groups = (_column_of_obs(adata, name, key_added) for name in ("call", groupby))
+    label, groups = (_column_of_obs(adata, name, key_added) for name in (color, groupby))
     shares = pd.crosstab(adata.obs[groups], adata.obs[label], normalize="index")
-    figure = Figure(figsize=(8, 1 + 0.4 * len(shares)), layout="constrained")
-    axes = figure.subplots()
+    axes = _own_axes(ax, 8, 1 + 0.4 * len(shares))
     shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata.obs[label]))
     axes.set(xlabel="share of cells", ylabel=groupby, xlim=(0, 1))
+    for bars in axes.containers:
+        if bars.get_label() == NO_CALL:
+            for bar in bars:
+                bar.set(facecolor="white", edgecolor=UNKNOWN_COLOUR, hatch="////")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    return figure
+    _finish(axes, show, save)
+    return axes
 
 
-def confusion(evaluation: "Evaluation", *, normalize: bool = True) -> Figure:
+def confusion(
+    evaluation: "Evaluation",
+    *,
+    normalize: bool = True,
+    ax: Axes | None = None,
+    show: bool = False,
+    save: File | None = None,
+) -> Axes:
     """Draw the confusion matrix of an evaluation, with true labels as rows and predicted labels as columns.
 
     Parameters
@@ -148,17 +207,24 @@ def confusion(evaluation: "Evaluation", *, normalize: bool = True) -> Figure:
     table = table.loc[table.sum(axis=1) > 0, (table.sum(axis=0) > 0) | (table.sum(axis=1) > 0)]
     if normalize:
         table = table.div(table.sum(axis=1), axis=0)
-    figure = Figure(figsize=(2.5 + 0.4 * table.shape[1], 2 + 0.4 * table.shape[0]), layout="constrained")
-    axes = figure.subplots()
+    axes = _own_axes(ax, 2.5 + 0.4 * table.shape[1], 2 + 0.4 * table.shape[0])
     image = axes.imshow(table.to_numpy(), cmap="Blues", vmin=0)
     axes.set_xticks(range(table.shape[1]), table.columns, rotation=90)
     axes.set_yticks(range(table.shape[0]), table.index)
     axes.set(xlabel="predicted label", ylabel="true label")
-    figure.colorbar(image, label="share of the true label" if normalize else "cells")
-    return figure
+    axes.get_figure().colorbar(image, ax=axes, label="share of the true label" if normalize else "cells")  # type: ignore[union-attr]
+    _finish(axes, show, save)
+    return axes
 
 
-def markers(explanation: "Explanation", *, num_genes: int = 3) -> Figure:
+def markers(
+    explanation: "Explanation",
+    *,
+    num_genes: int = 3,
+    ax: Axes | None = None,
+    show: bool = False,
+    save: File | None = None,
+) -> Axes:
     """Draw a dot plot of the expression of the genes that contribute most to each label.
 
     Parameters
@@ -174,4 +240,7 @@ def markers(explanation: "Explanation", *, num_genes: int = 3) -> Figure:
     labels = [str(label) for label in cells.uns[key]["labels"]]
     order = zip(labels, means.columns, strict=True)
     genes = {label: means[column].nlargest(num_genes).index.tolist() for label, column in order}
-    return dot_plot(cells, key, genes)
+    options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
+    axes = sc.pl.dotplot(cells, genes, f"{key}_label", ax=ax, show=False, **options)["mainplot_ax"]
+    _finish(axes, show, save)
+    return axes

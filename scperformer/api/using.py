@@ -13,6 +13,7 @@ from anndata import AnnData
 from scperformer.api.keywords import File, Options, config_of, listed, loaded, path_of, paths_of, required_output, step
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
+from scperformer.base.progress import say
 from scperformer.config import CheckConfig, EvaluateConfig, ExplainConfig, PredictConfig, ReportConfig
 from scperformer.files import open_cells
 
@@ -109,6 +110,8 @@ def annotate(
 ) -> AnnData | Path | list[Path]:
     """Annotate cells: add labels, confidences and more to an AnnData in place, or write annotated copies of files.
 
+    For an AnnData, a paragraph is printed that says what was found, and whether the labels can be trusted.
+
     Parameters
     ----------
     cells
@@ -145,7 +148,7 @@ def annotate(
     if written := [name for name in ("output", "outputs", "output_dir") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
-    annotate_cells(cells, loaded(first, cfg), cfg)
+    say(annotate_cells(cells, loaded(first, cfg), cfg))
     return cells
 
 
@@ -303,6 +306,7 @@ class Page:
     """A page that was written; it can be used as a path."""
 
     path: Path
+    summary: str  # HTML of its first screen
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -311,7 +315,8 @@ class Page:
         return f"Page {self.path}"
 
     def _repr_html_(self) -> str:
-        return f'<a href="{escape(str(self.path))}" target="_blank">{escape(str(self.path))}</a>'
+        link = f'<a href="{escape(str(self.path))}" target="_blank">{escape(str(self.path))}</a>'
+        return f"{self.summary}<p>{link}</p>"
 
 
 @step("report")
@@ -351,13 +356,13 @@ def report(
     """
     from scperformer.reports.evaluate import Evaluation
     from scperformer.reports.read_annotations import of_cells
-    from scperformer.reports.report import run_report
+    from scperformer.reports.report import make_report
 
     made = evaluation if isinstance(evaluation, Evaluation) else None
     named = {"title": title, "key_added": key_added, "overwrite": overwrite, "output": output}
     named |= {"evaluation": None if made is not None else evaluation}
     cfg = config_of("report", options, inputs=paths_of(cells), **named)
     if not isinstance(cells, AnnData):
-        return Page(run_report(cfg, made))
+        return Page(*make_report(cfg, made))
     required_output(cfg, "a page to write")
-    return Page(run_report(cfg, made, of_cells(cells, cfg.key_added, embedding=True)))
+    return Page(*make_report(cfg, made, of_cells(cells, cfg.key_added, for_map=True)))

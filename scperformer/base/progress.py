@@ -6,7 +6,7 @@
             shown.update(len(cells))
 
 Blocks may be nested: the innermost is shown. A block without a total shows its elapsed time; in a log it stays silent
-for its first 10 seconds. A thread draws, so that progress is also shown during a single long call. Nothing is shown if
+for its first minute. A thread draws, so that progress is also shown during a single long call. Nothing is shown if
 the level of the logger "scperformer" is ERROR, as in all but the first process of a distributed training.
 """
 
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 SECONDS_BETWEEN_DRAWS = 0.5
 # The shortest time between two lines in a log; it grows to a tenth of the block's time so far.
 SECONDS_BETWEEN_LINES = 2.5
-SECONDS_WITHOUT_TOTAL = 10.0  # in place of it for a block without a total, whose line says little
+SECONDS_WITHOUT_TOTAL = 60.0  # in place of it for a block without a total, whose line says little
+SHARE_FOR_TIME_LEFT = 0.1  # done before the time left is told: the first steps say little about the others
 SHARE_BETWEEN_LINES = 0.1
 
 _open: list["Progress"] = []  # the open blocks, innermost last
@@ -41,6 +42,7 @@ class Progress:
         self.text = text
         self.unit = unit
         self.num_done = 0
+        self.first: tuple[float, int] | None = None  # time of the first update, and what was done then
         self.total = None if total == 1 else total  # a bar with one step would stay at 0
         self.start = time.monotonic()
         self.bar: Any = None  # tqdm's bar while it is shown
@@ -49,6 +51,8 @@ class Progress:
         """Add to the number of finished steps."""
         with _lock:  # batches may be done in several threads
             self.num_done += num
+            if self.first is None:
+                self.first = (time.monotonic(), self.num_done)
 
     def draw_bar(self) -> None:
         """Show or update the bar."""
@@ -75,8 +79,13 @@ class Progress:
         if not self.total:
             return f"{self._label}: {in_time(seconds)} so far"
         text = f"{self._label}: {self.num_done:,} of {self.total:,} {self.unit} in {in_time(seconds)}"
-        left = seconds * (self.total - self.num_done) / max(self.num_done, 1)
-        return text if self.num_done == 0 else f"{text}, about {in_time(left)} left"
+        # Compilation and reading come before the first step: the time left is that of the steps after it.
+        began, num_before = self.first or (time.monotonic(), self.num_done)
+        num_after = self.num_done - num_before
+        if num_after <= 0 or self.num_done < SHARE_FOR_TIME_LEFT * self.total:
+            return text
+        left = (time.monotonic() - began) * (self.total - self.num_done) / num_after
+        return f"{text}, about {in_time(left)} left"
 
     def hide(self) -> None:
         """Remove the bar."""

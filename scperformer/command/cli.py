@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -64,7 +65,8 @@ def import_function(module: str, name: str) -> Callable[[Any], object]:
 
 def _run(name: str, config: Any) -> None:
     """Call the function of a step with its configuration, with a sign of progress."""
-    with freed_memory(GIVEN_BACK), progress(f"scperformer {name}"):
+    shown = nullcontext() if name == "workflow" else progress(f"scperformer {name}")  # snakemake shows its own
+    with freed_memory(GIVEN_BACK), shown:
         import_function(STEPS[name][0], f"run_{name}")(config)
 
 

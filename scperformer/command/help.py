@@ -120,7 +120,7 @@ MAX_DEFAULT_LENGTH = 40  # characters
 
 def program_text() -> str:
     """Return the usage of the program, with one line for each step."""
-    steps = "\n".join("  {:<40}{}".format(*text.splitlines()) for text in HELP.values())
+    steps = "\n".join("  {:<40}{}".format(*text.replace(" | ", "|").splitlines()) for text in HELP.values())
     return PROGRAM.format(version=version("scperformer"), steps=steps)
 
 

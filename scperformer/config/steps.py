@@ -237,6 +237,11 @@ class PredictConfig(_ModelOptions):
     output: str | None = None  # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; null: beside each input
     outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
     output_dir: str | None = None  # a folder for all outputs, INPUT.annotated.FORMAT; null: beside each input
+    # with several files: the name of each of them, in their order; empty: by the name of the file, or for Cell Ranger's
+    # by the folder above `outs` or below `per_sample_outs`
+    sample_names: list[str] = field(default_factory=list)
+    # a sample sheet, a table with the column path; its further columns, such as condition, become columns of obs
+    sample_sheet: str | None = None
     output_format: str = choice("h5ad", "zarr", "csv", "tsv", "parquet")  # of INPUT.annotated.FORMAT, without `output`
     resume: bool = False  # continue an interrupted run, and keep its finished parts
     # annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code is 2
@@ -299,6 +304,13 @@ class PredictConfig(_ModelOptions):
             require(self.output is None, "output", self.output, "no output beside outputs")
             require(len(self.outputs) == num, "outputs", self.outputs, f"{num} outputs, one per input file")
         named = self.output is not None or bool(self.outputs)
+        if self.sample_names:
+            require(
+                len(self.sample_names) == num, "sample_names", self.sample_names, f"{num} names, one per input file"
+            )
+            require(not named, "sample_names", self.sample_names, "no output or outputs beside them, which have names")
+            is_name = all(name and "/" not in name for name in self.sample_names)
+            require(is_name, "sample_names", self.sample_names, "names without '/'")
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
         if self.other_models:
@@ -356,6 +368,14 @@ class ReportConfig(_FileOptions):
     output: str | None = None  # null: report.html beside the first input
     title: str = "Cell-type annotation"  # of the page
     max_cells: int = option(50000, (lambda num: num >= 10, "10 or more"))  # cells on the map; of more, a random sample
+    # what places cells on the map; auto: X_umap of a single file that has it, else a UMAP of the expression
+    layout: str = choice("auto", "X_umap", "expression", "probabilities")
+    sample_key: str | None = None  # obs column with the sample of each cell; null: each file is a sample
+    # obs columns, such as a condition, by which the samples are grouped and compared; empty: those of the sample sheet,
+    # else all that have one value in each sample
+    group_by: list[str] = field(default_factory=list)
+    # obs column with clusters; null: those of the annotation, of leiden or another usual name, else made for the page
+    cluster_key: str | None = None
     seed: int = option(0, SEED)  # seed of the map and of the choice of its cells
 
 

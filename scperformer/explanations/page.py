@@ -147,7 +147,7 @@ def dot_plot(explanation: AnnData, key: str, genes: dict[str, list[str]]) -> Fig
     """Draw the expression of genes, grouped by label, in the cells of each label."""
     import scanpy as sc  # takes seconds to import
 
-    options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression,\n0 to 1 per gene"}
+    options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
     plot = sc.pl.dotplot(explanation, genes, f"{key}_label", return_fig=True, **options)
     plot.make_figure()
     return plot.fig

@@ -3,7 +3,7 @@
 In reading order: `safety` (damaged and unsafe files are refused), `hdf5_guard` (HDF5 files on which libhdf5 hangs or
 crashes), `writing` (HDF5 files), `h5ad` (in memory or with matrices on disk), `tenx` (10x and loom), `mtx`
 (MatrixMarket), `tables` (text), `read` (the kind of an input, its cells and its checksum), `rows` (matrices that are
-read block by block).
+read block by block), `sheet` (what a sample sheet tells about samples).
 """
 
 from scperformer.files.h5ad import (
@@ -28,4 +28,5 @@ from scperformer.files.read import (
 )
 from scperformer.files.rows import Matrix, Rows
 from scperformer.files.safety import reading
+from scperformer.files.sheet import OWN_COLUMNS, described_samples, path_in_sheet, read_sheet
 from scperformer.files.writing import hdf5_to_write, write_anndata

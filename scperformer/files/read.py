@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 import anndata as ad
@@ -44,6 +45,10 @@ MIN_USER_BLOCK = 512  # bytes in front of the signature, if there are any
 RNA_MODALITIES = ("rna", "gex", "gene expression")  # in lower case
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
+# Names of matrices that Cell Ranger gives in each sample's folder.
+CELL_RANGER_NAMES = tuple(
+    f"{prefix}{kind}_feature_bc_matrix" for prefix in ("", "sample_") for kind in ("filtered", "raw")
+)
 FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
 UTF16 = "text in UTF-16", "convert it, for example 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"
 # Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
@@ -144,6 +149,12 @@ def _hdf5_kind(path: Path) -> str:
     if "assays" in parts:
         remedy = "it looks like h5Seurat: convert it with SeuratDisk::Convert(..., dest='h5ad')"
     raise InputError(found, SUPPORTED_KINDS, remedy)
+
+
+@lru_cache(maxsize=1024)
+def _kind_of_state(path: Path, state: tuple[int, int, int]) -> str:
+    """Return the kind of a file that has been looked at in this state: its size, time and inode."""
+    return require_readable(path)
 
 
 def require_readable(path: str | Path) -> str:
@@ -250,7 +261,10 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
     Parameters and errors are those of `read_cells`.
     """
     stored = None
-    if require_readable(path) == "h5ad":
+    path = Path(path)
+    # A report opens each file several times; to look for damage takes longer than to open it.
+    is_file = path.is_file()
+    if (_kind_of_state(path, fingerprint(path)[path]) if is_file else require_readable(path)) == "h5ad":
         with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
             stored = open_stored(path)
     if stored is None:
@@ -267,10 +281,24 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         yield stored
 
 
+def _sample_of_cell_ranger(path: Path) -> str:
+    """Return the sample of a matrix under one of Cell Ranger's names: the folder that tells it.
+
+    This is the folder below `per_sample_outs` (multi), else the one above `outs` (count, aggr), else the matrix's own.
+    """
+    folders = path.resolve().parent.parts
+    if "per_sample_outs" in folders[:-1]:
+        return folders[folders.index("per_sample_outs") + 1]
+    if "outs" in folders[1:]:
+        return folders[folders.index("outs", 1) - 1]
+    return folders[-1]
+
+
 def default_output(path: str | Path, ending: str) -> Path:
     """Return the default output of a step, in the folder of the input: the input's name with another `ending`.
 
-    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` all have the name `run1`.
+    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz`, `run1/matrix.mtx` and `run1/outs/filtered_feature_bc_matrix.h5` all
+    have the name `run1`.
     """
     path = Path(path)
     if path.name in ("", ".."):
@@ -280,7 +308,9 @@ def default_output(path: str | Path, ending: str) -> Path:
         name = name[:-3]
     suffix = next((suffix for suffix in INPUT_SUFFIXES if name.lower().endswith(suffix)), "")
     stem = name[: len(name) - len(suffix)]
-    if suffix == ".mtx":
+    if stem in CELL_RANGER_NAMES:
+        stem = _sample_of_cell_ranger(path)
+    elif suffix == ".mtx":
         stem = re.sub(r"[-_.]?matrix$", "", stem) or path.resolve().parent.name
     return path.parent / f"{stem or name or 'cells'}{ending}"
 

@@ -10,9 +10,9 @@ tables, without torch.
 from scperformer.labels.clusters import (
     AUTO_CLUSTERS,
     cluster_labels,
+    leiden_clusters,
     majority_labels,
     over_cluster,
-    require_igraph,
     resolution_of_celltypist,
 )
 from scperformer.labels.columns import NO_CALL, final_call, term_column, tree_columns, tree_record

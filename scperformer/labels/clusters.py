@@ -4,13 +4,10 @@ Votes in many small clusters are CellTypist's idea (Domínguez Conde et al. 2022
 """
 
 import warnings
-from importlib.util import find_spec
 
 import numpy as np
 import scipy.sparse as sp
 from anndata import AnnData
-
-from scperformer.base.errors import InputError
 
 AUTO_CLUSTERS = "auto"  # a value of the option `clusters`; all others are columns of obs
 NUM_NEIGHBOURS = 15
@@ -77,13 +74,7 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolu
         Connectivities of a neighbour graph, N x N.
     resolution
         Of Leiden: the higher, the more clusters.
-
-    Raises
-    ------
-    InputError
-        The package igraph is not installed.
     """
-    require_igraph()
     import scanpy  # takes seconds to import
 
     num_cells = len(embedding)
@@ -98,14 +89,16 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolu
             options = {"transformer": "sklearn", "random_state": SEED}
             scanpy.pp.neighbors(cells, n_neighbors=num_neighbours, use_rep="X", **options)
             graph = cells.obsp["connectivities"]
+    return leiden_clusters(graph, resolution)
+
+
+def leiden_clusters(graph: sp.spmatrix, resolution: float) -> np.ndarray:
+    """Return the number of each cell's cluster by the Leiden algorithm of scanpy, the largest cluster first."""
+    import scanpy
+
+    cells = AnnData(shape=(graph.shape[0], 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scanpy warns about future defaults
         options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
         scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)
-
-
-def require_igraph() -> None:
-    """Refuse to look for clusters if the package igraph is not installed."""
-    if find_spec("igraph") is None:
-        found = "clusters=auto or majority_voting without the package igraph"
-        remedy = "pip install igraph, or name a column of clusters"
-        raise InputError(found, "igraph, which has the Leiden algorithm", remedy)

@@ -4,9 +4,12 @@ import json
 import logging
 import os
 import platform
+import shlex
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
 from scperformer.fitting import Adapted, Calls, Read
+from scperformer.labels import NO_CALL
 from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model, own_probabilities
 from scperformer.prediction.columns import (
@@ -39,9 +43,12 @@ from scperformer.prediction.columns import (
 )
 from scperformer.prediction.constraints import constrained
 from scperformer.prediction.label_options import LabelOptions
-from scperformer.trust import tempered
+from scperformer.trust import expected_text, tempered
 
 log = logging.getLogger(__name__)
+
+MAX_COMMAND = 1000  # characters
+NUM_FIRST_CALLS = 5  # in a text
 
 
 @dataclass
@@ -65,6 +72,17 @@ class Annotation:
         ours = {f"{self.key}_{name}" for name in OBS_COLUMNS}
         return [name for name in map(str, names) if name in ours and name not in self.obs]
 
+    def describe(self, sample: dict[str, str], existing: Iterable[Any], path: str) -> None:
+        """Add columns about the sample as a whole, from a sample sheet; a column that the file has stays as it is."""
+        taken = set(map(str, existing))
+        kept = {column: value for column, value in sample.items() if column not in taken}
+        if left_out := [column for column in sample if column in taken]:
+            log.warning("%s has the columns %s: those of the sample sheet are left out", path, ", ".join(left_out))
+        texts = {column: pd.Categorical([value] * len(self.obs)) for column, value in kept.items()}
+        self.obs = self.obs.assign(**texts)
+        if sample:
+            self.record["sheet"] = np.array(list(sample), dtype=object)
+
     def summary(self) -> dict[str, Any]:
         """Return the model, the condition, the shift, the cells of each call and the warnings, as values for JSON."""
         condition = {
@@ -82,6 +100,23 @@ class Annotation:
             "calls": {str(call): int(num) for call, num in counts.items() if num},
             "warnings": list(self.record["warnings"]),
         }
+
+    @property
+    def text(self) -> str:
+        """A paragraph for a notebook: what was found, whether it can be trusted, and which column to use."""
+        model = self.record["model"]
+        tissue = f"{model['tissue']}, " if model["tissue"] else ""
+        shares = self.obs[f"{self.key}_call"].value_counts(normalize=True)
+        first = [f"{share:.0%} {call}" for call, share in shares.items() if call != NO_CALL][:NUM_FIRST_CALLS]
+        text = (
+            f"{len(self.obs):,} cells were annotated by the model {model['name']} ({tissue}{len(self.labels)} labels)"
+        )
+        text += f": {', '.join(first)}; {self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
+        if (shift := self.record.get("shift")) is not None:
+            ends = shift["expected_lowest"], shift["expected_highest"]
+            text += f"These cells are {shift['kind']}: {expected_text(*ends, shift['kind'])}. "
+        text += "".join(f"Warning: {warning} " for warning in self.record["warnings"])
+        return f"{text}The column to use is obs['{self.key}_call']."
 
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""
@@ -223,16 +258,22 @@ def without_slashes(labels: list[str]) -> list[str]:
 
 
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
-    """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
+    """Return the record of a run: when and how it was made, the model, its input, the shared genes and the software."""
     saved = model.saved
     provenance = saved.provenance
     findings = query.plan.findings
     overlap = query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
+    command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     origin: dict[str, Any] = {}
     if saved.imported:
         origin = {"imported": dict(saved.imported), "lacks": np.array(saved.lacks, dtype=object)}
     return {
+        "run": {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "host": platform.node(),
+            "command": shortened_command(command),
+        },
         "model": {
             "name": saved.name,
             "tissue": saved.tissue or "",
@@ -271,6 +312,14 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
         },
         "versions": packages | {"python": platform.python_version()},
     }
+
+
+def shortened_command(command: str) -> str:
+    """Return a command as it is recorded: with `~` for the user's home folder, and cut if it names very many files."""
+    home = os.path.expanduser("~")
+    text = command.replace(home, "~") if home not in ("", "/", "~") else command
+    text = os.fsencode(text).decode(errors="replace")
+    return text if len(text) <= MAX_COMMAND else f"{text[:MAX_COMMAND]} ..."
 
 
 def _portable_path(folder: Path) -> str:

@@ -380,15 +380,15 @@ class DropletColumns:
 
 @dataclass
 class ClusterColumns:
-    """With `clusters`: the label of each cell's cluster, and whether it differs from that of the cell.
+    """With `clusters`: the cluster of each cell, the label of the cluster, and whether it differs from the cell's.
 
     Unknown cells have no vote. Barcodes that cannot be cells have none either, and are not clustered: with
-    `clusters=auto` they keep their own label.
+    `clusters=auto` they keep their own label and have no cluster.
     """
 
-    names: ClassVar[tuple[str, ...]] = ("cluster_label", "cluster_disagrees")
+    names: ClassVar[tuple[str, ...]] = ("cluster", "cluster_label", "cluster_disagrees")
     option: str  # auto, or a column of obs
-    clusters: np.ndarray | None  # the number of each cell's cluster; None: they are looked for
+    clusters: pd.Categorical | None  # the cluster of each cell; None: they are looked for
     graph: spmatrix | None  # in which they are looked for; None: in the neighbour graph of the embedding
     droplets: Droplets | None
 
@@ -396,8 +396,9 @@ class ClusterColumns:
         """Make the columns from the labels and their confidences; log how many cells differ from their cluster."""
         is_cell = _is_cell(self.droplets, len(obs))
         if self.clusters is None:
-            clusters = np.full(len(obs), -1)
-            clusters[is_cell] = _find_clusters(read, self.graph, np.flatnonzero(is_cell))
+            numbers = np.full(len(obs), -1)
+            numbers[is_cell] = _find_clusters(read, self.graph, np.flatnonzero(is_cell))
+            clusters = pd.Categorical.from_codes(numbers, [str(number) for number in range(numbers.max() + 1)])
             how = f"Leiden on {'the embedding' if self.graph is None else 'the neighbour graph of the file'}"
         else:
             clusters = self.clusters
@@ -405,13 +406,15 @@ class ClusterColumns:
         labels = obs["label"].cat
         best = labels.codes.to_numpy(np.int64)
         voters = np.flatnonzero(is_cell & ~obs["unknown"].to_numpy())
-        majority = cluster_labels(clusters, best, obs["confidence"].to_numpy(), voters, len(labels.categories))
+        numbers = clusters.codes.astype(np.int64)
+        majority = cluster_labels(numbers, best, obs["confidence"].to_numpy(), voters, len(labels.categories))
         disagrees = majority != best
-        num_clusters = int(clusters.max()) + 1
+        num_clusters = int(clusters.codes.max()) + 1
         num_disagree = int(disagrees.sum())
         text = "clusters=%s: %d clusters (%s); %d cells (%.1f %%) have another label than their cluster"
         log.info(text, self.option, num_clusters, how, num_disagree, 100 * num_disagree / len(obs))
         columns = {
+            "cluster": clusters,
             "cluster_label": pd.Categorical.from_codes(majority, categories=labels.categories),
             "cluster_disagrees": disagrees,
         }
@@ -424,7 +427,7 @@ class MajorityColumns:
     """With `majority_voting`: CellTypist's majority voting among all cells of each small cluster."""
 
     names: ClassVar[tuple[str, ...]] = ("over_clustering", "majority_voting")
-    clusters: np.ndarray | None  # as for `ClusterColumns`
+    clusters: pd.Categorical | None  # as for `ClusterColumns`
     graph: spmatrix | None
     min_prop: float
     droplets: Droplets | None
@@ -433,8 +436,9 @@ class MajorityColumns:
         """Make the columns from the labels. Barcodes that cannot be cells have no cluster and no majority."""
         is_cell = _is_cell(self.droplets, len(obs))
         cells = np.flatnonzero(is_cell)
-        clusters = self.clusters
-        if clusters is None:
+        if self.clusters is not None:
+            clusters = self.clusters.codes.astype(np.int64)
+        else:
             clusters = np.zeros(len(obs), dtype=np.int64)
             clusters[is_cell] = _find_clusters(read, self.graph, cells, resolution_of_celltypist(len(cells)))
         labels = obs["label"].cat

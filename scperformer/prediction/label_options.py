@@ -23,7 +23,6 @@ from scperformer.labels import (
     find_terms,
     joined_by_terms,
     label_texts,
-    require_igraph,
 )
 from scperformer.model import SavedModel
 
@@ -38,7 +37,7 @@ class LabelOptions:
     tree: LabelTree | None
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
     shares: np.ndarray | None  # prior=em: the share of each label among the cells of the reference
-    clusters: np.ndarray | None  # the number of each cell's cluster, from a column of obs
+    clusters: pd.Categorical | None  # the cluster of each cell, from a column of obs
     graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
@@ -50,8 +49,7 @@ def find_label_options(
     Raises
     ------
     InputError
-        A label, a column or the ontology cannot be used; the model does not state the cells of each label; or igraph is
-        missing for `clusters=auto` or `majority_voting`.
+        A label, a column or the ontology cannot be used, or the model does not state the cells of each label.
     """
     terms, tree = _terms_and_tree(saved, cfg)
     allowed = allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels)
@@ -60,7 +58,6 @@ def find_label_options(
     graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         if cfg.clusters == AUTO_CLUSTERS or (cfg.majority_voting and cfg.clusters is None):
-            require_igraph()
             graph = _read_graph(cells)
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)
@@ -102,7 +99,7 @@ def _read_graph(cells: AnnData | BackedH5ad) -> sp.spmatrix | None:
     return graph
 
 
-def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarray:
+def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categorical:
     """Return the number of each cell's cluster, from 0, by a column of obs."""
     obs = cells.columns([key]) if isinstance(cells, BackedH5ad) else cells.obs
     remedy = f"set clusters=... to a column of clusters, or clusters={AUTO_CLUSTERS}"
@@ -114,4 +111,4 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarr
     if num := int(clusters.isna().sum()):
         found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"
         raise InputError(found, "a cluster for each cell", f"fill them in, or {remedy}")
-    return pd.factorize(clusters)[0]
+    return pd.Categorical(clusters)

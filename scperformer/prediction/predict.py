@@ -26,7 +26,15 @@ from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_regular
 from scperformer.config import PredictConfig
-from scperformer.files import BackedH5ad, default_output, fingerprint, open_cells, require_readable, require_unchanged
+from scperformer.files import (
+    BackedH5ad,
+    default_output,
+    described_samples,
+    fingerprint,
+    open_cells,
+    require_readable,
+    require_unchanged,
+)
 from scperformer.fitting import Adapted, Calls, adapt_model, call_block
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
@@ -41,8 +49,8 @@ log = logging.getLogger(__name__)
 # Options that change no call: they may differ when a run is resumed or its shares are joined. Parts hold probabilities,
 # scores and draws; flags, sets and names are made from these when all parts are finished.
 NOT_IN_IDENTITY = {
-    *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "failed_ok"),
-    "json",
+    *("inputs", "model_path", "output", "outputs", "sample_names", "sample_sheet", "output_format", "overwrite"),
+    *("resume", "keep_going", "failed_ok", "json"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     "other_models",
@@ -58,17 +66,19 @@ def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
         return [call_block(adapted, start, cfg, shown.update) for start in query.starts()]
 
 
-def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
-    """Add the annotation to an AnnData in memory; errors as `run_predict`."""
+def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
+    """Add the annotation to an AnnData in memory, and return a paragraph about it; errors as `run_predict`."""
     if cfg.other_models:
         models = [model, *map(load_model, cfg.other_models)]
         keys = keys_of(models, cfg.key_added)
         for key in keys if not cfg.overwrite else []:
             require_not_annotated(adata, key)
-        for each, key in zip(models, keys, strict=True):
+        texts = [
             annotate_cells(adata, each, replace(cfg, key_added=key, other_models=[]))
+            for each, key in zip(models, keys, strict=True)
+        ]
         record_in_memory(adata, models, keys)
-        return
+        return "\n".join(texts)
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
     _require_own_probabilities(model, cfg)
@@ -81,6 +91,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
         adata, adapted, options, cfg, read=lambda: blocks, num_called=adata.n_obs, seconds=seconds
     )
     annotation.write_into(adata)
+    return annotation.text
 
 
 def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:
@@ -113,6 +124,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     """
     cfg = _without_own_outputs(cfg)
     outputs = _outputs_of(cfg)
+    described = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, cfg.inputs)
     failures = _Failures(cfg)
     ready = []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all are checked before the first is annotated
@@ -126,7 +138,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     for each in models:
         _require_own_probabilities(each, cfg)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
-    written = _annotate_files(ready, models, cfg, failures)
+    written = _annotate_files(ready, models, cfg, failures, described)
     if cfg.json:
         failed = [{"file": path, "error": error} for path, error in failures.errors.items()]
         say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
@@ -158,11 +170,14 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
     ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
     named = cfg.outputs or ([cfg.output] if cfg.output else [])
     outputs = [Path(name) for name in named] or [default_output(path, ending) for path in cfg.inputs]
+    if cfg.sample_names:
+        outputs = [output.with_name(f"{name}{ending}") for output, name in zip(outputs, cfg.sample_names, strict=True)]
     if cfg.output_dir is not None:
         outputs = [Path(cfg.output_dir) / output.name for output in outputs]
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
-            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
+            remedy = "leave one of them out, or name them with sample_names=[...]"
+            raise InputError(f"two inputs give {output}", "one input per output", remedy)
     return outputs
 
 
@@ -218,9 +233,16 @@ def _failed_file(output: Path) -> Path:
 
 
 def _annotate_files(
-    files: list[tuple[str, Path]], models: list[Model], cfg: PredictConfig, failures: _Failures
+    files: list[tuple[str, Path]],
+    models: list[Model],
+    cfg: PredictConfig,
+    failures: _Failures,
+    described: dict[str, dict[str, str]],
 ) -> list[dict[str, Any]]:
-    """Annotate files, given as input and output, one after the other; return their summaries for `--json`."""
+    """Annotate files, given as input and output, one after the other; return their summaries for `--json`.
+
+    `described` has columns that all cells of a file get, with their values.
+    """
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
     summaries: list[dict[str, Any]] = []
     with progress("annotating", total=len(files), unit="files") as shown:
@@ -230,7 +252,7 @@ def _annotate_files(
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
                 annotate = _annotate_by_several if len(models) > 1 else _annotate_by_one
-                summaries.append(annotate(path, output, models, cfg))
+                summaries.append(annotate(path, output, models, cfg, described.get(path, {})))
                 log.info("written: %s", output)
                 _failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
@@ -239,11 +261,15 @@ def _annotate_files(
     return summaries
 
 
-def _annotate_by_one(path: str, output: Path, models: list[Model], cfg: PredictConfig) -> dict[str, Any]:
-    return _annotate_file(path, output, models[0], cfg)
+def _annotate_by_one(
+    path: str, output: Path, models: list[Model], cfg: PredictConfig, described: dict[str, str]
+) -> dict[str, Any]:
+    return _annotate_file(path, output, models[0], cfg, described)
 
 
-def _annotate_by_several(path: str, output: Path, models: list[Model], cfg: PredictConfig) -> dict[str, Any]:
+def _annotate_by_several(
+    path: str, output: Path, models: list[Model], cfg: PredictConfig, described: dict[str, str]
+) -> dict[str, Any]:
     """Annotate a file by one model after the other, and put all annotations into one copy of it."""
     keys = keys_of(models, cfg.key_added)
     if not cfg.overwrite:
@@ -255,7 +281,8 @@ def _annotate_by_several(path: str, output: Path, models: list[Model], cfg: Pred
         summary: dict[str, Any] = {}
         for model, key in zip(models, keys, strict=True):
             place = first if key == keys[0] else Path(folder) / "other.h5ad"
-            made = _annotate_file(path, place, model, replace(cfg, key_added=key, overwrite=True))
+            of_sample = described if place == first else {}
+            made = _annotate_file(path, place, model, replace(cfg, key_added=key, overwrite=True), of_sample)
             summary = summary or made
             if place != first:
                 add_annotation(first, place, key)
@@ -266,7 +293,9 @@ def _annotate_by_several(path: str, output: Path, models: list[Model], cfg: Pred
     return summary | {"output": str(output), "models": [model.saved.name for model in models]}
 
 
-def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
+def _annotate_file(
+    path: str, output: Path, model: Model, cfg: PredictConfig, described: dict[str, str]
+) -> dict[str, Any]:
     """Annotate a file, or call a share of its cells, one block at a time; return a summary for `--json`."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
@@ -290,6 +319,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 annotation = make_annotation(
                     cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
                 )
+                annotation.describe(described, cells.obs.columns, path)
                 scratch = parts.folder
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
                 summary = annotation.summary()

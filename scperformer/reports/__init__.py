@@ -1,7 +1,8 @@
 """Results for people: the check of files, scores against true labels, and one HTML page about annotated files.
 
-Files in reading order: check; read_annotations, evaluate; pages; report, with its parts tables, figures, expression and
-umap. The steps are not imported here but from their files, when they are needed.
+Files in reading order: check; read_annotations, evaluate; pages; report, with its parts tables, what_to_check, figures,
+expression, layout, cell_map, clusters and composition. The steps are not imported here but from their files, when they
+are needed.
 """
 
 from scperformer.reports.pages import render_page

@@ -195,6 +195,42 @@ def _profile_of(
     )
 
 
+def measured_genes(sample: Annotated) -> pd.Index | None:
+    """Return the names of the genes of a sample, each once; None, with a warning, if they cannot be read."""
+    try:
+        with open_expression(sample) as expression:
+            return expression.genes[~expression.genes.duplicated()]
+    except InputError as error:
+        log.warning("%s: no expression for the map: %s", sample.name, error)
+        return None
+
+
+def merged(profiles: Sequence[LabelProfile]) -> list[LabelProfile]:
+    """Add up the profiles of samples with the same genes; their cells have no quality any more.
+
+    200 samples need the memory of one.
+    """
+    sums: list[LabelProfile] = []
+    for profile in profiles:
+        same = next((place for place, other in enumerate(sums) if other.genes.equals(profile.genes)), None)
+        if same is None:
+            sums.append(replace(profile, quality=profile.quality.iloc[:0]))
+        else:
+            sums[same] = _sum(sums[same], profile)
+    return sums
+
+
+def _sum(first: LabelProfile, second: LabelProfile) -> LabelProfile:
+    """Add the sums of the second profile to those of the first, in place."""
+    for name in ("num_cells", "sums", "squares", "num_expressing", "num_explained"):
+        total = getattr(first, name)
+        total += getattr(second, name)
+    if first.contributions is None or second.contributions is None:
+        contributions = second.contributions if first.contributions is None else first.contributions
+        return replace(first, contributions=contributions)
+    return replace(first, contributions=first.contributions.add(second.contributions, fill_value=0))
+
+
 def _contributions(
     sample: Annotated,
     expression: Expression,
@@ -351,24 +387,52 @@ def _mean_contributions(profiles: Sequence[LabelProfile], genes: pd.Index) -> np
     return None if sums is None else sums / np.maximum(num_explained, 1)[:, None]
 
 
-def gene_values(sample: Annotated, genes: pd.Index, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
-    """Return the values of genes in the rows `cells` (ascending), cells x genes; NaN for genes without measurement.
+@dataclass(kw_only=True)
+class Values:
+    """Values of G genes in M cells, ln(1 + counts per 10,000)."""
 
-    None, with a warning, if the expression cannot be read.
+    x: sparse.csr_matrix  # M x G, 0 where a gene is not measured
+    measured: npt.NDArray[np.bool_]  # M x G is too large for many samples: a row for each sample, S x G
+    sample: npt.NDArray[np.int64]  # M, the number of the sample of each cell
+
+    def column(self, place: int) -> npt.NDArray[np.float32]:
+        """Return the values of one gene, M; NaN where it is not measured."""
+        values = self.x[:, [place]].toarray().ravel()
+        values[~self.measured[self.sample, place]] = np.nan
+        return values
+
+
+def gene_values(samples: Sequence[Annotated], genes: pd.Index, rows: Sequence[npt.NDArray[np.int64]]) -> Values:
+    """Return the values of genes in some cells of each sample, given by their ascending row numbers.
+
+    The genes of a sample whose expression cannot be read are not measured; a warning says so.
     """
-    try:
-        with open_expression(sample) as expression:
-            names = expression.genes
-            values = np.full((len(cells), len(genes)), np.nan, dtype=np.float32)
-            is_first = ~names.duplicated()
-            places = pd.Index(names[is_first]).get_indexer(genes)
-            columns = np.flatnonzero(is_first)[places[places >= 0]]
-            for start, stored in expression.rows.blocks():
-                first, last = np.searchsorted(cells, [start, start + stored.shape[0]])
-                if first < last:
-                    block = normalise(stored[cells[first:last] - start], expression.findings, TARGET_SUM)
-                    values[first:last, places >= 0] = block[:, columns].toarray()
-            return values
-    except InputError as error:
-        log.warning("%s: no expression for the map: %s", sample.name, error)
-        return None
+    pieces = []
+    measured = np.zeros((len(samples), len(genes)), dtype=bool)
+    for number, (sample, chosen) in enumerate(zip(samples, rows, strict=True)):
+        values = sparse.csr_matrix((len(chosen), len(genes)), dtype=np.float32)
+        try:
+            with open_expression(sample) as expression:
+                is_first = ~expression.genes.duplicated()
+                places = pd.Index(expression.genes[is_first]).get_indexer(genes)
+                measured[number] = places >= 0
+                columns = np.flatnonzero(is_first)[places[places >= 0]]
+                # From the measured genes of the file to all genes, where the others stay empty.
+                spread = sparse.csr_matrix(
+                    (np.ones(len(columns), np.float32), (np.arange(len(columns)), np.flatnonzero(places >= 0))),
+                    shape=(len(columns), len(genes)),
+                )
+                blocks = [values[:0]]
+                for start in range(0, len(sample.obs), expression.rows.block_cells):
+                    stop = min(start + expression.rows.block_cells, len(sample.obs))
+                    first, last = np.searchsorted(chosen, [start, stop])
+                    if first < last:
+                        stored = expression.rows.block(start, stop)[chosen[first:last] - start]
+                        block = normalise(sparse.csr_matrix(stored), expression.findings, TARGET_SUM)
+                        blocks.append(block[:, columns] @ spread)
+                values = sparse.vstack(blocks, "csr", dtype=np.float32)
+        except InputError as error:
+            log.warning("%s: no expression for the map: %s", sample.name, error)
+        pieces.append(values)
+    numbers = np.repeat(np.arange(len(samples)), [len(chosen) for chosen in rows])
+    return Values(x=sparse.vstack(pieces, "csr"), measured=measured, sample=numbers)

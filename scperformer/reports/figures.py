@@ -6,7 +6,8 @@ some HTML tags in texts.
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,13 @@ SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 LABELS_PER_SYMBOL = 10
 ROW = 26  # height of a row of a figure in pixels
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
+LEAST_DOUBT = 1e-4  # smaller values of 1 - confidence are drawn as this
+CONFIDENCE_TICKS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999)
+NUM_NOVELTY_BINS = 40
+COUNT_TICKS = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)  # of a logarithmic axis
+TALL = 25  # rows of a figure that is scrolled, whose axis is on top
+KNOWN = "#6C9BCF"  # cells within the limit of novelty
+NOVEL = "#D55E00"  # cells beyond it
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # ends of the lines, quartiles and median of a box
 
 
@@ -61,47 +69,22 @@ def stops(colours: Sequence[str]) -> list[list[Any]]:
     return [[place / (len(colours) - 1), colour] for place, colour in enumerate(colours)]
 
 
-def composition(
-    samples: Sequence[str], labels: Sequence[str], colours: Sequence[str], counts: npt.NDArray[np.int64]
+def _box(
+    values: Sequence[npt.NDArray[np.floating]],
+    names: Sequence[str],
+    colours: Sequence[str],
+    shown: Callable[[npt.NDArray[np.floating]], npt.NDArray[np.floating]] = lambda numbers: numbers,
 ) -> Figure:
-    """Return stacked bars of the shares of the labels in each sample; `counts` are samples x labels."""
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": plain(label),
-            "y": list(range(len(samples))),
-            "x": shares[:, place].tolist(),
-            "customdata": counts[:, place].tolist(),
-            "text": [plain(label)] * len(samples),
-            "textposition": "inside",
-            "insidetextanchor": "middle",
-            "textangle": 0,
-            "marker": {"color": colours[place], "line": {"color": "#fff", "width": 0.5}},
-            "hovertemplate": f"{plain(label)}<br>%{{customdata:,}} cells, %{{x:.1%}}<extra></extra>",
-        }
-        for place, label in enumerate(labels)
-    ]
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.2,
-        "showlegend": False,
-        "height": MARGIN + (ROW + 8) * len(samples),
-        "xaxis": {"range": [0, 1], "tickformat": ".0%", "fixedrange": True},
-        "yaxis": _rows(samples, fixedrange=True),
-        "uniformtext": {"mode": "hide", "minsize": 10},
-    }
-    return {"data": traces, "layout": layout, "name": "composition", "width": 340}
+    """Return a box for each group with values: its quartiles, with lines to the 5th and 95th percentile.
 
-
-def _box(values: Sequence[npt.NDArray[np.floating]], names: Sequence[str], colours: Sequence[str]) -> Figure:
-    """Return a box for each group with values: its quartiles, with lines to the 5th and 95th percentile."""
+    `shown` maps values to places on the axis, in the same order.
+    """
     filled = [place for place, group in enumerate(values) if len(group)]
-    low, first, middle, third, high = np.array([np.quantile(values[place], QUANTILES) for place in filled]).T.tolist()
+    numbers = np.array([np.quantile(values[place], QUANTILES) for place in filled])
+    low, first, middle, third, high = shown(numbers).T.tolist()
     hover = [
-        f"{plain(names[place])}<br>median {middle[i]:,.3g}, interquartile range {first[i]:,.3g} to {third[i]:,.3g}"
-        for i, place in enumerate(filled)
+        f"{plain(names[place])}<br>median {row[2]:,.3g}, interquartile range {row[1]:,.3g} to {row[3]:,.3g}"
+        for place, row in zip(filled, numbers.tolist(), strict=True)
     ]
     boxes = [
         {
@@ -126,16 +109,54 @@ def _box(values: Sequence[npt.NDArray[np.floating]], names: Sequence[str], colou
 
 
 def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str]) -> Figure:
-    """Return boxes of the confidence of the cells of each label."""
-    values = [cells.loc[cells["code"] == place, "confidence"].to_numpy() for place in range(len(labels))]
-    figure = _box(values, labels, colours)
+    """Return boxes of the confidence of the cells of each label, on the axis of -log10(1 - confidence).
+
+    Most confidences are close to 1, where boxes on an even axis would be lines.
+    """
+    values = [cells.loc[cells["code"] == place, "confidence"].to_numpy(float) for place in range(len(labels))]
+    figure = _box(values, labels, colours, lambda shares: -np.log10(np.maximum(1 - shares, LEAST_DOUBT)))
+    ticks = {"tickmode": "array", "tickvals": (-np.log10(1 - np.array(CONFIDENCE_TICKS))).tolist()}
+    ticks |= {"ticktext": [f"{share:g}" for share in CONFIDENCE_TICKS], "rangemode": "tozero"}
     layout = {
         "showlegend": False,
         "height": MARGIN + ROW * len(labels),
-        "xaxis": {"range": [0, 1.01], "title": _title("confidence"), "fixedrange": True},
+        "xaxis": {"title": _title("confidence"), "fixedrange": True, **ticks},
         "yaxis": _rows(labels, fixedrange=True),
     }
     return figure | {"layout": layout, "name": "confidence", "width": 340}
+
+
+def novelty(values: npt.NDArray[np.floating], limits: Sequence[float]) -> Figure:
+    """Return a histogram of the novelty of cells, with the limits above which they are flagged as unknown.
+
+    Cells like those of the reference fill all bins alike, which the dashed line shows.
+    """
+    edges = np.linspace(0, 1, NUM_NOVELTY_BINS + 1)
+    counts = np.histogram(values, edges)[0]
+    middles = (edges[1:] + edges[:-1]) / 2
+    lowest = min(limits, default=1.0)
+    bars = {
+        "type": "bar",
+        "x": middles.tolist(),
+        "y": counts.tolist(),
+        "marker": {"color": [NOVEL if middle > lowest else KNOWN for middle in middles]},
+        "customdata": [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)],
+        "hovertemplate": "novelty %{customdata}<br>%{y:,} cells<extra></extra>",
+    }
+    even = len(values) / NUM_NOVELTY_BINS
+    dashed = {"color": "#566270", "dash": "dash", "width": 1.5}
+    lines = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": even, "y1": even, "line": dashed}]
+    upright = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": NOVEL, "width": 2}}
+    lines += [upright | {"x0": limit, "x1": limit} for limit in limits]
+    layout = {
+        "height": 300,
+        "showlegend": False,
+        "bargap": 0.04,
+        "xaxis": {"range": [0, 1], "title": _title("novelty"), "fixedrange": True},
+        "yaxis": {"title": _title("cells"), "fixedrange": True, "automargin": True},
+        "shapes": lines,
+    }
+    return {"data": [bars], "layout": layout, "name": "novelty", "width": 320}
 
 
 def quality(tables: dict[str, pd.DataFrame], has_counts: bool) -> Figure:
@@ -150,14 +171,21 @@ def quality(tables: dict[str, pd.DataFrame], has_counts: bool) -> Figure:
     width = (1 + gap) / len(columns)
     for place, column in enumerate(columns):
         number = "" if place == 0 else str(place + 1)
+        is_share = column == "mitochondrial"
         values = [table[column].dropna().to_numpy(float) for table in tables.values()]
-        for trace in _box(values, names, [PALETTE[0]] * len(names))["data"]:
+        shown = (lambda shares: shares) if is_share else (lambda counts: np.log10(np.maximum(counts, 1)))
+        for trace in _box(values, names, [PALETTE[0]] * len(names), shown)["data"]:
             traces.append(trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"})
         domain = [place * width, place * width + width - gap]
-        share = {"tickformat": ".0%"} if column == "mitochondrial" else {"nticks": 5, "tickformat": "~s"}
-        axis = {"domain": domain, "anchor": f"y{number}", "title": _title(kinds[column]), "rangemode": "tozero"}
-        layout[f"xaxis{number}"] = axis | share | {"fixedrange": True}
+        scale: dict[str, Any] = {"tickformat": ".0%", "rangemode": "tozero"}
+        if not is_share:
+            ticks = [f"{tick // 1000}k" if tick >= 1000 else str(tick) for tick in COUNT_TICKS]
+            scale = {"tickmode": "array", "tickvals": np.log10(COUNT_TICKS).tolist(), "ticktext": ticks, "tickangle": 0}
+        axis = {"domain": domain, "anchor": f"y{number}", "title": _title(kinds[column])}
+        layout[f"xaxis{number}"] = axis | scale | {"fixedrange": True, "side": "top" if len(names) > TALL else "bottom"}
         layout[f"yaxis{number}"] = _rows(names, anchor=f"x{number}", fixedrange=True, showticklabels=place == 0)
+    if len(names) > TALL:
+        layout["margin"] = {"l": 10, "r": 16, "t": 50, "b": 12}
     return {"data": traces, "layout": layout, "name": "quality", "width": 760}
 
 
@@ -166,8 +194,8 @@ def dots(
 ) -> Figure:
     """Return a dot plot of genes by label.
 
-    The size is the share of the cells that express a gene, the colour its mean as a share of its highest mean. `means`
-    and `shares` are labels x genes.
+    The size is the share of the cells that express a gene, the colour its mean as a share of its highest mean among
+    these labels. `means` and `shares` are labels x genes.
     """
     y, x = np.indices(means.shape).reshape(2, -1)
     highest = np.nanmax(means, axis=0)
@@ -177,7 +205,7 @@ def dots(
         for i, j in zip(y.tolist(), x.tolist(), strict=True)
     ]
     scale = {"colorscale": stops(EXPRESSION_STOPS), "cmin": 0, "cmax": 1, "line": {"color": "#8793a0", "width": 0.5}}
-    title = _title("relative mean") | {"side": "right"}
+    title = _title("Mean expression<br>(scaled per gene)")
     bar = {"title": title, "thickness": 12, "len": 0.9, "tickformat": ".1f"}
     trace = {
         "type": "scatter",
@@ -233,16 +261,21 @@ def reliability(curves: dict[str, Any], least: int) -> Figure:
     return {"data": traces, "layout": layout, "name": "calibration", "width": 300}
 
 
-def confusion(true: Sequence[str], predicted: Sequence[str], counts: npt.NDArray[np.int64]) -> Figure:
-    """Return a heat map of the confusion matrix as shares of each true label; `counts` are true x predicted labels."""
-    shares = counts / counts.sum(axis=1, keepdims=True)
+def heat_map(
+    name: str, rows: Sequence[str], columns: Sequence[str], counts: npt.NDArray[np.int64], between: str = "called"
+) -> Figure:
+    """Return a heat map of counts of cells, rows x columns, as shares of each row.
+
+    `between` stands between the names of row and column in the text of an entry.
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     texts = []
     hover = []
-    for label, row_counts, row_shares in zip(true, counts.tolist(), shares.tolist(), strict=True):
+    for label, row_counts, row_shares in zip(rows, counts.tolist(), shares.tolist(), strict=True):
         pairs = list(zip(row_counts, row_shares, strict=True))
         texts.append(["" if num == 0 else "<1" if share < 0.005 else f"{100 * share:.0f}" for num, share in pairs])
         lines = [f"{num:,} cell{'' if num == 1 else 's'}, {share:.1%} of the row" for num, share in pairs]
-        heads = [f"{plain(label)} called {plain(name)}" for name in predicted]
+        heads = [f"{plain(label)} {between} {plain(column)}" for column in columns]
         hover.append([f"{head}<br>{line}" for head, line in zip(heads, lines, strict=True)])
     # White for 0, and a light grey from 0.1% on.
     colours = [[0, "#FFFFFF"], [0.001, "#EDF1F6"], *([0.001 + 0.999 * x, c] for x, c in stops(EXPRESSION_STOPS)[1:])]
@@ -261,9 +294,9 @@ def confusion(true: Sequence[str], predicted: Sequence[str], counts: npt.NDArray
         "xgap": 1,
         "ygap": 1,
     }
-    columns = _rows(predicted, range=[-0.5, len(predicted) - 0.5], tickangle=-45, side="bottom")
-    layout = {"height": 150 + ROW * len(true), "xaxis": columns, "yaxis": _rows(true)}
-    return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(predicted)}
+    ticks = _rows(columns, range=[-0.5, len(columns) - 0.5], tickangle=-45, side="bottom")
+    layout = {"height": 150 + ROW * len(rows), "xaxis": ticks, "yaxis": _rows(rows)}
+    return {"data": [trace], "layout": layout, "name": name, "width": 260 + 34 * len(columns)}
 
 
 def packed(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
@@ -276,13 +309,16 @@ def codes(values: npt.NDArray[np.integer], num: int) -> dict[str, str]:
     return packed(values, "u1" if num < 255 else "u2")
 
 
-def shares(values: npt.NDArray[np.floating]) -> dict[str, str]:
-    """Pack numbers from 0 to 1 in steps of 1 / 65,534; NaN becomes 65,535."""
-    return packed(np.where(np.isnan(values), 65535, np.nan_to_num(np.clip(values, 0, 1)) * 65534).round(), "u2")
+def numbers(values: npt.NDArray[np.floating]) -> dict[str, Any]:
+    """Pack numbers in 65,534 steps from the lowest to the highest; NaN becomes 65,535."""
+    low = float(np.nanmin(values[np.isfinite(values)]))
+    high = float(np.nanmax(values[np.isfinite(values)]))
+    steps = np.nan_to_num((values - low) * (65534 / (high - low) if high > low else 0), posinf=65535, neginf=65535)
+    return {"low": low, "high": high, **packed(np.where(np.isfinite(values), steps, 65535).round(), "u2")}
 
 
 def expression_levels(values: npt.NDArray[np.floating]) -> dict[str, Any]:
     """Pack the values of a gene in 254 steps from 0 to the highest value; NaN (not measured) becomes 255."""
     highest = float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
     steps = np.nan_to_num(values) * (254 / highest if highest > 0 else 0)
-    return {"highest": highest, **packed(np.where(np.isnan(values), 255, steps).round(), "u1")}
+    return {"low": 0.0, "high": highest, **packed(np.where(np.isnan(values), 255, steps).round(), "u1")}

@@ -26,7 +26,7 @@ from scperformer.prediction import REQUIRED_COLUMNS
 log = logging.getLogger(__name__)
 
 MAX_REASON = 5000  # characters
-MIN_PROBABILITY = 1e-3  # smaller probabilities are noise, which logarithms would enlarge
+UMAP = "X_umap"  # entry of obsm in which scanpy keeps a UMAP
 SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
 
@@ -38,7 +38,7 @@ class Annotated:
     path: Path
     key: str  # prefix of the annotation
     obs: pd.DataFrame  # N rows, all columns of obs
-    embedding: npt.NDArray[np.float32] | None  # N x dim; None unless requested
+    umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"] of the file; None without, or unless requested
     facts: dict[str, Any]  # uns[key]: model, condition, input, genes, baseline, versions
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
 
@@ -158,22 +158,25 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
     raise InputError(f"{repeated} is given twice", "each file once", "remove the repeated file")
 
 
-def of_cells(adata: AnnData, key: str, name: str = "cells", embedding: bool = False) -> Annotated:
-    """Return the annotation of cells in memory; `embedding` requires an embedding and probabilities."""
+def of_cells(adata: AnnData, key: str, name: str = "cells", for_map: bool = False) -> Annotated:
+    """Return the annotation of cells in memory; `for_map` requires probabilities."""
     required = [("obs", f"{key}_{column}") for column in REQUIRED_COLUMNS] + [("uns", key)]
-    if embedding:
-        required += [("obsm", f"X_{key}"), ("obsm", f"{key}_proba")]
+    if for_map:
+        required += [("obsm", f"{key}_proba")]
     for place, entry in required:
         if entry not in getattr(adata, place):
             missing = f"no obs column '{entry}'" if place == "obs" else f"no {place}['{entry}']"
             raise InputError(f"{missing} in the data", "annotated cells", "call scperformer.annotate first")
-    values = _as_float32(adata.obsm.get(f"X_{key}"))
-    facts = adata.uns[key]
-    return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, embedding=values, facts=facts, cells=adata)
+    umap = _coordinates(adata.obsm.get(UMAP))
+    return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, umap=umap, facts=adata.uns[key], cells=adata)
 
 
-def _as_float32(embedding: Any) -> npt.NDArray[np.float32] | None:
-    return None if embedding is None else np.asarray(embedding, dtype=np.float32)
+def _coordinates(stored: Any) -> npt.NDArray[np.float32] | None:
+    """Return stored coordinates of a map as float32, N x 2; None if they are not finite numbers of this shape."""
+    if stored is None or getattr(stored, "ndim", 0) != 2 or stored.shape[1] != 2:
+        return None
+    xy = np.asarray(stored, dtype=np.float32)
+    return xy if np.isfinite(xy).all() else None
 
 
 def find_model(facts: dict[str, Any]) -> Path | None:
@@ -199,18 +202,19 @@ class Failed:
     reason: str
 
 
-def _read(path: Path, name: str, key: str, embedding: bool) -> Annotated:
-    """Read the annotation of a file, with its embedding if requested."""
+def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
+    """Read the annotation of a file, with its UMAP if requested."""
     require_h5ad(path)
     with reading(path), open_hdf5(path) as file:
         obs = read_elem(file["obs"])
         facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
-        coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
+        has_proba = f"obsm/{key}_proba" in file
+        umap = read_elem(file[f"obsm/{UMAP}"]) if for_map and f"obsm/{UMAP}" in file else None
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
     required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
     missing = [f"obs column '{column}'" for column in required if column not in columns]
-    if embedding and coordinates is None:
-        missing.append(f"obsm['X_{key}']")
+    if for_map and not has_proba:
+        missing.append(f"obsm['{key}_proba']")
     if missing or facts is None:
         missing.append(f"uns['{key}']")
         suffix = "_unknown"  # a column that is rarely there for other reasons
@@ -220,7 +224,7 @@ def _read(path: Path, name: str, key: str, embedding: bool) -> Annotated:
         if other_key is not None:
             remedy = f"add key_added={other_key}, the key of the annotation in this file"
         raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
-    return Annotated(name=name, path=path, key=key, obs=obs, embedding=_as_float32(coordinates), facts=facts)
+    return Annotated(name=name, path=path, key=key, obs=obs, umap=_coordinates(umap), facts=facts)
 
 
 def _require_one_model(samples: Sequence[Annotated]) -> None:
@@ -234,7 +238,7 @@ def _require_one_model(samples: Sequence[Annotated]) -> None:
 
 
 def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
-    """Read the annotations with the prefix `key` from h5ad files, without embeddings.
+    """Read the annotations with the prefix `key` from h5ad files, without their UMAP.
 
     Raises
     ------
@@ -266,10 +270,7 @@ def _reason_of(path: Path, error: InputError) -> str:
 
 
 def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[Failed]]:
-    """Read annotations with their embeddings, in the natural order of the sample names.
-
-    Embeddings by models that were adapted to different conditions are not comparable, so the logarithms of the
-    probabilities replace them.
+    """Read annotations with the UMAP of their files, in the natural order of the sample names.
 
     Returns
     -------
@@ -299,8 +300,4 @@ def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[
     for left_out in failed:
         log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
     _require_one_model(samples)
-    if len({sample.adapted for sample in samples}) > 1:
-        for sample in samples:
-            proba = sample.probabilities(np.arange(len(sample.obs)))
-            sample.embedding = np.log(np.maximum(proba, MIN_PROBABILITY))
     return samples, failed

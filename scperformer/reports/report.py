@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,23 @@ from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.pictures import MIN_BIN_CALLS
 from scperformer.config import ReportConfig
-from scperformer.labels import NO_CALL, label_texts
+from scperformer.labels import NO_CALL
 from scperformer.model import branch_names, encoder_is_silent
-from scperformer.reports import expression, figures, tables
+from scperformer.reports import cell_map, clusters, composition, expression, figures, layout, tables, what_to_check
 from scperformer.reports.evaluate import Evaluation, read_evaluation
 from scperformer.reports.pages import TEMPLATES, render_page
 from scperformer.reports.read_annotations import Annotated, Failed, read_samples
-from scperformer.reports.umap import MIN_CELLS, umap_coordinates
 
 log = logging.getLogger(__name__)
 
-MAX_CATEGORIES = 60  # a column with more values cannot colour the map
-FLAGS = {"unknown": "Unknown", "doublet": "Likely doublet", "low_quality": "Low quality"}  # columns, and their titles
+MANY_CELLS = 50_000  # of more cells, the map first shows hexagons
 
 
 @dataclass(kw_only=True)
 class Content:
     """What a page is about: samples, their cells, and the expression of these cells."""
 
+    cfg: ReportConfig
     samples: Sequence[Annotated]
     failed: Sequence[Failed]
     evaluation: Evaluation | None
@@ -48,6 +46,9 @@ class Content:
     summaries: list[dict[str, Any]]  # a summary per sample, from `tables.summarise`
     genes: expression.GeneTable | None
     quality: dict[str, pd.DataFrame]  # quality of the cells, for each sample whose expression could be read
+    composition: dict[str, Any]  # from `composition.composition_data`
+    drawn: cell_map.Drawn
+    clusters: clusters.Clusters | None
 
     @property
     def used_names(self) -> list[str]:
@@ -55,26 +56,61 @@ class Content:
         return [label.name for label in self.labels[: self.num_used]]
 
     @cached_property
-    def shown_genes(self) -> npt.NDArray[np.int64]:
-        """Columns of `genes` in the dot plot and on the map."""
-        return np.array([], dtype=np.int64) if self.genes is None else self.genes.shown(range(self.num_used))
+    def known(self) -> list[int]:
+        """Places of the labels with cells, without unknown."""
+        return [place for place in range(self.num_used) if self.labels[place].name != NO_CALL]
+
+    @property
+    def final(self) -> npt.NDArray[np.object_]:
+        """The calls of the cells on the map."""
+        names = np.array([label.name for label in self.labels], dtype=object)
+        return names[self.cells["code"].to_numpy()[self.drawn.chosen]]
+
+    @property
+    def num_drawn(self) -> int:
+        """The number of cells on the map; 0 without a map."""
+        return 0 if self.drawn.layout is None else len(self.drawn.chosen)
 
 
-def read_content(samples: Sequence[Annotated], failed: Sequence[Failed], evaluation: Evaluation | None) -> Content:
-    """Summarise annotated samples, and read their expression."""
+def read_content(
+    samples: Sequence[Annotated], failed: Sequence[Failed], evaluation: Evaluation | None, cfg: ReportConfig
+) -> Content:
+    """Summarise annotated samples, read their expression, and place their cells on the map."""
     labels = tables.order_labels(samples, evaluation)
     cells = tables.all_cells(samples, labels)
     num_used = cells["code"].nunique()
+    of_cell = composition.sample_of_cells(samples, cells, cfg.sample_key)
+    groups = composition.group_columns(samples, of_cell, list(dict.fromkeys(of_cell.tolist())), cfg.group_by)
     model = expression.model_of(samples)
     plans: expression.Plans = {}
-    profiles = {}
+    profiles: list[expression.LabelProfile] = []
+    quality = {}
     for number, sample in enumerate(samples, start=1):
         log.info("reading the expression of %s (%d of %d)", sample.name, number, len(samples))
         codes = cells.loc[cells["sample"] == sample.name, "code"].to_numpy()
         profile = expression.read_profile(sample, codes, len(labels), model, plans)
         if profile is not None:
-            profiles[sample.name] = profile
+            quality[sample.name] = profile.quality
+            profiles = expression.merged([*profiles, profile])
+    known = [place for place in range(num_used) if labels[place].name != NO_CALL]
+    genes = expression.combine(profiles, known)
+    shown = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
+    drawn = cell_map.draw(
+        samples,
+        [profile.genes for profile in profiles],
+        shown,
+        all_read=len(quality) == len(samples),
+        how=cfg.layout,
+        max_cells=cfg.max_cells,
+        seed=cfg.seed,
+    )
+    found = clusters.find_clusters(samples, drawn, cfg.cluster_key)
+    if found is not None and drawn.layout is not None:
+        in_cells = np.full(len(cells), "", dtype=object)
+        in_cells[drawn.chosen] = np.array(found.names, dtype=object)[found.codes]
+        cells["cluster"] = in_cells
     return Content(
+        cfg=cfg,
         samples=samples,
         failed=failed,
         evaluation=evaluation,
@@ -82,110 +118,44 @@ def read_content(samples: Sequence[Annotated], failed: Sequence[Failed], evaluat
         num_used=num_used,
         cells=cells,
         summaries=[tables.summarise(sample, cells, labels) for sample in samples],
-        genes=expression.combine(list(profiles.values()), range(num_used)),
-        quality={name: profile.quality for name, profile in profiles.items()},
+        genes=genes,
+        quality=quality,
+        composition=composition.composition_data(samples, cells, labels, of_cell, groups),
+        drawn=drawn,
+        clusters=found,
     )
 
 
-def cell_map(content: Content, *, max_cells: int, seed: int) -> dict[str, Any] | None:
-    """Return the UMAP and the properties of at most `max_cells` random cells of all samples; None without a UMAP."""
-    samples = content.samples
-    embeddings = [sample.embedding for sample in samples if sample.embedding is not None]
-    assert len(embeddings) == len(samples), "samples are read with their embeddings"
-    num_cells = len(content.cells)
-    chosen = np.arange(num_cells)
-    if num_cells > max_cells:
-        chosen = np.sort(np.random.default_rng(seed).choice(num_cells, max_cells, replace=False))
-    log.info("placing %s cells on the map", f"{len(chosen):,}")
-    xy = umap_coordinates(np.concatenate(embeddings)[chosen], seed)
-    if xy is None:
+def _map(content: Content) -> dict[str, Any] | None:
+    """Return the map as plain data; None without a map."""
+    if content.drawn.layout is None:
         return None
-    low = xy.min(axis=0)
-    span = np.maximum(np.ptp(xy, axis=0), 1e-6)
-    cells = content.cells.iloc[chosen]
-    ends = np.cumsum([0, *(len(sample.obs) for sample in samples)])
-    rows = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(ends)]  # in each sample
-    names = [sample.obs.index.astype(str)[drawn] for sample, drawn in zip(samples, rows, strict=True)]
-    sample_codes = pd.Index([sample.name for sample in samples]).get_indexer(cells["sample"])
-    return {
-        "span": span.tolist(),
-        "x": figures.packed((xy[:, 0] - low[0]) / span[0] * 65535, "u2"),
-        "y": figures.packed((xy[:, 1] - low[1]) / span[1] * 65535, "u2"),
-        "cells": np.concatenate(names).tolist(),
-        "sample": figures.codes(sample_codes, len(samples)),
-        "label": figures.codes(cells["code"].to_numpy(), len(content.labels)),
-        "confidence": figures.shares(cells["confidence"].to_numpy()),
-        "categories": _categories(content, chosen),
-        "genes": _genes_on_map(content, rows),
-    }
-
-
-def _categories(content: Content, chosen: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Return further columns that can colour the map, for the cells in the rows `chosen`.
-
-    Each has a name, values (None: the labels of the page), and the code of each cell.
-    """
     samples = content.samples
-    categories: list[dict[str, Any]] = []
-    for column, title in FLAGS.items():
-        flags = [flag for sample in samples if (flag := sample.flag(column)) is not None]
-        if len(flags) == len(samples):
-            codes = figures.codes(np.concatenate(flags)[chosen].astype(np.uint8), 2)
-            categories.append({"name": title, "values": ["no", "yes"], "codes": codes})
-
-    names = pd.Index([label.name for label in content.labels])
-    if "cluster_label" in content.cells:
-        codes = figures.codes(names.get_indexer(content.cells["cluster_label"].iloc[chosen]), len(names))
-        categories.append({"name": "Cluster label", "values": None, "codes": codes})
-
-    cluster_keys = {str(sample.facts.get("clusters", {}).get("key", "")) for sample in samples}
-    keys = {
-        "Cluster": cluster_keys.pop() if len(cluster_keys) == 1 else "",
-        "True label": "" if content.evaluation is None else str(content.evaluation.metrics["truth_key"]),
-    }
-    for title, key in keys.items():
-        if not key or any(key not in sample.obs for sample in samples):
-            continue
-        texts = np.concatenate([label_texts(sample.obs[key]).fillna("nan") for sample in samples])[chosen]
-        numbers, values = pd.factorize(texts, sort=True)
-        if title == "True label" and set(values) <= set(names):
-            codes = figures.codes(names.get_indexer(texts), len(names))
-            categories.append({"name": title, "values": None, "codes": codes})
-        elif len(values) <= MAX_CATEGORIES:
-            codes = figures.codes(numbers, len(values))
-            categories.append({"name": title, "values": values.tolist(), "codes": codes})
-    return categories
-
-
-def _genes_on_map(content: Content, rows: Sequence[npt.NDArray[np.int64]]) -> list[dict[str, Any]]:
-    """Return name and expression of the genes that can colour the map; `rows` are the cells of each sample on it."""
-    if content.genes is None or not len(content.shown_genes):
-        return []
-    genes = content.genes.genes[content.shown_genes]
-    log.info("reading %d genes of the cells on the map", len(genes))
-    ends = np.cumsum([0, *map(len, rows)])
-    values = np.full((ends[-1], len(genes)), np.nan, dtype=np.float32)
-    for sample, drawn, start in zip(content.samples, rows, ends, strict=False):
-        if (sample_values := expression.gene_values(sample, genes, drawn)) is not None:
-            values[start : start + len(drawn)] = sample_values
-    return [{"name": str(gene), **figures.expression_levels(values[:, column])} for column, gene in enumerate(genes)]
+    truth_key = None if content.evaluation is None else str(content.evaluation.metrics["truth_key"])
+    names = [label.name for label in content.labels]
+    columns = cell_map.map_columns(samples, content.cells, names, content.quality, content.drawn, truth_key)
+    pieces = [sample.obs.index.astype(str)[rows] for sample, rows in zip(samples, content.drawn.rows, strict=True)]
+    as_hexagons = len(content.cells) > MANY_CELLS
+    return cell_map.map_data(content.drawn, columns, np.concatenate(pieces).tolist(), as_hexagons=as_hexagons)
 
 
 def _figures(content: Content) -> list[figures.Figure]:
-    """Return the figures of a page except the map; figures without content are left out."""
+    """Return the figures of a page except the map and the composition; figures without content are left out."""
     used = content.used_names
-    num_used = content.num_used
-    colours = [label.colour for label in content.labels[:num_used]]
-    counts = np.array([summary["counts"][:num_used] for summary in content.summaries])
-    charts = [
-        figures.composition([summary["name"] for summary in content.summaries], used, colours, counts),
-        figures.confidence(content.cells, used, colours),
-    ]
+    colours = [label.colour for label in content.labels[: content.num_used]]
+    charts = [figures.confidence(content.cells, used, colours)]
+    novelty = [sample.column("novelty") for sample in content.samples if f"{sample.key}_novelty" in sample.obs]
+    values = pd.concat(novelty).to_numpy(float) if novelty else np.array([])
+    if np.isfinite(values).any():
+        recorded = {float(sample.facts.get("novelty", {}).get("false_alarms", 0)) for sample in content.samples}
+        limits = sorted(1 - share for share in recorded if share > 0)
+        charts.append(figures.novelty(values[np.isfinite(values)], limits))
     genes = content.genes
-    shown = content.shown_genes
+    shown = np.array([], dtype=np.int64) if genes is None else genes.shown(content.known)
     if genes is not None and len(shown):
-        means = genes.means[:num_used, shown]
-        charts.append(figures.dots(used, genes.genes[shown], means, genes.shares[:num_used, shown]))
+        names = [content.labels[place].name for place in content.known]
+        means = genes.means[content.known][:, shown]
+        charts.append(figures.dots(names, genes.genes[shown], means, genes.shares[content.known][:, shown]))
     if content.quality:
         kinds = {sample.facts["input"]["kind"] for sample in content.samples if sample.name in content.quality}
         charts.append(figures.quality(content.quality, has_counts=kinds == {"counts"}))
@@ -195,7 +165,18 @@ def _figures(content: Content) -> list[figures.Figure]:
         confusion = tables.confusion_table(content.evaluation, content.labels)
         true = [row[0] for row in confusion.rows]
         predicted = [title for title, _ in confusion.columns[2:]]
-        charts.append(figures.confusion(true, predicted, np.array([row[2:] for row in confusion.rows])))
+        counts = np.array([row[2:] for row in confusion.rows])
+        charts.append(figures.heat_map("confusion-matrix", true, predicted, counts))
+    if content.clusters is not None:
+        names, called, counts = clusters.cluster_counts(content.clusters, content.final, used)
+        charts.append(figures.heat_map("clusters", names, called, counts))
+    if "baseline" in content.cells and (content.cells["label"] != content.cells["baseline"]).any():
+        counts = pd.crosstab(content.cells["label"], content.cells["baseline"])
+        order = [label.name for label in content.labels]
+        counts = counts.reindex(index=[name for name in order if name in counts.index])
+        counts = counts.reindex(columns=[name for name in order if name in counts.columns])
+        texts = (list(counts.index), list(counts.columns), counts.to_numpy())
+        charts.append(figures.heat_map("disagreements", *texts, "by the model,"))
     return charts
 
 
@@ -207,7 +188,7 @@ def _calibration_curves(samples: Sequence[Annotated]) -> dict[str, Any]:
         if "calibration" in sample.facts:
             names.setdefault(sample.adapted, []).append(sample.name)
             bins[sample.adapted] = sample.facts["calibration"]["bins"]
-    return {", ".join(names[condition]): bins[condition] for condition in names}
+    return {tables.listed(names[condition]): bins[condition] for condition in names}
 
 
 def _facts(content: Content) -> dict[str, Any]:
@@ -225,12 +206,14 @@ def _facts(content: Content) -> dict[str, Any]:
         "num_cells": len(cells),
         "num_unknown": int(cells["unknown"].sum()),
         "labels": {label.name: label for label in content.labels},
-        "num_used": sum(label.name != NO_CALL for label in content.labels[: content.num_used]),
+        "num_used": sum(label.in_model for label in content.labels[: content.num_used]),
         "not_used": [label.name for label in content.labels[content.num_used :] if label.in_model],
+        "first_labels": _first_labels(content),
+        "trust_groups": what_to_check.trust_groups(content.summaries),
         "threshold": tables.threshold(samples),
         "flag_reasons": tables.flag_reasons(samples),
         "agreement": tables.agreement(cells),
-        "checks": tables.things_to_check(content.summaries, content.failed, content.evaluation),
+        "checks": what_to_check.things_to_check(content.summaries, content.failed, content.evaluation),
         "median": float(cells["confidence"].median()),
         "levels": tables.levels(samples),
         "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
@@ -242,9 +225,29 @@ def _facts(content: Content) -> dict[str, Any]:
         "branches": branch_names(samples[0].encoder),
         "encoder_is_silent": encoder_is_silent(scales),
         "decides": any(summary["num_decided"] is not None for summary in content.summaries),
-        "min_cells": MIN_CELLS,
-        "several_models": len({sample.adapted for sample in samples}) > 1,
+        "min_cells": layout.MIN_CELLS,
+        "num_drawn": content.num_drawn,
+        "map_source": None if content.drawn.layout is None else content.drawn.layout.source,
+        "max_fitted": layout.MAX_FITTED,
+        "cluster_source": None if content.clusters is None else content.clusters.source,
+        "has_novelty": any(f"{sample.key}_novelty" in sample.obs for sample in samples),
+        "num_compared": len(content.composition["samples"]),
+        "sample_key": content.cfg.sample_key,
+        "group_names": list(content.composition["groups"]),
+        "runs": tables.runs(samples),
+        "max_detailed": tables.MAX_DETAILED,
     }
+
+
+def _first_labels(content: Content) -> list[dict[str, Any]]:
+    """Return the most frequent calls without unknown: their labels, cells, and shares of all cells."""
+    codes = content.cells["code"].value_counts()
+    first = [place for place in content.known if place in codes.index][: tables.NUM_FIRST_LABELS]
+    num_cells = len(content.cells)
+    return [
+        {"label": content.labels[place], "num": int(codes[place]), "share": int(codes[place]) / num_cells}
+        for place in first
+    ]
 
 
 def _tables(content: Content) -> dict[str, Any]:
@@ -255,19 +258,28 @@ def _tables(content: Content) -> dict[str, Any]:
     summaries = content.summaries
     evaluation = content.evaluation
     genes = content.genes
+    found = content.clusters
+    cluster_table = None
+    if found is not None:
+        markers = clusters.cluster_markers(found, content.drawn)
+        cluster_table = clusters.cluster_table(found, cells.iloc[content.drawn.chosen], content.final, markers)
     return {
         "sample_table": tables.sample_table(summaries, content.failed, evaluation),
-        "composition": tables.composition_table(summaries, labels[: content.num_used]),
+        "composition": tables.composition_tables(content.composition),
+        "group_tables": composition.group_tables(content.composition),
         "confidence": tables.confidence_table(cells, labels),
         "unknown": tables.unknown_table(samples, cells),
-        "genes": tables.gene_tables(genes, labels, range(content.num_used)) if genes is not None else None,
+        "clusters": cluster_table,
+        "genes": tables.gene_tables(genes, labels, content.known) if genes is not None else None,
         "quality": tables.quality_table(samples, content.quality) if content.quality else None,
+        "doublets": tables.doublet_table(samples, cells, labels),
         "trust": tables.trust_tables(summaries, samples),
         "scores": tables.score_tables(evaluation) if evaluation else [],
         "confusion": tables.confusion_table(evaluation, labels) if evaluation else None,
         "disagreements": tables.disagreement_table(cells),
         "models_tables": [table for sample in samples if (table := tables.models_table(sample)) is not None],
         "branch_scores": tables.branch_table(samples),
+        "inputs": tables.input_table(summaries),
     }
 
 
@@ -275,36 +287,38 @@ def render(
     samples: Sequence[Annotated],
     failed: Sequence[Failed] = (),
     evaluation: Evaluation | None = None,
-    *,
-    title: str = "Cell-type annotation",
-    max_cells: int = 50_000,
-    seed: int = 0,
-) -> str:
-    """Return the HTML page about samples and their evaluation; the same input and seed give the same page."""
-    content = read_content(samples, failed, evaluation)
-    drawn = cell_map(content, max_cells=max_cells, seed=seed)
+    cfg: ReportConfig | None = None,
+) -> tuple[str, str]:
+    """Return the HTML page about samples and their evaluation, and its first screen, for notebooks.
+
+    The same input and options give the same page.
+    """
+    cfg = cfg or ReportConfig(inputs=[str(sample.path) for sample in samples])
+    content = read_content(samples, failed, evaluation, cfg)
     data = {
         "labels": [{"name": label.name, "colour": label.colour, "symbol": label.symbol} for label in content.labels],
         "palette": figures.PALETTE,
         "symbols": figures.SYMBOLS,
-        "samples": [sample.name for sample in samples],
+        "unknown": NO_CALL,
         "confidence": figures.CONFIDENCE_STOPS,
         "expression": figures.EXPRESSION_STOPS,
         "figures": _figures(content),
-        "map": drawn,
+        "composition": content.composition,
+        "map": _map(content),
     }
     scripts = page_scripts()
-    return render_page(
+    facts = _facts(content)
+    page = render_page(
         "report.html.jinja",
-        title=title,
+        title=cfg.title,
         data=_json_for_script(data),
         scripts=scripts,
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
-        num_drawn=len(drawn["cells"]) if drawn else 0,
-        seed=seed,
-        **_facts(content),
+        seed=cfg.seed,
+        **facts,
         **_tables(content),
     )
+    return page, render_page("summary.html.jinja", **facts)
 
 
 def page_scripts() -> list[str]:
@@ -333,8 +347,15 @@ def _require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated], 
         raise InputError(f"{place} evaluates another model", expected, remedy)
 
 
-def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: Annotated | None = None) -> Path:
-    """Write one HTML page about annotated files, and return its path.
+def run_report(cfg: ReportConfig) -> Path:
+    """Write one HTML page about annotated files, and return its path; errors as `make_report`."""
+    return make_report(cfg)[0]
+
+
+def make_report(
+    cfg: ReportConfig, evaluation: Evaluation | None = None, sample: Annotated | None = None
+) -> tuple[Path, str]:
+    """Write one HTML page about annotated files, and return its path and the HTML of its first screen.
 
     A file that cannot be read, or is not annotated, has a row with the reason, unless all files are like this.
 
@@ -360,7 +381,7 @@ def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: 
         evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:
         _require_same_samples(evaluation, samples, cfg.evaluation or "the evaluation")
-    page = render(samples, failed, evaluation, title=cfg.title, max_cells=cfg.max_cells, seed=cfg.seed)
+    page, summary = render(samples, failed, evaluation, cfg)
     with new_file(output, cfg.overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
@@ -368,4 +389,4 @@ def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: 
     megabytes = output.stat().st_size / 1e6
     cells = f"{num_cells:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
     log.info("report on %s: %s (%.1f MB, %.0f s)", cells, output, megabytes, time.perf_counter() - started)
-    return output
+    return output, summary

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,15 @@ from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.expression import NUM_TOP, GeneTable
 from scperformer.reports.figures import symbol_of
 from scperformer.reports.read_annotations import Annotated, Failed, as_text, cell_table, common_tree
-from scperformer.trust import FAR, MAX_UNKNOWN, OTHER, foreign_text, unsure_text
 
 LARGE_SET = 3  # sets of 3 labels or more share a column
 NUM_DISAGREEMENTS = 20  # rows of the table of disagreements
 NUM_LISTED = 5  # genes of a label, or samples with something in common, that a text names
-# A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.
-LOW_OVERLAP = 0.7
-HIGH_UNKNOWN = 0.2
-LOW_AGREEMENT = 0.6
-LOW_EXPECTED = 0.8
-UNKNOWN_COLOUR = "#C9CED6"  # of cells flagged as unknown: lighter than that of any label
+UNKNOWN_COLOUR = "#5F6770"  # of cells flagged as unknown: no label has a grey
+UNKNOWN_SYMBOL = "x"
+SHEET = "sheet"  # entry of the record of an annotation: columns of obs that come from the sample sheet
+MAX_DETAILED = 12  # of more samples, the preparation is shown in a table alone
+NUM_FIRST_LABELS = 5  # labels in the summary
 
 
 @dataclass(kw_only=True)
@@ -68,32 +67,33 @@ def _without_empty_columns(
 def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = None) -> list[Label]:
     """Return all labels of the page, the most frequent first; frequent labels get the most distinct colours.
 
-    Cells flagged as unknown are counted as such, which is the last of the labels with cells. Labels without cells
-    follow in the order of the model, then true labels that the model does not have.
+    Cells are counted by their call: a label or a parent of it, or unknown, which is the last of the calls with cells.
+    Labels without cells follow in the order of the model, then true labels that the model does not have.
     """
     counts = cell_table(samples).pipe(_final_labels).value_counts()
     model_labels = samples[0].model_labels
     names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
-    labels = [Label(name=name, colour=colour_of(i), symbol=symbol_of(i)) for i, name in enumerate(names)]
+    labels = [
+        Label(name=name, in_model=name in model_labels, colour=colour_of(i), symbol=symbol_of(i))
+        for i, name in enumerate(names)
+    ]
     if NO_CALL in counts and NO_CALL not in names:
         num_used = sum(name in counts for name in names)
-        labels.insert(num_used, Label(name=NO_CALL, in_model=False, colour=UNKNOWN_COLOUR))
+        unknown = Label(name=NO_CALL, in_model=False, colour=UNKNOWN_COLOUR, symbol=UNKNOWN_SYMBOL)
+        labels.insert(num_used, unknown)
     evaluated = evaluation.metrics["labels"] if evaluation else []
     known = {label.name for label in labels}
     return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
 
 
 def _final_labels(cells: pd.DataFrame) -> pd.Series:
-    """Return the label of each cell; cells that are flagged as unknown have no other."""
-    return cells["label"].mask(cells["unknown"], NO_CALL)
+    """Return the call of each cell; files of earlier versions have none, and it is the label unless unknown."""
+    return (cells["call"] if "call" in cells else cells["label"]).mask(cells["unknown"], NO_CALL)
 
 
 def all_cells(samples: Sequence[Annotated], labels: Sequence[Label]) -> pd.DataFrame:
-    """Return the table of all cells (`cell_table`) with a column `code`: the position in `labels` of the final label.
-
-    The final label of cells that are flagged as unknown is this, whatever the most probable label.
-    """
+    """Return the table of all cells (`cell_table`) with a column `code`: the position in `labels` of the call."""
     cells = cell_table(samples)
     return cells.assign(code=pd.Index([label.name for label in labels]).get_indexer(_final_labels(cells)))
 
@@ -138,8 +138,7 @@ def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], 
     """Return the table of samples; samples that failed have a row with the reason."""
     kinds = {"Sample": "text", "Status": "text", "Cells": "count", "Unknown": "count", "Share unknown": "share"}
     kinds |= {"Like the reference": "text", "Expected accuracy": "text", "Median confidence": "number"}
-    kinds |= {"Same label by logistic regression": "share"}
-    kinds |= {"Labels decided by the encoder": "count"}
+    kinds |= {"Same label by logistic regression": "share", "Labels decided by the encoder": "count"}
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
     for row in summaries:
@@ -153,12 +152,63 @@ def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], 
     return Table(id="samples-table", title="Status and scores", columns=columns, rows=rows)
 
 
-def composition_table(summaries: Sequence[dict[str, Any]], labels: Sequence[Label]) -> Table:
-    """Return the number of cells per sample and label; `labels` are the labels that have cells."""
-    columns = [("Sample", "text"), ("Cells", "count"), *((label.name, "label count") for label in labels)]
-    rows = [[row["name"], row["num_cells"], *row["counts"][: len(labels)]] for row in summaries]
-    total = ["All samples", *(sum(row[place] for row in rows) for place in range(1, len(columns)))]
-    return Table(id="composition-table", title="Cells per sample and label", columns=columns, rows=rows, total=total)
+def input_table(summaries: Sequence[dict[str, Any]]) -> Table:
+    """Return how the expression of each sample was read, and which genes of the model it has."""
+    kinds = {"Sample": "text", "File": "text", "Cells": "count", "Values": "text", "In": "text"}
+    kinds |= {"Genes in the file": "count", "Genes of the model": "count", "Share of the model’s genes": "share"}
+    kinds |= {"Adapted model": "text", "Novelty ratio": "number", "Gene effects": "number"}
+    rows = []
+    for summary in summaries:
+        values, genes = summary["facts"]["input"], summary["facts"]["genes"]
+        shift = summary["facts"].get("shift", {})
+        row = [summary["name"], Path(str(values["file"])).name, summary["num_cells"], values["kind"], values["source"]]
+        row += [genes["num_file"], genes["num_shared"], genes["share_of_model"]]
+        row.append("yes" if summary["condition"]["adapted"] else "no")
+        row += [shift.get("novelty_ratio"), shift.get("gene_effects")]
+        rows.append(row)
+    columns, rows = _without_empty_columns(kinds, rows)
+    return Table(id="inputs-table", title="Expression and genes of each sample", columns=columns, rows=rows)
+
+
+def doublet_table(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Sequence[Label]) -> Table | None:
+    """Return the likely doublets and the cells of low quality among the cells of each call; None if not detected."""
+    flags = {}
+    for name, title in {"doublet": "Likely doublets", "low_quality": "Low quality"}.items():
+        parts = [flag for sample in samples if (flag := sample.flag(name)) is not None]
+        if len(parts) == len(samples):
+            flags[title] = np.concatenate(parts)
+    if not flags:
+        return None
+    kinds = {"Call": "label", "Cells": "count"}
+    for title in flags:
+        kinds |= {title: "count", f"Share, {title.lower()}": "share"}
+    rows = []
+    codes = cells["code"].to_numpy()
+    for code in np.unique(codes):
+        is_in = codes == code
+        numbers = [number for flag in flags.values() for number in (int(flag[is_in].sum()), float(flag[is_in].mean()))]
+        rows.append([labels[code].name, int(is_in.sum()), *numbers])
+    title = "Doublets and low quality per call"
+    return Table(id="doublets-table", title=title, columns=list(kinds.items()), rows=rows)
+
+
+def composition_tables(data: dict[str, Any]) -> list[Table]:
+    """Return the number of cells per sample and call, label or node of a level, from `composition_data`."""
+    made = []
+    for number, kind in enumerate(data["kinds"]):
+        columns = [("Sample", "text"), ("Cells", "count"), *((value, "label count") for value in kind["values"])]
+        rows = [[name, sum(row), *row] for name, row in zip(data["samples"], kind["counts"], strict=True)]
+        total = ["All samples", *(sum(row[place] for row in rows) for place in range(1, len(columns)))]
+        title = f"Cells per sample and {kind['name'].lower()}"
+        ends = "" if number == 0 else f"-{number}"
+        made.append(Table(id=f"composition{ends}-table", title=title, columns=columns, rows=rows, total=total))
+    return made
+
+
+def runs(samples: Sequence[Annotated]) -> list[dict[str, str]]:
+    """Return when, where and how the samples were annotated, each different run once; empty if not recorded."""
+    recorded = [sample.facts["run"] for sample in samples if "run" in sample.facts]
+    return [dict(run) for run in {json.dumps(run, sort_keys=True): run for run in recorded}.values()]
 
 
 def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
@@ -323,10 +373,10 @@ def threshold(samples: Sequence[Annotated]) -> str:
     thresholds = [value for value in sorted(names) if value > 0]
     if len(names) == 1:
         return "".join(map(str, thresholds))
-    return " or ".join(f"{value} ({_listed(names[value])})" for value in thresholds)
+    return " or ".join(f"{value} ({listed(names[value])})" for value in thresholds)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first names of samples, and the number of others."""
     num_more = len(names) - NUM_LISTED
     return ", ".join(names[:NUM_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
@@ -350,7 +400,7 @@ def trust_tables(summaries: Sequence[dict[str, Any]], samples: Sequence[Annotate
     kinds = {"Sample": "text", "Held-out cells": "count", "Calibration error": "score"}
     kinds |= {"Mean confidence of held-out cells": "number", "Mean confidence": "number"}
     kinds |= {"Share unknown": "share", "Expected false positives": "share"}
-    set_kinds = {"Sample": "text", "Stated coverage": "share", "Coverage of held-out cells": "share"}
+    set_kinds = {"Sample": "text", "Target coverage": "share", "Coverage on held-out cells": "share"}
     set_kinds |= {"Mean size": "number", "Empty": "share", "1 label": "share", "2 labels": "share", "More": "share"}
     rows = []
     set_rows = []
@@ -394,70 +444,12 @@ def branch_table(samples: Sequence[Annotated]) -> Table | None:
     titles = branch_names(samples[0].encoder)
     rows = []
     for condition, scores in recorded.items():
-        of_samples = _listed(names[condition]) if len(recorded) > 1 else None
+        of_samples = listed(names[condition]) if len(recorded) > 1 else None
         for branch, title in titles.items():
             numbers = [float(scores[branch][name]) for name in ("accuracy", "macro_f1", "loss")]
             rows.append([title, *numbers, of_samples])
     columns, rows = _without_empty_columns(kinds, rows)
     return Table(id="branches-table", title="What each branch adds", columns=columns, rows=rows)
-
-
-def things_to_check(
-    summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], evaluation: Evaluation | None
-) -> list[str]:
-    """Return sentences about what to check before using the labels."""
-    sentences = [f"{sample.name} has no annotation: {sample.reason}" for sample in failed]
-    for summary in summaries:
-        sentences += _sample_warnings(summary)
-    if foreign := evaluation.metrics["truth_labels_not_in_model"] if evaluation else []:
-        text = "The model does not have these true labels, so their cells count as errors"
-        sentences.append(f"{text}: {', '.join(foreign)}.")
-    return sentences
-
-
-def _sample_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return sentences about what to check in a sample."""
-    name = summary["name"]
-    facts = summary["facts"]
-    condition = summary["condition"]
-    sentences = []
-    is_unfiltered = "droplets" in facts
-    if is_unfiltered:
-        sentences += [f"{name}: {warning}." for warning in map(str, facts["warnings"])]
-    shift = facts.get("shift", {})
-    if shift.get("kind") == OTHER:
-        text = (
-            f"{name} is of {OTHER}: its labels are plausible, its confidence is lowered, and its expected accuracy is"
-        )
-        sentences.append(f"{text} {summary['expected']}.")
-    expected = condition["expected_accuracy"]
-    if expected < LOW_EXPECTED:
-        text = f"The expected accuracy of {name} is only {expected:.0%}: {1 - expected:.0%} of the labels are wrong on "
-        sentences.append(f"{text}cells of the reference that are reduced to the genes and the depth of this file.")
-    overlap = facts["genes"].get("informative_share", facts["genes"]["share_of_model"])
-    if overlap < LOW_OVERLAP and not condition["adapted"]:
-        text = f"{name} has only {overlap:.0%} of the model’s informative expression"
-        sentences.append(f"{text}. Missing genes count as not expressed, so its labels are less reliable.")
-    if is_unfiltered:  # shares of barcodes, most of which are empty droplets, mean nothing
-        return sentences
-    unknown = summary["num_unknown"] / summary["num_cells"]
-    if lacks := list(facts["model"].get("lacks", [])):
-        text = f"The model of {name} was imported from {facts['model']['imported']['tool']} without {', '.join(lacks)}"
-        sentences.append(f"{text}: a cell of a type that it does not know gets one of its labels all the same.")
-    if unknown > MAX_UNKNOWN or shift.get("kind") == FAR:
-        model = facts["model"]
-        sentences.append(f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}")
-    elif unknown > HIGH_UNKNOWN:
-        text = f"{unknown:.0%} of the cells of {name} are flagged as unknown"
-        sentences.append(f"{text}. The sample may contain cell types that the model was not trained on.")
-    unsure = unsure_text(summary["mean"], summary["mean_held_out"])
-    if unsure and shift.get("kind") not in (OTHER, FAR):  # else a lower confidence is expected
-        sentences.append(f"{name}: {unsure}")
-    share = summary["agreement"]
-    if share is not None and share < LOW_AGREEMENT:
-        text = f"Logistic regression gives only {share:.0%} of the cells of {name} the same label"
-        sentences.append(f"{text}. The sample may differ a lot from the cells that the model was trained on.")
-    return sentences
 
 
 def score_tables(evaluation: Evaluation) -> list[Table]:

@@ -284,11 +284,21 @@ def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping
 
 
 def is_finished(cfg: NetworkConfig, output: Path, checksum: str) -> bool:
-    """Whether `resume=true` finds a model that the same options have made of the same data."""
+    """Whether `resume=true` finds a model that the same options have made of the same data.
+
+    Raises
+    ------
+    InputError
+        The model is finished, and would have to be trained for longer: its optimiser is not kept.
+    """
     folder = run_folder_of(output)
     if not (cfg.resume and (output / INFO).is_file() and read_record(folder)):
         return False
     changed, other_data = differences(cfg, folder, checksum)
+    if changed and set(changed) <= set(RAISABLE) and not other_data and not cfg.overwrite:
+        found = f"{output} is finished, with another {' and '.join(changed)}"
+        remedy = "train for longer under another output=..., or add overwrite=true to train anew"
+        raise InputError(found, "the options of the finished run, or a run that was cut off", remedy)
     return not changed and not other_data
 
 

@@ -412,7 +412,7 @@ path: Path = made.path
 one: Path = scp.annotate("a.h5ad", made.load(), min_confidence=0.5)
 several: list[Path] = scp.annotate(["a.h5ad"])
 accuracy: float = scp.evaluate(adata, truth_key="cell_type").metrics["num_cells"]
-scp.pl.embedding(adata, "label").savefig("a.png")
+scp.pl.embedding(adata, "label", save="a.png")
 """
 
 

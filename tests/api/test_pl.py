@@ -4,12 +4,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_counts
+from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
 import scperformer as scp
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
-from scperformer.reports.umap import umap_coordinates
+from scperformer.reports.cell_map import draw
+from scperformer.reports.read_annotations import of_cells
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    pyplot.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +30,12 @@ def annotated(tiny_model):
 
 def test_embedding_has_a_panel_for_each_colour(annotated):
     entries = (list(annotated.uns), list(annotated.obs))
-    figure = scp.pl.embedding(annotated, ["label", "confidence", "sample", "GENE0"], basis="X_map")
-    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    panels = scp.pl.embedding(annotated, ["label", "confidence", "sample", "GENE0"], basis="X_map")
+    titles = [axes.get_title() for axes in panels]
     assert titles == ["scperformer_label", "scperformer_confidence", "sample", "GENE0"]
-    drawn = figure.axes[0].collections[0]
+    drawn = panels[0].collections[0]
     assert len(drawn.get_offsets()) == annotated.n_obs
-    confidence = next(axes for axes in figure.axes if axes.get_title() == "scperformer_confidence")
-    assert confidence.collections[0].get_clim() == (0, 1)
+    assert panels[1].collections[0].get_clim() == (0, 1)
     assert (list(annotated.uns), list(annotated.obs)) == entries
 
 
@@ -37,27 +44,51 @@ def test_unknown_columns_are_refused(annotated):
         scp.pl.embedding(annotated, "labl", basis="X_map")
 
 
-def test_embedding_draws_the_umap_of_the_report(annotated):
-    figure = scp.pl.embedding(annotated)
-    expected = umap_coordinates(annotated.obsm["X_scperformer"], seed=0)
-    drawn = figure.axes[0].collections[0].get_offsets()
+def test_embedding_draws_the_map_of_the_report(annotated):
+    [axes, _] = scp.pl.embedding(annotated)
+    drawn = axes.collections[0].get_offsets()
+    sample = of_cells(annotated, "scperformer", for_map=True)
+    nothing = pd.Index([], dtype=object)
+    options = {"all_read": True, "how": "expression", "max_cells": 10_000, "seed": 0}
+    expected = draw([sample], [pd.Index(annotated.var_names)], nothing, **options).layout.xy
     np.testing.assert_array_equal(np.sort(drawn, axis=0), np.sort(expected, axis=0))  # scanpy shuffles or sorts cells
     assert "X_umap" not in annotated.obsm
 
 
+def test_embedding_draws_the_umap_of_the_data(annotated):
+    own = annotated.copy()
+    own.obsm["X_umap"] = own.obsm["X_map"]
+    drawn = scp.pl.embedding(own, "confidence").collections[0].get_offsets()
+    np.testing.assert_allclose(np.sort(drawn, axis=0), np.sort(own.obsm["X_map"], axis=0), rtol=1e-6)
+
+
 def test_embedding_draws_random_cells_of_large_data(annotated, monkeypatch):
     monkeypatch.setattr("scperformer.api.pl.MAX_CELLS", 50)
-    figure = scp.pl.embedding(annotated)
-    assert len(figure.axes[0].collections[0].get_offsets()) == 50
+    assert len(scp.pl.embedding(annotated)[0].collections[0].get_offsets()) == 50
 
 
 def test_too_few_cells_for_a_umap_are_refused(annotated):
-    with pytest.raises(InputError, match="14 cells for a UMAP; expected at least 15 cells"):
-        scp.pl.embedding(annotated[:14])
+    with pytest.raises(InputError, match="29 cells for a UMAP; expected at least 30 cells"):
+        scp.pl.embedding(annotated[:29])
+
+
+def test_plots_are_drawn_into_axes_and_saved(annotated, tmp_path):
+    _, (left, right) = pyplot.subplots(1, 2)
+    assert scp.pl.embedding(annotated, "label", basis="X_map", ax=left) is left
+    saved = tmp_path / "both.png"
+    assert scp.pl.composition(annotated, "sample", ax=right, save=saved) is right
+    assert saved.read_bytes().startswith(b"\x89PNG")
+
+
+def test_unknown_cells_are_hatched(annotated):
+    own = annotated.copy()
+    own.obs["scperformer_call"] = ["unknown"] * 10 + ["B"] * (own.n_obs - 10)
+    bars = scp.pl.composition(own, "sample").containers
+    assert {container.get_label(): container[0].get_hatch() for container in bars} == {"B": None, "unknown": "////"}
 
 
 def test_composition_shows_shares(annotated):
-    axes = scp.pl.composition(annotated, "sample").axes[0]
+    axes = scp.pl.composition(annotated, "sample", "label")
     shares = pd.crosstab(annotated.obs["sample"], annotated.obs["scperformer_label"], normalize="index")
     labels = list(annotated.obs["scperformer_label"].cat.categories)
     assert [bars.get_label() for bars in axes.containers] == list(shares)
@@ -74,16 +105,16 @@ def test_a_gene_is_refused_as_groups(annotated):
 
 def test_confusion_shows_shares_or_cells(annotated):
     evaluation = scp.evaluate(annotated, "cell_type")
-    counts = scp.pl.confusion(evaluation, normalize=False).axes[0]
+    counts = scp.pl.confusion(evaluation, normalize=False)
     np.testing.assert_array_equal(counts.images[0].get_array(), evaluation.confusion)
-    shares = scp.pl.confusion(evaluation).axes[0]
+    shares = scp.pl.confusion(evaluation)
     np.testing.assert_allclose(shares.images[0].get_array().sum(axis=1), 1)
     assert (shares.get_xlabel(), shares.get_ylabel()) == ("predicted label", "true label")
 
 
 def test_markers_are_the_genes_that_contribute_most(annotated, tiny_model):
     explanation = scp.explain(annotated, tiny_model, num_cells=5)
-    figure = scp.pl.markers(explanation, num_genes=2)
-    shown = {text.get_text() for axes in figure.axes for text in axes.get_xticklabels()}
+    axes = scp.pl.markers(explanation, num_genes=2)
+    shown = {text.get_text() for text in axes.get_xticklabels()}
     for _, genes in explanation.genes.groupby("label"):
         assert set(genes["gene"].head(2)) <= shown

@@ -53,9 +53,22 @@ def test_lines_have_finished_steps_and_remaining_time(fast, caplog):
     with progress("checking", total=3, unit="files") as files:
         files.update()
         with progress("a.h5ad", total=8000, unit="cells") as cells:
-            cells.update(2000)
-            wait_for(lambda: caplog.messages)
-    assert re.fullmatch(r"2/3 a\.h5ad: 2,000 of 8,000 cells in 0\.\d s, about 0\.\d s left", caplog.messages[0])
+            cells.update(1000)
+            time.sleep(0.02)
+            cells.update(1000)
+            wait_for(lambda: "left" in "".join(caplog.messages))
+    line = next(message for message in caplog.messages if "left" in message)
+    assert re.fullmatch(r"2/3 a\.h5ad: 2,000 of 8,000 cells in 0\.\d s, about 0\.\d s left", line)
+
+
+def test_the_time_left_is_that_of_the_steps_after_the_first():
+    shown = module.Progress("training", 100, "steps")
+    shown.start -= 60  # a minute of compilation
+    shown.update(5)
+    shown.first = (shown.first[0] - 5, 5)
+    assert shown.line(65).endswith("5 of 100 steps in 1 min 05 s")  # too few for a guess
+    shown.update(20)
+    assert shown.line(65).endswith("about 19 s left")  # 20 steps in 5 s, and 75 more
 
 
 def test_a_block_without_a_total_shows_its_elapsed_time(fast, caplog):

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from scperformer.base.errors import InputError
 from scperformer.labels import cluster_labels, over_cluster
-from scperformer.labels import clusters as clusters_file
 
 
 def naive_winners(clusters, best, confidence, voters, num_labels):
@@ -38,7 +36,6 @@ def test_one_confident_cell_can_outweigh_several():
 
 @pytest.mark.slow
 def test_small_clusters_do_not_mix_groups_and_are_reproducible():
-    pytest.importorskip("igraph")
     rng = np.random.default_rng(0)
     group = np.arange(240) % 3
     embedding = (rng.normal(size=(240, 4)) + 20 * group[:, None]).astype(np.float32)
@@ -50,14 +47,7 @@ def test_small_clusters_do_not_mix_groups_and_are_reproducible():
 
 
 def test_a_given_graph_is_used():
-    pytest.importorskip("igraph")
     graph = np.kron(np.eye(40), np.ones((5, 5))) - np.eye(200)  # groups of five neighbours
     clusters = over_cluster(np.zeros((200, 2)), graph)
     assert all(len(set(clusters[5 * group : 5 * group + 5])) == 1 for group in range(40))
     assert clusters.max() == 39
-
-
-def test_a_missing_igraph_is_named(monkeypatch):
-    monkeypatch.setattr(clusters_file, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"without the package igraph.*pip install igraph, or name a column"):
-        over_cluster(np.zeros((9, 2)))

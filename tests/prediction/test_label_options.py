@@ -129,7 +129,6 @@ def test_clusters_of_a_column_get_a_label_by_votes(counts_adata, folder, write, 
 
 @pytest.mark.slow
 def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, write):
-    pytest.importorskip("igraph")
     kind = counts_adata.obs["cell_type"].cat.codes.to_numpy()
     counts_adata.obsp["connectivities"] = (kind[:, None] == kind).astype(np.float32) - np.eye(120, dtype=np.float32)
     path = write(counts_adata)

@@ -448,3 +448,46 @@ def test_all_outputs_in_one_folder(tiny_model, counts_adata, tmp_path, command):
     assert same.code == 2
     assert "two inputs give more/one.annotated.h5ad" in same.err
     assert not (tmp_path / "more").exists()
+
+
+def test_files_of_cell_ranger_have_the_names_of_their_samples(tiny_model, counts_adata, tmp_path):
+    """The layouts of count, aggr and multi; and names of one's own."""
+    name = "filtered_feature_bc_matrix"
+    places = [
+        f"s1/outs/{name}",
+        f"runs/s2/outs/count/{name}",
+        f"m/outs/per_sample_outs/s3/count/sample_{name}",
+        f"s4/{name}",
+    ]
+    paths = []
+    for place in places:
+        path = tmp_path / f"{place}.h5ad"
+        path.parent.mkdir(parents=True)
+        counts_adata.write_h5ad(path)
+        paths.append(str(path))
+    options = {"inputs": paths, "model_path": str(tiny_model), "adapt": "false"}
+    written = run_predict(PredictConfig(**options, output_dir=str(tmp_path / "out")))
+    assert [path.name for path in written] == [f"s{number}.annotated.h5ad" for number in range(1, 5)]
+    names = ["a", "b", "c", "d"]
+    written = run_predict(PredictConfig(**options, output_dir=str(tmp_path / "named"), sample_names=names))
+    assert [path.name for path in written] == [f"{name}.annotated.h5ad" for name in names]
+    with pytest.raises(InputError, match=r"sample_names=.*expected 4 names, one per input file"):
+        PredictConfig(**options, sample_names=["a"])
+
+
+def test_columns_of_a_sample_sheet_are_added(tiny_model, counts_adata, tmp_path, caplog):
+    counts_adata.obs["donor"] = "in the file"
+    for name in ("one", "two"):
+        counts_adata.write_h5ad(tmp_path / f"{name}.h5ad")
+    sheet = tmp_path / "samples.csv"
+    sheet.write_text("sample;path;condition;donor\na;one.h5ad;ctrl;d1\nb;two.h5ad;stim;d2\n", encoding="utf-8")
+    options = {"model_path": str(tiny_model), "adapt": "false", "sample_sheet": str(sheet)}
+    written = run_predict(PredictConfig(inputs=[str(tmp_path / f"{name}.h5ad") for name in ("one", "two")], **options))
+    annotated = [ad.read_h5ad(path) for path in written]
+    assert [set(sample.obs["condition"]) for sample in annotated] == [{"ctrl"}, {"stim"}]
+    assert set(annotated[0].obs["donor"]) == {"in the file"}  # the columns of a file stay as they are
+    assert "has the columns donor: those of the sample sheet are left out" in caplog.text
+    assert list(annotated[0].uns["scperformer"]["sheet"]) == ["condition", "donor"]
+    counts_adata.write_h5ad(tmp_path / "three.h5ad")
+    with pytest.raises(InputError, match=r"no row for .*three\.h5ad in .*samples\.csv"):
+        run_predict(PredictConfig(inputs=[str(tmp_path / "three.h5ad")], **options))

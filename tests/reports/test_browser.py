@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 from playwright.sync_api import Page, sync_playwright
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
@@ -42,6 +43,7 @@ def samples() -> dict[str, ad.AnnData]:
         sample = annotated_sample(70 * place, num, rename=HOSTILE, min_confidence=0.4)
         add_trust(sample)
         sample.uns["scperformer"]["input"]["source"] = "X"
+        sample.obs["condition"] = pd.Categorical(["A", "B <i>"][place : place + 1] * num)
         sample.obs_names = [f"<i>{cell}</i>" for cell in sample.obs_names]
         sample.var_names = [GENE if gene == "NKG7" else gene for gene in sample.var_names]
         samples[name] = sample
@@ -55,7 +57,8 @@ def html(samples, tmp_path_factory) -> Path:
     evaluation = str(folder / "evaluation")
     run_evaluate(EvaluateConfig(inputs=inputs, truth_key=TRUTH_KEY, output=evaluation))
     inputs.append(str(folder / "<u>absent.h5ad"))
-    return run_report(ReportConfig(inputs=inputs, evaluation=evaluation, title="<script>window.ran = 1</script>"))
+    title = "<script>window.ran = 1</script>"
+    return run_report(ReportConfig(inputs=inputs, evaluation=evaluation, title=title, group_by=["condition"]))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +91,18 @@ def num_points(page: Page) -> int:
 
 
 def test_all_figures_are_drawn(page):
-    names = ["composition", "map", "confidence", "calibration", "markers", "quality", "confusion-matrix"]
+    names = [
+        "composition",
+        "map",
+        "confidence",
+        "calibration",
+        "markers",
+        "quality",
+        "confusion-matrix",
+        "novelty",
+        "disagreements",
+        "clusters",
+    ]
     for name in names:
         assert page.locator(f"#figure-{name} .main-svg").count() > 0, name
     assert num_points(page) == 120
@@ -98,6 +112,7 @@ def test_hostile_texts_are_texts(page):
     labels = page.locator("#map-legend button").all_inner_texts()
     assert any(HOSTILE["Dendritic"] in label for label in labels)
     assert page.locator("#figure-composition text", has_text=HOSTILE["CD14+ Monocyte"][:20]).count() > 0
+    assert page.locator("#figure-clusters text", has_text=HOSTILE["CD14+ Monocyte"][:20]).count() > 0
     assert page.locator("svg a").count() == 0
     assert page.locator("h1").inner_text() == "<script>window.ran = 1</script>"
     assert page.locator("img, i:has-text('-1')").count() == 0
@@ -114,14 +129,14 @@ def test_hover_names_the_cell(page, samples):
     page.mouse.move(*spot)
     tip = page.locator("#map-tip")
     tip.wait_for(state="visible")
-    lines = tip.locator("div").all_inner_texts()
+    name, *lines = tip.locator("div").all_inner_texts()
+    told = dict(line.split(": ", 1) for line in lines if not line.startswith("True label"))
     place = {name: list(sample.obs_names) for name, sample in samples.items()}
-    sample = lines[2].removeprefix("Sample: ")
-    row = place[sample].index(lines[0])
-    obs = samples[sample].obs.iloc[row]
-    assert lines[1].removeprefix("Label: ").removesuffix(" (unknown)") == obs["scperformer_label"]
-    assert lines[1].endswith(" (unknown)") == obs["scperformer_unknown"]
-    assert lines[3] == f"Confidence: {obs['scperformer_confidence']:.2f}"
+    obs = samples[told["Sample"]].obs.iloc[place[told["Sample"]].index(name)]
+    assert told["Label"] == obs["scperformer_label"]
+    assert told["Call"] == ("unknown" if obs["scperformer_unknown"] else obs["scperformer_label"])
+    assert float(told["Confidence"]) == pytest.approx(obs["scperformer_confidence"], abs=1e-3)
+    assert {"Novelty", "Cluster", "Genes per cell", "percent_mito"} <= set(told)
     page.mouse.move(5, 5)
 
 
@@ -131,27 +146,89 @@ def test_colour_by_a_gene_and_by_confidence(page, samples):
     colours = page.evaluate("Array.from(document.querySelector('#figure-map .canvas').data.at(-1).marker.color)")
     expected = np.concatenate([sample[:, GENE].X.toarray().ravel() for sample in samples.values()])
     np.testing.assert_allclose(colours, np.sort(expected), atol=expected.max() / 254)
-    page.select_option("#map-colour", "confidence")
+    page.select_option("#map-colour", label="Confidence")
     colours = page.evaluate("Array.from(document.querySelector('#figure-map .canvas').data[0].marker.color)")
     expected = np.concatenate([sample.obs["scperformer_confidence"] for sample in samples.values()])
     np.testing.assert_allclose(colours, np.sort(expected)[::-1], atol=1e-4)
-    page.select_option("#map-colour", "c0")
+    page.select_option("#map-colour", label="Call")
 
 
 def test_samples_and_labels_are_filtered(page):
-    page.locator("#map-samples summary").click()
-    page.get_by_label("s10").uncheck()
+    page.select_option("#map-colour", label="Sample")
+    page.locator("#map-legend button", has_text="s10").click()
     assert num_points(page) == NUM_CELLS["s2 <b>"]
-    page.get_by_role("button", name="All", exact=True).click()
+    page.select_option("#map-colour", label="Call")
+    assert num_points(page) == NUM_CELLS["s2 <b>"]  # a choice holds for all columns
+    page.get_by_role("button", name="Show all cells again").click()
     assert num_points(page) == 120
-    page.locator("#map-samples summary").click()
-    first = page.locator("#map-legend button").first
+    first = page.locator("#map-legend button[aria-pressed]").first
     num = int(first.locator(".sub").inner_text())
     first.click()
     assert num_points(page) == 120 - num
-    assert first.get_attribute("aria-pressed") == "false"
-    page.locator("#map-legend button").first.click()
+    assert page.locator("#map-legend button[aria-pressed='false']").count() == 1
+    page.get_by_role("button", name="Show all cells again").click()
     assert num_points(page) == 120
+
+
+def test_every_colour_can_be_drawn_as_points_and_as_hexagons(page):
+    values = page.locator("#map-colour option").evaluate_all("options => options.map(({value}) => value)")
+    assert len(values) > 30
+    for shape in ("hexagons", "points"):
+        page.select_option("#map-view", shape)
+        for value in values:
+            page.select_option("#map-colour", value)
+            assert page.evaluate("document.querySelector('#figure-map .canvas').data.length") > 0, (shape, value)
+    page.select_option("#map-colour", label="Call")
+
+
+def test_the_composition_is_shown_in_each_way(page, samples):
+    rows = "document.querySelector('#figure-composition .canvas').layout.yaxis.ticktext"
+    assert page.evaluate(rows) == ["s2 &lt;b&gt;", "s10"]
+    kinds = page.locator("#composition-kind option").all_inner_texts()
+    assert kinds == ["Call", "Most probable label"]
+    for kind in kinds:
+        page.select_option("#composition-kind", label=kind)
+        for view in ("heat map", "bars"):
+            page.select_option("#composition-view", label=view)
+            for order in page.locator("#composition-order option").evaluate_all("all => all.map(({value}) => value)"):
+                page.select_option("#composition-order", order)
+                assert sorted(page.evaluate(rows)) == ["s10", "s2 &lt;b&gt;"]
+    page.select_option("#composition-kind", label="Call")
+    call = page.evaluate(
+        "JSON.parse(document.getElementById('report-data').textContent).composition.kinds[0].values[0]"
+    )
+    shares = {name: np.mean(np.array(calls_of(sample.obs)) == call) for name, sample in samples.items()}
+    page.select_option("#composition-order", "0")
+    first = max(shares, key=lambda name: shares[name])
+    assert page.evaluate(rows)[0] == first.replace("<", "&lt;").replace(">", "&gt;")
+    page.select_option("#composition-order", "name")
+
+
+def test_samples_are_compared_by_their_groups(page):
+    traces = page.evaluate("document.querySelector('#figure-groups .canvas').data.map(({name, y}) => [name, y.length])")
+    num_calls = page.locator("#groups-0-table tbody tr").count()
+    assert traces == [["A (1)", num_calls], ["B &lt;i&gt; (1)", num_calls]]
+
+
+def test_the_cells_are_saved_with_all_that_is_known(page, samples):
+    rows = list(csv.DictReader(io.StringIO(saved(page, page.get_by_text("CSV of the cells")))))
+    calls = [call for sample in samples.values() for call in calls_of(sample.obs)]
+    assert sorted(row["Call"].removeprefix("'") for row in rows) == sorted(calls)
+    assert {"cell", "Sample", "Novelty", "Cluster", "condition"} <= set(rows[0])
+
+
+def calls_of(obs) -> list[str]:
+    return list(obs["scperformer_label"].astype(str).mask(obs["scperformer_unknown"], "unknown"))
+
+
+def test_sections_are_folded_and_opened_by_their_link(page):
+    section = page.locator("#quality details.folded")
+    page.locator("#quality summary").first.click()
+    assert section.get_attribute("open") is None
+    page.locator("nav a[href='#quality']").click()
+    assert section.get_attribute("open") is not None
+    assert page.locator("#evidence details.folded").get_attribute("open") is None  # the appendix is folded at first
+    page.locator("#evidence summary").first.click()
 
 
 def test_a_cell_is_found_by_its_name(page, samples):
@@ -214,7 +291,7 @@ def test_controls_are_reached_by_keyboard(page):
     assert page.locator(".skip").bounding_box()["x"] >= 0  # visible while it has the focus
     page.focus("#map-colour")
     names = []
-    for _ in range(7):
+    for _ in range(8):
         page.keyboard.press("Tab")
         names.append(page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"))
     assert {"map-names", "map-find", "Zoom in", "Zoom out", "Show all cells"} <= set(names)

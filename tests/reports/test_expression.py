@@ -1,5 +1,6 @@
 """The expression in a report, compared with scanpy, pandas and the network."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import anndata as ad
@@ -107,9 +108,21 @@ def test_values_of_genes_in_chosen_cells(cells, samples):
     sample = log_normalised(cells[1])
     rows = np.array([0, 7, 30])
     genes = pd.Index([sample.var_names[5], "not measured", sample.var_names[1999]])
-    found = expression.gene_values(samples[1], genes, rows)
-    np.testing.assert_allclose(found[:, [0, 2]], sample[rows, [5, 1999]].X.toarray(), rtol=1e-5)
-    assert np.isnan(found[:, 1]).all()
+    found = expression.gene_values(samples, genes, [np.array([4]), rows])
+    assert found.x.shape == (4, 3)
+    for place, gene in ((0, 5), (2, 1999)):
+        np.testing.assert_allclose(found.column(place)[1:], sample[rows, gene].X.toarray().ravel(), rtol=1e-5)
+    assert np.isnan(found.column(1)).all()
+
+
+def test_merged_profiles_give_the_same_table(profiles, names):
+    apart = expression.combine([*profiles, profiles[0]], range(len(names)))
+    merged = expression.merged([*map(deepcopy, profiles), deepcopy(profiles[0])])
+    assert [profile.num_cells.sum() for profile in merged] == [120, 50]
+    together = expression.combine(merged, range(len(names)))
+    assert list(together.genes) == list(apart.genes)
+    np.testing.assert_allclose(together.means, apart.means)
+    np.testing.assert_allclose(together.markers, apart.markers)
 
 
 def test_missing_expression_is_logged(tmp_path, caplog):

@@ -31,11 +31,13 @@ def unpacked(packed: dict[str, str]) -> np.ndarray:
 
 def test_packed_numbers_are_close_and_missing_values_are_marked():
     values = np.array([0, 0.1, 0.73, 1, np.nan])
-    steps = unpacked(figures.shares(values))
+    packed = figures.numbers(5 * values - 2)
+    steps = unpacked(packed)
     assert steps[-1] == 65535
-    np.testing.assert_allclose(steps[:-1] / 65534, values[:-1], atol=1e-5)
+    found = packed["low"] + steps[:-1] / 65534 * (packed["high"] - packed["low"])
+    np.testing.assert_allclose(found, 5 * values[:-1] - 2, atol=1e-4)
     packed = figures.expression_levels(np.array([0, 1.5, 3, np.nan]))
-    assert (packed["highest"], unpacked(packed).tolist()) == (3.0, [0, 127, 254, 255])
+    assert (packed["high"], unpacked(packed).tolist()) == (3.0, [0, 127, 254, 255])
     assert unpacked(figures.expression_levels(np.full(2, np.nan))).tolist() == [255, 255]
     assert unpacked(figures.expression_levels(np.zeros(2))).tolist() == [0, 0]
     assert unpacked(figures.codes(np.array([0, 300]), 301)).tolist() == [0, 300]
@@ -48,8 +50,6 @@ def test_long_names_are_shortened_and_tags_are_escaped():
 
 def test_labels_with_the_same_beginning_have_rows_of_their_own():
     names = ["x" * 100 + "1", "x" * 100 + "2"]
-    bars = figures.composition(["s"], names, ["#111111", "#222222"], np.array([[1, 3]]))["data"]
-    assert [trace["x"] for trace in bars] == [[0.25], [0.75]]
     cells = pd.DataFrame({"code": [0, 1], "confidence": [0.5, 0.7]})
     rows = figures.confidence(cells, names, ["#111111", "#222222"])["layout"]["yaxis"]
     assert rows["tickvals"] == [0, 1]
@@ -68,11 +68,21 @@ def test_boxes_are_quartiles():
     cells = pd.DataFrame({"code": np.repeat([0, 1], 21), "confidence": np.tile(np.arange(21) / 20, 2)})
     box = figures.confidence(cells, ["A", "B"], ["#111111", "#222222"])["data"][0]
     quantiles = [box[name][0] for name in ("lowerfence", "q1", "median", "q3", "upperfence")]
-    np.testing.assert_allclose(quantiles, [0.05, 0.25, 0.5, 0.75, 0.95])
+    np.testing.assert_allclose(1 - 10.0 ** -np.array(quantiles), [0.05, 0.25, 0.5, 0.75, 0.95])
+
+
+def test_novelty_beyond_its_limit_has_another_colour():
+    figure = figures.novelty(np.array([0.01, 0.5, 0.96, 0.99, 0.99]), [0.95])
+    bars = figure["data"][0]
+    assert sum(bars["y"]) == 5
+    beyond = [num for num, colour in zip(bars["y"], bars["marker"]["color"], strict=True) if colour == figures.NOVEL]
+    assert beyond == [1, 2]
+    even, limit = figure["layout"]["shapes"]
+    assert (even["y0"], limit["x0"]) == (5 / figures.NUM_NOVELTY_BINS, 0.95)
 
 
 def test_cells_of_the_confusion_matrix():
-    [trace] = figures.confusion(["A", "B"], ["A", "B"], np.array([[399, 1], [0, 5]]))["data"]
+    [trace] = figures.heat_map("confusion-matrix", ["A", "B"], ["A", "B"], np.array([[399, 1], [0, 5]]))["data"]
     assert trace["z"] == [[0.9975, 0.0025], [0, 1]]
     assert trace["text"] == [["100", "<1"], ["", "100"]]
     assert trace["hovertext"][0][1] == "A called B<br>1 cell, 0.2% of the row"

@@ -35,33 +35,20 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     assert read.name == "one"
     assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
     assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
-    np.testing.assert_array_equal(read.embedding, sample.obsm["X_scperformer"])
+    assert read.umap is None
     np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_unknown"])
 
 
-def test_embeddings_of_models_adapted_to_different_conditions_are_replaced_by_probabilities(tmp_path):
-    """Such embeddings are not comparable; logarithms of probabilities are."""
-    samples = [annotated_sample(first, num_cells=20) for first in (0, 20)]
-
-    def embeddings(*keys: str | None) -> list[np.ndarray]:
-        paths = []
-        for number, (sample, key) in enumerate(zip(samples, keys, strict=True)):
-            sample.uns["scperformer"]["condition"] = {"adapted": key is not None, "key": key or "f" * 16}
-            paths.append(write_sample(tmp_path, f"s{number}", sample))
-        return [read.embedding for read in read_samples(paths, "scperformer")[0]]
-
-    for same in (("a" * 16,) * 2, (None, None)):
-        for found, sample in zip(embeddings(*same), samples, strict=True):
-            np.testing.assert_array_equal(found, sample.obsm["X_scperformer"])
-    for other in (("a" * 16, "b" * 16), ("a" * 16, None)):
-        for found, sample in zip(embeddings(*other), samples, strict=True):
-            proba = sample.obsm["scperformer_proba"].to_numpy()
-            np.testing.assert_allclose(found, np.log(np.clip(proba, 1e-3, None)), rtol=1e-6)
-
-
-def test_embedding_is_read_only_on_request(tmp_path):
-    path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
-    assert read_annotated([path], "scperformer")[0].embedding is None
+def test_the_umap_of_a_file_is_read_on_request(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    sample.obsm["X_umap"] = np.random.default_rng(0).normal(size=(20, 2))
+    path = write_sample(tmp_path, "one", sample)
+    assert read_annotated([path], "scperformer")[0].umap is None
+    [read], _ = read_samples([path], "scperformer")
+    np.testing.assert_allclose(read.umap, sample.obsm["X_umap"], rtol=1e-6)
+    sample.obsm["X_umap"][3] = np.nan  # scanpy would refuse to draw it
+    [read], _ = read_samples([write_sample(tmp_path, "one", sample)], "scperformer")
+    assert read.umap is None
 
 
 @pytest.mark.parametrize("missing", ["scperformer_label", "scperformer_confidence", "scperformer_unknown"])
@@ -75,11 +62,11 @@ def test_missing_column_is_refused(tmp_path, missing):
         read_annotated([path], "scperformer")
 
 
-def test_missing_facts_or_embedding_are_refused(tmp_path):
+def test_missing_facts_or_probabilities_are_refused(tmp_path):
     sample = annotated_sample(num_cells=20)
-    del sample.obsm["X_scperformer"]
+    del sample.obsm["scperformer_proba"]
     path = write_sample(tmp_path, "one", sample)
-    with pytest.raises(InputError, match=r"no obsm\['X_scperformer'\]"):
+    with pytest.raises(InputError, match=r"no obsm\['scperformer_proba'\]"):
         read_samples([path], "scperformer")
     del sample.uns["scperformer"]
     path = write_sample(tmp_path, "two", sample)

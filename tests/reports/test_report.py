@@ -179,7 +179,7 @@ def test_no_path_of_the_machine_is_shown(page):
 def test_links_lead_to_sections(page):
     ids = {attrs["id"] for _, attrs in page.elements if attrs.get("id")}
     targets = page.values("a", "href")
-    assert len(targets) == 10
+    assert len(targets) == 8
     assert {target.removeprefix("#") for target in targets} <= ids
 
 
@@ -192,8 +192,8 @@ def test_headings_do_not_skip_a_level(page):
 def test_figures_and_tables_have_a_name(page):
     assert all(attrs.get("aria-label") for _, attrs in page.elements if attrs.get("role") in ("img", "region"))
     places = {attrs["data-figure"] for _, attrs in page.elements if attrs.get("data-figure")}
-    assert places == set(page.figures)
-    assert places == {"composition", "confidence", "confusion-matrix"}
+    assert set(page.figures) == {"confidence", "confusion-matrix", "disagreements"}
+    assert places == {"composition", *page.figures}
 
 
 @pytest.fixture(scope="module")
@@ -229,11 +229,13 @@ def test_composition_is_that_of_the_files(page, obs):
     for row in rows:
         assert row[1:] == [str(expected.loc[row[0]].sum()), *map(str, expected.loc[row[0], title[2:]])]
     assert total == ["All samples", "120", *(str(expected[label].sum()) for label in title[2:])]
-    for trace in page.figures["composition"]["data"]:
-        assert len(trace["x"]) == 2
-    shares = np.array([trace["x"] for trace in page.figures["composition"]["data"]])
-    np.testing.assert_allclose(shares.sum(axis=0), 1)
-    np.testing.assert_allclose(shares.T, expected.loc[[row[0] for row in rows], title[2:]] / 60)
+    composition = page.data["composition"]
+    calls, labels = composition["kinds"]
+    assert (calls["name"], labels["name"]) == ("Call", "Most probable label")
+    assert calls["counts"] == expected.loc[composition["samples"], calls["values"]].to_numpy().tolist()
+    by_label = pd.crosstab(obs["sample"], obs["scperformer_label"].astype(str))
+    assert labels["counts"] == by_label.loc[composition["samples"], labels["values"]].to_numpy().tolist()
+    assert sorted(composition["order"]) == [0, 1]
 
 
 def test_confusion_matrix_and_confidence_are_those_of_the_files(page, obs):
@@ -251,15 +253,22 @@ def test_map_holds_every_cell(page, obs, html):
     drawn = page.data["map"]
     assert drawn["cells"] == list(obs.index)
     names = [label["name"] for label in page.data["labels"]]
-    assert [names[code] for code in page.array(drawn["label"])] == list(final_labels(obs))
-    assert [page.data["samples"][code] for code in page.array(drawn["sample"])] == list(obs["sample"])
-    confidence = page.array(drawn["confidence"]) / 65534
-    np.testing.assert_allclose(confidence, obs["scperformer_confidence"], atol=1e-5)
-    by_name = {category["name"]: category for category in drawn["categories"]}
+    by_name = {column["name"]: column for column in drawn["columns"]}
+
+    def texts(column):
+        return [(names if column["values"] is None else column["values"])[code] for code in page.array(column["codes"])]
+
+    assert texts(by_name["Call"]) == list(final_labels(obs))
+    assert texts(by_name["Sample"]) == list(obs["sample"])
+    confidence = by_name["Confidence"]
+    found = confidence["low"] + page.array(confidence) / 65534 * (confidence["high"] - confidence["low"])
+    np.testing.assert_allclose(found, obs["scperformer_confidence"], atol=1e-4)
     np.testing.assert_array_equal(page.array(by_name["Unknown"]["codes"]), obs["scperformer_unknown"])
-    truth = [names[code] for code in page.array(by_name["True label"]["codes"])]
-    assert truth == list(obs[TRUTH_KEY].astype(str))
-    assert drawn["genes"] == []  # the recorded place of the expression is a script, so it cannot be read
+    assert texts(by_name[f"True label: {TRUTH_KEY}"]) == list(obs[TRUTH_KEY].astype(str))
+    assert "percent_mito" in by_name  # a column of the files
+    # The recorded place of the expression is a script, so it cannot be read.
+    assert "Expression" not in {column["group"] for column in drawn["columns"]}
+    assert "UMAP of the probabilities of the labels" in page.words
 
 
 def test_scales_of_the_branches_are_shown(page, plain):
@@ -317,12 +326,9 @@ def test_a_missing_expected_accuracy_is_not_shown(tmp_path, condition):
 
 def test_page_says_when_the_labels_do_not_depend_on_the_encoder(tmp_path):
     page = page_with_scales(tmp_path, {"encoder": 0.009, "linear": 1.5})
-    assert "The embedding comes from the encoder, which the labels do not depend on:" in page.words
     assert "1.50 × the linear branch + 0.01 × the encoder, with scales" in page.words
     assert "This model uses its linear branch only." in page.words
-    # With an encoder of weight 0, the embedding comes from the linear branch, too.
     page = page_with_scales(tmp_path, {"encoder": 0.0, "linear": 1.5})
-    assert "which the labels do not depend on" not in page.words
     assert "This model uses its linear branch only." in page.words
 
 
@@ -334,13 +340,13 @@ def test_a_missing_branch_is_not_shown(tmp_path, scales):
 
 
 def test_progress_is_logged(tmp_path, caplog):
-    path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
+    path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))  # too few for a map
     with caplog.at_level("INFO", logger="scperformer"):
         run_report(ReportConfig(inputs=[path]))
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "reading 1 annotated file"
     assert "reading the expression of s (1 of 1)" in said
-    assert "placing 20 cells on the map" in said
+    assert "placing 20 cells on the map by the probabilities of their labels" in said
     assert said[-1].startswith("report on 20 cells in 1 sample")
 
 
@@ -389,7 +395,7 @@ def test_a_sample_of_unknown_cells_is_among_the_things_to_check(tmp_path):
 
 
 def test_too_few_cells_have_a_reason_instead_of_a_map(plain):
-    assert "No map: it needs at least 15 cells" in plain.words
+    assert "No map: it needs at least 30 cells" in plain.words
     assert plain.data["map"] is None
 
 
@@ -402,16 +408,18 @@ def test_one_cell_is_enough_for_a_page(tmp_path):
 def test_same_input_same_page(folder, html):
     inputs = [str(folder / f"{name}.annotated.h5ad") for name in ("a <b>1", '"x" onclick="y"')]
     samples, _ = read_samples(inputs, "scperformer")
-    again = render(samples, [], read_evaluation(folder / "evaluation"), title=SCRIPT)
+    cfg = ReportConfig(inputs=inputs, title=SCRIPT)
+    again, summary = render(samples, [], read_evaluation(folder / "evaluation"), cfg)
     assert again == html
+    assert summary.strip() in html  # the first screen, for notebooks
 
 
 def test_a_random_subset_is_reproducible_and_mentioned(tmp_path):
     path = write_sample(tmp_path, "s", annotated_sample(num_cells=60))
     outputs = [str(tmp_path / name) for name in ("first.html", "second.html")]
-    first, second = (run_report(ReportConfig(inputs=[path], max_cells=20, output=output)) for output in outputs)
+    first, second = (run_report(ReportConfig(inputs=[path], max_cells=40, output=output)) for output in outputs)
     assert first.read_bytes() == second.read_bytes()
-    assert "(20 of 60, drawn at random)" in Page(first.read_text(encoding="utf-8")).words
+    assert "(40 of 60, drawn at random)" in Page(first.read_text(encoding="utf-8")).words
 
 
 def test_evaluation_of_other_files_is_refused(folder, tmp_path):

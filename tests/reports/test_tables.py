@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from support.annotated import annotated_sample
 
-from scperformer.reports import Annotated, of_cells, tables
+from scperformer.reports import Annotated, composition, of_cells, tables
 from scperformer.reports.evaluate import compare
 from scperformer.reports.read_annotations import Failed
+from scperformer.reports.what_to_check import things_to_check, trust_groups
 
 KNOWN = ["B", "T", "NK", "never"]
 
@@ -29,7 +30,7 @@ def make_sample(name: str, labels: str, baseline: str, confidence: list[float], 
         }
     )
     facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share}}
-    return Annotated(name=name, path=Path(name), key="k", obs=obs, embedding=None, facts=facts)
+    return Annotated(name=name, path=Path(name), key="k", obs=obs, umap=None, facts=facts)
 
 
 @pytest.fixture
@@ -77,7 +78,9 @@ def test_confidence_per_label(cells, labels):
 
 
 def test_composition_has_samples_as_rows(samples, cells, labels):
-    table = tables.composition_table([tables.summarise(sample, cells, labels) for sample in samples], labels[:4])
+    of_cell = cells["sample"].to_numpy(object)
+    data = composition.composition_data(samples, cells, labels, of_cell, {})
+    table = tables.composition_tables(data)[0]
     assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK", "unknown"]
     assert table.rows == [["one", 4, 2, 1, 0, 1], ["two", 5, 1, 1, 1, 2]]
     assert table.total == ["All samples", 9, 3, 2, 1, 3]
@@ -112,7 +115,7 @@ def test_a_failed_sample_has_a_row_with_its_reason(samples, cells, labels):
     rows = tables.sample_table(summaries, failed, None).rows
     assert rows[0][:5] == ["one", "annotated", 4, 1, 0.25]
     assert rows[2] == ["three", "failed: no such file", *[None] * 5]
-    assert "three has no annotation: no such file" in tables.things_to_check(summaries, failed, None)
+    assert "three has no annotation: no such file" in things_to_check(summaries, failed, None)
 
 
 def test_quality_per_sample(samples):
@@ -138,15 +141,54 @@ def test_quality_per_sample(samples):
 def test_things_to_check(samples, cells, labels):
     summaries = [tables.summarise(sample, cells, labels) for sample in samples]
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
-    found = "\n".join(tables.things_to_check(summaries, [], compare(samples, truths, "truth")))
+    found = "\n".join(things_to_check(summaries, [], compare(samples, truths, "truth")))
     assert "two has only 50% of the model’s informative expression" in found
     samples[1].facts["genes"]["informative_share"] = 0.3
-    assert any("two has only 30% of" in text for text in tables.things_to_check(summaries, [], None))
-    assert "40% of the cells of two are flagged as unknown" in found
-    assert "25% of the cells of one are flagged" in found
+    assert any("two has only 30% of" in text for text in things_to_check(summaries, [], None))
+    alone = things_to_check(summaries[1:], [], None)
+    assert any("40% of the cells of two are flagged as unknown" in text for text in alone)
+    ends = "(25% … 40%): one, two."
+    assert f"2 samples have many unknown cells, perhaps of types that the model was not trained on {ends}" in found
     assert "Logistic regression gives only 40% of the cells of two the same label" in found
     assert "The model does not have these true labels, so their cells count as errors: mast" in found
     assert "one has only" not in found
+
+
+def test_a_cause_has_one_sentence_whatever_number_of_samples():
+    few = [make_sample(f"s{number}", "T B", "T B", [0.9, 0.9], share=number / 200) for number in range(100)]
+    labels = tables.order_labels(few)
+    cells = tables.all_cells(few, labels)
+    summaries = [tables.summarise(sample, cells, labels) for sample in few]
+    [sentence] = things_to_check(summaries, [], None)
+    assert sentence.startswith("100 samples lack much of the model’s informative expression; they have (0% … 50%): s0,")
+    assert sentence.endswith("and 95 more.")
+    failed = [Failed(name=f"f{number}", reason="truncated") for number in range(3)]
+    assert "3 samples have no annotation" in things_to_check([], failed, None)[0]
+
+
+def test_samples_are_grouped_by_how_far_they_are(samples, cells, labels):
+    for sample, kind in zip(samples, ("like the reference", "another tissue"), strict=True):
+        sample.facts["shift"] = {"kind": kind, "expected_lowest": 0.8, "expected_highest": 0.9}
+    groups = trust_groups([tables.summarise(sample, cells, labels) for sample in samples])
+    assert [(group["grade"], group["num_samples"], group["num_cells"], group["samples"]) for group in groups] == [
+        ("good", 1, 4, "one"),
+        ("bad", 1, 5, "two"),
+    ]
+    assert groups[0]["expected"] == "80% to 90%"
+
+
+def test_doublets_per_call(samples, cells, labels):
+    assert tables.doublet_table(samples, cells, labels) is None
+    for sample in samples:
+        sample.obs["predicted_doublet"] = sample.obs["k_confidence"] > 0.85
+    table = tables.doublet_table(samples, cells, labels)
+    # Calls: T, T, unknown, B; unknown, B, NK, T, unknown.
+    assert table.rows == [
+        ["T", 3, 2, pytest.approx(2 / 3)],
+        ["B", 2, 1, 0.5],
+        ["NK", 1, 0, 0.0],
+        ["unknown", 3, 0, 0.0],
+    ]
 
 
 def test_an_adapted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(samples, cells, labels):
@@ -154,12 +196,12 @@ def test_an_adapted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(sam
     one["condition"] = {"adapted": True, "expected_accuracy": 0.79}
     two["condition"] = {"adapted": True, "expected_accuracy": 0.81}
     summaries = [tables.summarise(sample, cells, labels) for sample in samples]
-    found = "\n".join(tables.things_to_check(summaries, [], None))
+    found = "\n".join(things_to_check(summaries, [], None))
     assert "The expected accuracy of one is only 79%: 21% of the labels are wrong on cells of the reference" in found
     assert "accuracy of two" not in found
     assert "informative expression" not in found  # the control is in test_things_to_check
     two["condition"] = {"adapted": False, "expected_accuracy": float("nan")}
-    found = "\n".join(tables.things_to_check([tables.summarise(samples[1], cells, labels)], [], None))
+    found = "\n".join(things_to_check([tables.summarise(samples[1], cells, labels)], [], None))
     assert "expected accuracy" not in found
     assert "two has only 50% of the model’s informative expression" in found
 
@@ -167,14 +209,14 @@ def test_an_adapted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(sam
 def test_nothing_to_check(labels):
     fine = make_sample("fine", "T B", "T B", [0.9, 0.9])
     summaries = [tables.summarise(fine, tables.all_cells([fine], labels), labels)]
-    assert tables.things_to_check(summaries, [], None) == []
+    assert things_to_check(summaries, [], None) == []
 
 
 def test_confidence_far_below_that_of_held_out_cells_is_a_warning(samples, cells, labels):
     bins = {"num_cells": np.array([20, 80]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
     for sample, is_low in zip(samples, (False, True), strict=True):  # mean confidences: 0.75 and 0.57
         sample.facts["calibration"] = {"bins": bins}  # mean confidence: 0.82
-        found = tables.things_to_check([tables.summarise(sample, cells, labels)], [], None)
+        found = things_to_check([tables.summarise(sample, cells, labels)], [], None)
         is_named = any(f"{sample.name}: " in text and "0.57" in text and "0.82" in text for text in found)
         assert is_named == is_low
 

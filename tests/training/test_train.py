@@ -401,6 +401,8 @@ def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
     assert (output / "bundle.json").read_bytes() == made
     with pytest.raises(InputError, match="exists; expected a new output"):
         run_train(config(path, *words, "resume=true", "seed=1"))
+    with pytest.raises(InputError, match=r"is finished, with another trainer\.max_epochs; .* under another output"):
+        run_train(config(path, *words, "resume=true", "trainer.max_epochs=99"))
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "checkpoints.txt", "csv/notes", "run.json", ".scperformer.json"])

@@ -344,7 +344,7 @@ BAD_SHEETS = {
     "illegal name": (["sample path", "a/b a.h5ad"], r"'a/b' does not match.*expected a name made of letters"),
     "missing file": (["sample path", "a gone.h5ad"], r"no gone\.h5ad; expected the path of sample a in samples\.tsv"),
     "missing truth": (["sample path truth", "a a.h5ad x.csv"], r"no x\.csv; expected the truth of sample a"),
-    "unknown column": (["sample file", "a a.h5ad"], r"'file' was unexpected.*expected the columns sample, path"),
+    "unknown column": (["sample file", "a a.h5ad"], r"'path' is a required property.*expected the columns sample"),
     "no number of shares": (["sample path shares", "a a.h5ad many"], r"'many' does not match.*in how many jobs"),
     "no rows": (["sample path"], r"should be non-empty; expected a line of column names and at least one sample"),
     "mixed truth": (

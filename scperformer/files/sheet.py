@@ -1,0 +1,86 @@
+"""The sample sheet of the workflow and of `predict`: a row for each sample, with its path and columns about it."""
+
+import codecs
+import csv
+import io
+import logging
+import os
+from pathlib import Path
+
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import names_beside
+from scperformer.base.messages import did_you_mean
+
+log = logging.getLogger(__name__)
+
+# Columns with a meaning of their own; all others describe the samples, such as a condition or a donor.
+OWN_COLUMNS = ("sample", "path", "truth", "truth_key", "shares")
+
+
+def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
+    """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons.
+
+    The text is in UTF-8, or as Excel writes it: in UTF-16 as Unicode text, else in the encoding of Windows.
+
+    Raises
+    ------
+    InputError
+        The file is missing, or no text.
+    """
+    path = Path(sheet)
+    if not path.is_file():
+        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
+        raise InputError(f"no sample sheet {sheet}", "a table with the columns sample and path", remedy)
+    text = _text_of(path)
+    delimiter = "\t"
+    if path.name.lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
+        header = text.partition("\n")[0]
+        delimiter = ";" if header.count(";") > header.count(",") else ","
+    table = csv.DictReader(io.StringIO(text, newline=""), restkey="(beyond the last column)", delimiter=delimiter)
+    rows = [{str(key).strip(): str(value).strip() for key, value in row.items() if value} for row in table]
+    return [filled for row in rows if (filled := {key: value for key, value in row.items() if value})]
+
+
+def _text_of(sheet: Path) -> str:
+    content = sheet.read_bytes()
+    try:
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            text = content.decode("utf-16")
+        else:
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                text = content.decode("cp1252")
+                log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
+    except UnicodeDecodeError as error:
+        found = f"{sheet} in an unknown encoding ({error.reason})"
+        raise InputError(found, "text in UTF-8", "save it as CSV UTF-8") from None
+    if "\0" in text:
+        expected = "text in UTF-8, or in UTF-16 with its mark"
+        raise InputError(f"{sheet} with null characters", expected, "save it as CSV UTF-8")
+    return text
+
+
+def path_in_sheet(sheet: str | Path, path: str) -> str:
+    """Return a path of a sheet, which is relative to the folder of the sheet."""
+    return os.path.normpath(os.path.join(os.path.dirname(sheet), os.path.expanduser(path)))
+
+
+def described_samples(sheet: str | Path, paths: list[str]) -> dict[str, dict[str, str]]:
+    """Return what a sheet tells about some files: for each path, the values of all columns but `OWN_COLUMNS`.
+
+    Raises
+    ------
+    InputError
+        The sheet cannot be read, or has no row for a file.
+    """
+    rows = {os.path.realpath(path_in_sheet(sheet, row["path"])): row for row in read_sheet(sheet) if "path" in row}
+    found = {}
+    for path in paths:
+        row = rows.get(os.path.realpath(path))
+        if row is None:
+            raise InputError(
+                f"no row for {path} in {sheet}", "a row for each file, with its path", "add it to the sheet"
+            )
+        found[path] = {column: value for column, value in row.items() if column not in OWN_COLUMNS}
+    return found
