@@ -287,6 +287,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "scales": saved.scales,
             "format_version": FORMAT_VERSION,
             **origin,
+            **({"studies": np.array([study.name for study in saved.studies], dtype=object)} if saved.studies else {}),
             **({"encoder": saved.metrics["encoder"]} if "encoder" in saved.metrics else {}),
             **({"branch_scores": saved.branch_scores} if saved.branch_scores else {}),
         },
