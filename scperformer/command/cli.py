@@ -157,6 +157,7 @@ def run_sweep(name: str, overrides: list[str], own: Path | None) -> int:
     finally:
         if sweep.rows:
             print(sweep.markdown(), flush=True)
+            sweep.draw()
     return 2 if sweep.num_failed else 0
 
 

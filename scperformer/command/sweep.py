@@ -1,4 +1,4 @@
-"""The table of a sweep: a row for each run, with its options, its scores and its error."""
+"""The table of a sweep, with a row for each run: its options, its scores and its error; and a picture of the scores."""
 
 import csv
 import json
@@ -19,8 +19,10 @@ from scperformer.model import INFO
 log = logging.getLogger(__name__)
 
 RUNS_TABLE = "runs.csv"
+PICTURE = "runs.png"
 RUN_RECORD = "run.json"  # in the folder of each run
 SCORE = "val_macro_f1"  # the printed table is sorted by this column
+BASELINE_SCORE = "baseline_macro_f1"
 LOST_JOB_ERRORS = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # options without a column: the input is the same in every run, the output is named
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
@@ -146,6 +148,25 @@ class Sweep:
             table.writerow(records[0])
             for record in records:  # a sign marks a formula, except in a number such as -1e-3
                 table.writerow([text if NUMBER.fullmatch(text) else escape_formula(text) for text in record.values()])
+
+    def draw(self) -> Path | None:
+        """Draw the validation macro-F1 of the runs by each option that they vary, into `runs.png`; return its path.
+
+        There is a panel for each option, with a dot for each run and a line through the means of the values. None: the
+        runs with scores vary no option.
+        """
+        records = [record for record in self.records() if record.get(SCORE)]
+        chosen = dict.fromkeys(name for row in self.rows for name in row.overrides)
+        varied = [name for name in chosen if len({record[name] for record in records}) > 1]
+        if not varied:
+            return None
+        from scperformer.base.pictures import draw_scores  # needs matplotlib
+
+        panels = {name: [(record[name], float(record[SCORE])) for record in records] for name in varied}
+        baseline = sum(float(record[BASELINE_SCORE]) for record in records) / len(records)
+        with new_file(self.folder / PICTURE, overwrite=True) as temporary:
+            temporary.write_bytes(draw_scores(panels, "validation macro-F1", {"logistic regression": baseline}))
+        return self.folder / PICTURE
 
     def markdown(self) -> str:
         """Return the printed table, the best run first and failed runs last.

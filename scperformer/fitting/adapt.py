@@ -227,6 +227,8 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
         or fewer than 50 of them, are genes of the model.
     """
     require_absent(output, cfg.overwrite, MODEL)
+    if isinstance(model, JoinedModel):
+        raise model.refusal
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
         found = f"a model that keeps no cells ({model.path})"

@@ -158,13 +158,18 @@ class JoinedModel(Model):
         self.adapted = {}
 
     @property
-    def network(self) -> CellTypeModel:  # type: ignore[override]
-        """Refuse: each study has a network of its own."""
-        raise InputError(
+    def refusal(self) -> InputError:
+        """The error of a step that needs one network."""
+        return InputError(
             f"the model {self.saved.name} of {len(self.members)} studies",
             "a model of one study in this place",
             f"name the model of a study, such as model_path={self.members[0].path}",
         )
+
+    @property
+    def network(self) -> CellTypeModel:  # type: ignore[override]
+        """Refuse: each study has a network of its own."""
+        raise self.refusal
 
     labels_are_independent = False  # type: ignore[assignment]
 

@@ -3,7 +3,9 @@
 import csv
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from scperformer.command.sweep import Sweep
 
@@ -87,3 +89,20 @@ def test_runs_of_other_processes_are_in_the_table_and_lost_ones_have_failed(tmp_
     assert [row.status for row in sweep.rows] == ["failed", "ok", "ok"]
     assert "ended without a result" in (tmp_path / "runs.csv").read_text()
     assert sweep.markdown().splitlines()[2].startswith("| 10 | ok | 10 | 0.7500")
+
+
+def test_the_picture_has_a_panel_for_each_option_that_varies(sweep, tmp_path):
+    run(sweep, tmp_path, 3, ["inputs=['r.h5ad']", "label_key=x", "seed=10", "optim.lr=1e-3"], 0.5)
+    picture = sweep.draw()
+    assert picture == tmp_path / "runs.png"
+    image = Image.open(picture)
+    assert image.size[0] == pytest.approx((1.2 + 3.2 * 2) * 150, abs=2)  # seed and learning rate
+    blue = np.all(np.array(image.convert("RGB")) == (0, 114, 178), axis=-1)
+    assert blue.sum() > 300  # dots and lines
+
+
+def test_runs_without_scores_or_choices_have_no_picture(tmp_path):
+    sweep = Sweep(tmp_path)
+    run(sweep, tmp_path, 0, ["seed=0"], 0.5)
+    assert sweep.draw() is None
+    assert not (tmp_path / "runs.png").exists()

@@ -135,9 +135,13 @@ def test_the_model_travels_in_an_archive(folder, tmp_path, monkeypatch, command)
     same = [ad.read_h5ad(name).obsm["scperformer_proba"] for name in ("q.annotated.h5ad", "own.h5ad")]
     pd.testing.assert_frame_equal(*same)
     assert command("report", "q.annotated.h5ad", "output=r.html").code == 0
-    refused = command("explain", "q.annotated.h5ad")
-    assert refused.code == 2
-    assert "the model joint of 3 studies" in refused.err
+    for words in (("explain", "own.h5ad"), ("adapt", folder, "q.h5ad", "output=adapted")):
+        refused = command(*words)
+        assert refused.code == 2
+        assert "the model joint of 3 studies" in refused.err
+    one = f"model_path={folder / 'study1'}"
+    assert command("predict", "q.h5ad", one, "output=one.h5ad").code == 0
+    assert command("explain", "one.h5ad", one, "output=why").code == 0
 
 
 def test_check_compares_a_file_with_the_nearest_study(folder, studies, command, tmp_path):
