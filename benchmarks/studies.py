@@ -31,7 +31,7 @@ from machine import machine
 from panel import LABEL, Pair
 
 from scperformer.base.metrics import score
-from scperformer.trust import calibration_error
+from scperformer.trust import OTHER, calibration_error
 
 COLUMNS = ["lr", "lr_refitted", "linear", "linear_adapted", "default"]
 ROWS = [
@@ -203,7 +203,7 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task) -> dict[str, floa
         confidence = summed.max(axis=1)[is_known]  # of the merged labels
         right = np.unique(groups)[summed.argmax(axis=1)][is_known] == true[is_known]
         found["ece"] = calibration_error(confidence, right)
-        expected = float(confidence.mean()) if record.get("shift", {}).get("temperature", 1) > 1 else np.nan
+        expected = float(confidence.mean()) if record.get("shift", {}).get("kind") == OTHER else np.nan
         if np.isnan(expected):
             expected = float(record["condition"]["expected_accuracy"])
         found |= {"expected": expected, "expected_error": abs(expected - float(right.mean()))}

@@ -319,7 +319,9 @@ def _annotate_file(
                 annotation = make_annotation(
                     cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
                 )
-                annotation.describe(described, cells.obs.columns, path)
+                if described:
+                    existing = cells.keys()["obs"] if isinstance(cells, BackedH5ad) else cells.obs.columns
+                    annotation.describe(described, existing, path)
                 scratch = parts.folder
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
                 summary = annotation.summary()
