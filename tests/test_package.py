@@ -80,7 +80,7 @@ MAY_LOAD = {
     "predict PBMC model_path=FOLDER/model output=FOLDER/annotated.h5ad": {"torch"},
     "adapt FOLDER/model PBMC output=FOLDER/adapted": FITS | LIGHTNING,
     "evaluate FOLDER/annotated.h5ad truth_key=cell_type output=FOLDER/evaluation": set(),
-    "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"} | {"matplotlib"},
+    "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"} | SCANPY | {"umap", "igraph"},
 }
 
 

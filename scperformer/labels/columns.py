@@ -16,10 +16,13 @@ NO_CALL = "unknown"  # the call of a cell that is unknown, or whose label and pa
 
 
 def final_call(call: pd.Series, unknown: np.ndarray) -> pd.Categorical:
-    """Return the calls of N cells, a categorical series, with `NO_CALL` where they are unknown (boolean, N)."""
+    """Return the calls of N cells, a categorical series, with `NO_CALL` where they are unknown (boolean, N).
+
+    Only calls that occur are categories: plots of scanpy refuse others.
+    """
     names = list(dict.fromkeys([*call.cat.categories, NO_CALL]))  # a label may have this name
     codes = np.where(unknown, names.index(NO_CALL), call.cat.codes.to_numpy())
-    return pd.Categorical.from_codes(codes, categories=names)
+    return pd.Categorical.from_codes(codes, categories=names).remove_unused_categories()
 
 
 def term_column(best: np.ndarray, terms: Sequence[str]) -> pd.Categorical:
