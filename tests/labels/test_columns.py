@@ -1,8 +1,9 @@
 """Columns about calls in a label tree, and ontology ids of labels."""
 
 import numpy as np
+import pandas as pd
 
-from scperformer.labels import LabelTree, term_column, tree_columns, tree_record
+from scperformer.labels import LabelTree, final_call, term_column, tree_columns, tree_record
 
 
 def test_levels_repeat_the_call_below_it_and_a_label_may_be_named_unknown():
@@ -31,3 +32,10 @@ def test_labels_can_share_an_ontology_id():
     column = term_column(np.array([2, 0, 1, 1]), ["X:2", "unknown", "X:2"])
     assert list(column) == ["X:2", "X:2", "unknown", "unknown"]
     assert list(column.categories) == ["X:2", "unknown"]
+
+
+def test_final_calls_have_only_categories_that_occur():
+    calls = pd.Series(pd.Categorical(["B", "T", "T"], categories=["B", "lymphocyte", "NK", "T"]))
+    final = final_call(calls, np.array([True, False, False]))
+    assert list(final) == ["unknown", "T", "T"]
+    assert list(final.categories) == ["T", "unknown"]
