@@ -195,7 +195,10 @@ def _adapt_as_predict(
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
     adapted = adapt_model(model, query, predict, condition)
-    weight = float(facts.get("shift", {}).get("encoder_weight", 1.0))
+    weight = facts.get("shift", {}).get("encoder_weight", 1.0)
+    if not isinstance(weight, float) or not 0 <= weight <= 1:
+        found = f"encoder_weight={str(weight)[:50]} in uns['{cfg.key_added}']['shift'] of {path}"
+        raise InputError(found, "a share, as predict writes it", "annotate the file again")
     return replace(adapted, model=with_encoder_weight(adapted.model, weight))
 
 

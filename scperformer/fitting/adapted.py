@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.progress import progress
 from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig, OptimConfig, TokensConfig, TrainConfig
-from scperformer.fitting.condition import Condition, depth_share, reduced
+from scperformer.fitting.condition import Condition, depth_share, provenance_of_adapted, reduced
 from scperformer.fitting.evidence import Fitted, fill_network, fit_branches
 from scperformer.fitting.imported import distilled
 from scperformer.fitting.linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
@@ -60,20 +60,14 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     if held_out is not None:
         metrics["out_of_fold"] = fitted.evidence
         metrics["calibration"] = calibration(held_out.logits, held_out.labels, saved.labels)
+    expected = None if held_out is None else fitted.evidence["accuracy"]
     return replace(
         saved,
         genes=[gene for gene, is_measured in zip(saved.genes, condition.measured, strict=True) if is_measured],
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
         config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
         metrics=metrics,
-        provenance=saved.provenance
-        | {
-            "adapted_from": {"name": saved.name, "hash": saved.hash, "num_genes": len(saved.genes)},
-            "condition": condition.key,
-            "depth": condition.depth,
-            "num_kept_cells": len(labels),
-            "expected_accuracy": None if held_out is None else fitted.evidence["accuracy"],
-        },
+        provenance=provenance_of_adapted(saved, condition, len(labels), expected),
         weights=_weights(saved, fitted, scales, cfg, x, labels),
         reference_cells=None,
         has_reference_cells=False,

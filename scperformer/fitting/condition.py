@@ -3,12 +3,13 @@
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.cells import Query, normalise_counts, recover_counts, thin
-from scperformer.model import ReferenceCells
+from scperformer.model import ReferenceCells, SavedModel
 
 # Cells of a file that show its depth, and the blocks of the file that they come from.
 SEEN_CELLS = 2000
@@ -82,6 +83,19 @@ def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: f
     if share < 1:
         values = thin(values, share, np.random.default_rng(seed))
     return normalise_counts(values, target_sum)
+
+
+def provenance_of_adapted(
+    saved: SavedModel, condition: Condition, num_cells: int, expected_accuracy: float | None
+) -> dict[str, Any]:
+    """Return the provenance of a model that was adapted to a condition with a number of cells."""
+    return saved.provenance | {
+        "adapted_from": {"name": saved.name, "hash": saved.hash, "num_genes": len(saved.genes)},
+        "condition": condition.key,
+        "depth": condition.depth,
+        "num_kept_cells": num_cells,
+        "expected_accuracy": expected_accuracy,
+    }
 
 
 def simulated(cells: ReferenceCells, num_cells: int, seed: int) -> ReferenceCells:

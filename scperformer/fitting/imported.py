@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
-from scperformer.fitting.condition import Condition, reduced
+from scperformer.fitting.condition import Condition, provenance_of_adapted, reduced
 from scperformer.fitting.evidence import branch_scales, evidence_folds
 from scperformer.fitting.linear import SOLVER_TOLERANCE, fit_logistic
 from scperformer.model import HeldOut, ReferenceCells, SavedModel
@@ -119,14 +119,7 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
         config=saved.config | {"network": {"name": "standardised", "clip": CLIP, "scale": scale}, "own_totals": True},
         metrics=metrics,
-        provenance=saved.provenance
-        | {
-            "adapted_from": {"name": saved.name, "hash": saved.hash, "num_genes": len(saved.genes)},
-            "condition": condition.key,
-            "depth": condition.depth,
-            "num_kept_cells": len(labels),
-            "expected_accuracy": metrics["out_of_fold"]["accuracy"],
-        },
+        provenance=provenance_of_adapted(saved, condition, len(labels), metrics["out_of_fold"]["accuracy"]),
         weights={f"model.{name}": array for name, array in weights.items()}
         | baseline_weights(x, labels, len(saved.labels)),
         reference_cells=None,

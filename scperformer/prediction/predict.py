@@ -251,20 +251,18 @@ def _annotate_files(
             with failures.of_file(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
-                annotate = _annotate_by_several if len(models) > 1 else _annotate_by_one
-                summaries.append(annotate(path, output, models, cfg, described.get(path, {})))
+                of_sample = described.get(path, {})
+                if len(models) > 1:
+                    summary = _annotate_by_several(path, output, models, cfg, of_sample)
+                else:
+                    summary = _annotate_file(path, output, models[0], cfg, of_sample)
+                summaries.append(summary)
                 log.info("written: %s", output)
                 _failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
     return summaries
-
-
-def _annotate_by_one(
-    path: str, output: Path, models: list[Model], cfg: PredictConfig, described: dict[str, str]
-) -> dict[str, Any]:
-    return _annotate_file(path, output, models[0], cfg, described)
 
 
 def _annotate_by_several(
