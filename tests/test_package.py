@@ -196,10 +196,10 @@ PLACES = tuple(f"/{name}/" for name in ("work", "tmp", "root", "home", "Users"))
 
 def project_files() -> list[Path]:
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    hidden = [path for path in inside if any(part == "__pycache__" for part in path.parts)]
+    made = [path for path in inside if {"__pycache__", "_build"} & set(path.parts)]  # the second by `make docs`
     return [
         path
-        for path in sorted([*ROOT.glob("*"), *set(inside).difference(hidden)])
+        for path in sorted([*ROOT.glob("*"), *set(inside).difference(made)])
         if path.is_file() and path.suffix in TEXT and path.name != ".git"  # a file in a worktree
     ]
 
