@@ -195,7 +195,7 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task) -> dict[str, floa
     found["known_flagged"] = float(unknown[is_known].mean()) if is_known.any() else np.nan
     if task.without:
         found["missing_flagged"] = float(unknown[~is_known].mean())
-    found |= {name: float(value) for name, value in record.get("shift", {}).items() if np.isreal(value)}
+    found |= {name: float(value) for name, value in record.get("shift", {}).items() if isinstance(value, float | int)}
     if "accuracy" in found:
         proba = called.obsm["scperformer_proba"].to_numpy()
         groups = np.array([to[label] for label in called.uns["scperformer"]["model"]["labels"]])

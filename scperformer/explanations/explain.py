@@ -195,11 +195,24 @@ def _adapt_as_predict(
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
     adapted = adapt_model(model, query, predict, condition)
-    weight = facts.get("shift", {}).get("encoder_weight", 1.0)
+    shift = facts.get("shift", {})
+    weight = shift.get("encoder_weight", 1.0)
     if not isinstance(weight, float) or not 0 <= weight <= 1:
         found = f"encoder_weight={str(weight)[:50]} in uns['{cfg.key_added}']['shift'] of {path}"
         raise InputError(found, "a share, as predict writes it", "annotate the file again")
-    return replace(adapted, model=with_encoder_weight(adapted.model, weight))
+    # Cells may have been left out since, so gene effects are not found anew.
+    factors = shift.get("gene_factors")
+    if factors is not None and not _are_factors(factors, len(adapted.model.saved.genes)):
+        found = f"other gene_factors in uns['{cfg.key_added}']['shift'] of {path}"
+        expected = f"a positive number for each of the {len(adapted.model.saved.genes)} genes, as predict writes them"
+        raise InputError(found, expected, "annotate the file again")
+    return replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
+
+
+def _are_factors(factors: Any, num_genes: int) -> bool:
+    """Whether these are positive numbers, one for each gene of a model."""
+    is_array = isinstance(factors, np.ndarray) and factors.shape == (num_genes,) and factors.dtype.kind == "f"
+    return bool(is_array and np.isfinite(factors).all() and (factors > 0).all())
 
 
 @dataclass(kw_only=True)
@@ -231,7 +244,7 @@ def _draw_sample(adapted: Adapted, codes: np.ndarray, facts: dict[str, Any], cfg
     num = None if cfg.cells == "all" else cfg.cells
     drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num] for code in np.unique(candidates)]
     rows = query.cells[np.sort(np.concatenate(drawn))]
-    x = query.some(rows)
+    x = adapted.as_in_reference(query.some(rows))
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from anndata import AnnData
+from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
@@ -33,7 +34,7 @@ from scperformer.model import (
     write_model,
 )
 from scperformer.network import JoinedModel, Model, as_model, load_model, torch_state_kept
-from scperformer.trust import FAR, Shift
+from scperformer.trust import FAR, Shift, without_effects
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,12 @@ class Adapted:
     query: Query
     record: dict[str, Any]
     shift: Shift | None = None  # how far the cells are from the reference; None: not asked for, or not known
+    gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before calls; None: none are
     members: "list[Member]" = field(default_factory=list)  # of a model of several studies
+
+    def as_in_reference(self, x: csr_matrix) -> csr_matrix:
+        """Return aligned cells of the file, CSR float32 N x G, without the gene effects of another study."""
+        return x if self.gene_factors is None else without_effects(x, self.gene_factors)
 
 
 @dataclass
@@ -72,8 +78,8 @@ def adapt_model(
     """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
 
     A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
-    unless it is given. With `with_shift`, also find how far the file is from the reference, log it, and
-    let the encoder weigh less if it is of another study.
+    unless it is given. With `with_shift`, also find how far the file is from the reference, and log it; if it is of
+    another study, let the encoder weigh less, and find the factors of its genes.
 
     Raises
     ------
@@ -114,11 +120,12 @@ def adapt_model(
         expected = model.saved.provenance["expected_accuracy"]
         record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
         _log_accuracy(query.path, record)
-    shift = find_shift(query, model.saved, reference_cells, condition) if with_shift else None
+    shift, factors = find_shift(query, model, reference_cells, condition) if with_shift else (None, None)
     if shift is not None:
-        log.info("%s: %s", query.path, shift.text)
+        done = "" if factors is None else "; gene effects are taken out of its cells before they are called"
+        log.info("%s: %s%s", query.path, shift.text, done)
         model = with_encoder_weight(model, shift.encoder_weight)
-    return Adapted(model, query, record, shift)
+    return Adapted(model, query, record, shift, factors)
 
 
 def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_shift: bool) -> Adapted:
@@ -161,7 +168,7 @@ def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_sh
             "novelty_ratio": ratios,
         },
     }
-    return Adapted(model, query, record, nearest.shift, members)
+    return Adapted(model, query, record, nearest.shift, members=members)
 
 
 def _adapted_to(

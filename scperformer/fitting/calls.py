@@ -49,7 +49,7 @@ def call_block(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[
     query = adapted.query
     model = adapted.model
     x = query.block(start)
-    cells = Cells(x, model.tokens, measured=query.measured)
+    cells = Cells(adapted.as_in_reference(x), model.tokens, measured=query.measured)
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)

@@ -1,61 +1,113 @@
 """How far a file is from the reference, by some of its cells; trust/shift.py says what the numbers mean."""
 
 import math
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.cells import Query, stratified_sample
+from scperformer.fitting.adapted import with_encoder_weight
 from scperformer.fitting.condition import Condition, reduced, seen_rows
-from scperformer.model import ReferenceCells, SavedModel, both_have_a_part
+from scperformer.model import ReferenceCells, both_have_a_part
+from scperformer.network import Cells, Model, predict_cells
 from scperformer.trust import (
     MIN_CELLS,
+    OTHER,
     Profile,
     Shift,
     fit_profile,
     gene_effects,
+    gene_factors,
+    label_means,
     make_shift,
     most_alike,
     novelty_share,
+    without_effects,
 )
 
 # Cells of a file and of a model by which `check` sees whether the two are alike.
 LOOK_CELLS = 300
 LOOK_KEPT = 1000
+NUM_ROUNDS = 2  # of calling some cells and finding the factors of their genes; a third changes nothing
+BATCH_SIZE = 64  # cells called at a time, on a CPU
 
 
 def find_shift(
-    query: Query, saved: SavedModel, reference_cells: ReferenceCells | None, condition: Condition
-) -> Shift | None:
-    """Return the shift of a file for a model, which may have been adapted to it; None without held-out calls.
+    query: Query, model: Model, reference_cells: ReferenceCells | None, condition: Condition
+) -> tuple[Shift | None, np.ndarray | None]:
+    """Return the shift of a file for a model, and the factors of its genes if it is of another study.
 
     Parameters
     ----------
     query
         The cells of the file with the genes of the model.
+    model
+        The model, which may have been adapted to the file.
     reference_cells, condition
         The cells that the model before adapting keeps, and the condition of the file: with them, gene effects are
         found. None: they are not known.
+
+    Returns
+    -------
+    The shift, None for a model without held-out calls; and how many times as much of each gene of the model the file
+    has as the reference, float32 G (see `trust.without_effects`), None if there is nothing to take out.
     """
+    saved = model.saved
     if saved.held_out is None:
-        return None
+        return None, None
     rows = seen_rows(query)
     x = query.some(rows)
     x = x[_expressed(x)]
     scores = Profile(**saved.held_out.profile).scores(x)
-    effects = math.nan
-    if reference_cells is not None and len(scores) >= MIN_CELLS:
-        own = x
-        # The kept cells of an imported model have its genes alone, and are normalised over these.
-        if not query.measured.all() or saved.imported:
-            own = query.of_genes(query.measured).some(rows)
-            own = own[_expressed(own)]
-        kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
-        codes = np.unique(reference_cells.labels, return_inverse=True)[1]
-        effects = gene_effects(own[most_alike(scores)], kept, codes)
-    has_both = both_have_a_part(saved.scales)
     known = saved.held_out.scores
-    return make_shift(scores, known, effects, has_both=has_both, batch_effects=saved.batch_effects)
+    numbers: dict[str, Any] = {"has_both": both_have_a_part(saved.scales), "batch_effects": saved.batch_effects}
+    if reference_cells is None or len(scores) < MIN_CELLS:
+        return make_shift(scores, known, math.nan, **numbers), None
+    own = x
+    # The kept cells of an imported model have its genes alone, and are normalised over these.
+    if not query.measured.all() or saved.imported:
+        own = query.of_genes(query.measured).some(rows)
+        own = own[_expressed(own)]
+    alike = most_alike(scores)
+    kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
+    effects = gene_effects(own[alike], kept, np.unique(reference_cells.labels, return_inverse=True)[1])
+    shift = make_shift(scores, known, effects, **numbers)
+    if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
+        return shift, None
+    means = label_means(kept, reference_cells.labels, len(saved.labels))
+    return shift, _gene_factors(model, x[alike], own[alike], query.measured, means, shift.way)
+
+
+def _gene_factors(
+    model: Model, x: csr_matrix, own: csr_matrix, is_measured: np.ndarray, means: np.ndarray, way: float
+) -> np.ndarray:
+    """Return the factors of the genes of a model, 1 for those that a file does not measure.
+
+    The labels of its cells are called, and once more without the effects that were found with the first ones. The
+    linear branch calls them, which carries over better than the encoder, and takes little time beside any encoder.
+
+    Parameters
+    ----------
+    x, own
+        The same cells with all genes of the model, and with the measured ones, normalised over these.
+    means
+        Mean counts per 10,000 of each label, labels x measured genes.
+    way
+        How far the file is on the way to another study, 0 to 1: a power of the factors.
+    """
+    linear = with_encoder_weight(model, 0.0) if both_have_a_part(model.saved.scales) else None
+    factors = np.ones(x.shape[1], dtype=np.float32)
+    for _ in range(NUM_ROUNDS):
+        some = without_effects(x, factors)
+        if linear is not None:
+            cells = Cells(some, linear.tokens, measured=is_measured)
+            calls = predict_cells(linear.network, cells, BATCH_SIZE).proba.argmax(axis=1)
+        else:
+            assert model.baseline is not None  # only imported models have none
+            calls = model.baseline.predict(some)
+        factors[is_measured] = gene_factors(own, calls, means) ** way
+    return factors
 
 
 def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition, rate: float) -> tuple[float, Shift]:

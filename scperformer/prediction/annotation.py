@@ -180,6 +180,8 @@ def make_annotation(
         for warning in made.warnings:
             log.warning("%s: %s", query.path, warning)
         notices += made.warnings
+    if adapted.gene_factors is not None:
+        record["shift"]["gene_factors"] = adapted.gene_factors
     record["warnings"] = np.array(notices, dtype=object)
     obs = obs[[name for name in OBS_COLUMNS if name in obs]].add_prefix(f"{cfg.key_added}_")
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""

@@ -101,7 +101,7 @@ def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, p
     """
     if not model.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
-    adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
+    adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 

@@ -3,10 +3,9 @@
 Between studies everything moves a little: the chemistry, the laboratory and the state of the cells change the
 expression of many genes in all cells. Two numbers say how much, from the half of the file's cells that looks most like
 the reference, so that types which the reference lacks have no part in them. The novelty ratio compares the lower
-quartile of their novelty scores with that of held-out cells of the reference. The gene effects are the spread of the
-factors by which the mean expression of genes differs from that of the same mixture of the reference's labels, as in
-RCTD (Cable et al. 2022, Nat. Biotechnol. 40:517). benchmarks/studies.py measures both; the limits here come from its
-pairs.
+quartile of their novelty scores with that of held-out cells of the reference. The gene effects (gene_effects.py) are
+the spread of the factors by which the mean expression of genes differs from that of the same mixture of the reference's
+labels. benchmarks/studies.py measures both; the limits here come from its pairs.
 """
 
 import math
@@ -14,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 MIN_CELLS = 20  # fewer cells of a file say little about all of them
 QUARTILE = 0.25
@@ -34,8 +32,6 @@ MAX_FACTOR = 6.0  # larger ones would hide cells of other tissues
 # of the encoder beside the linear branch gains nothing from here on, and makes the sum too sure.
 OTHER_ENCODER = 0.5
 OTHER_TEMPERATURE = 1.3  # of the logits of a model with a single branch, in another study
-PSEUDO_EXPRESSION = 0.02  # counts per 10,000, added to means whose quotient is taken
-PSEUDO_CELLS = 20.0  # the same, shared by the cells: means of few cells are uncertain
 LOWER = 0.1  # the accuracy in another study may be so much lower or higher than the mean confidence
 HIGHER = 0.07
 TINY = 1e-12  # in place of 0, where a quotient is taken
@@ -65,10 +61,10 @@ class Shift:
         is_far = self.novelty_ratio >= FAR_RATIO and self.gene_effects >= FAR_EFFECTS
         if is_far or self.novelty_ratio >= FARTHER_RATIO:
             return FAR
-        return OTHER if self._way > 0 else LIKE
+        return OTHER if self.way > 0 else LIKE
 
     @property
-    def _way(self) -> float:
+    def way(self) -> float:
         """How far a file is on the way from the reference's own study, 0, to another one, 1."""
         if math.isnan(self.gene_effects):
             way = (self.novelty_ratio - LIKE_RATIO) / (OTHER_RATIO - LIKE_RATIO)
@@ -89,7 +85,7 @@ class Shift:
     def encoder_weight(self) -> float:
         """By how much the logits of the encoder are multiplied beside a linear branch, which carries over better."""
         is_other = self.has_both and self.kind not in (LIKE, FEW)
-        return 1.0 - self._way * (1.0 - OTHER_ENCODER) if is_other else 1.0
+        return 1.0 - self.way * (1.0 - OTHER_ENCODER) if is_other else 1.0
 
     @property
     def temperature(self) -> float:
@@ -98,7 +94,7 @@ class Shift:
         With both branches, the smaller weight of the encoder has made them less sure already.
         """
         is_like = self.has_both or self.kind in (LIKE, FEW)
-        return 1.0 if is_like else 1.0 + self._way * (OTHER_TEMPERATURE - 1.0)
+        return 1.0 if is_like else 1.0 + self.way * (OTHER_TEMPERATURE - 1.0)
 
     def expected_accuracy(self, mean_confidence: float) -> tuple[float, float]:
         """Return the least and the highest accuracy to expect in a file of another study; NaN in another tissue.
@@ -158,54 +154,12 @@ def most_alike(scores: np.ndarray) -> np.ndarray:
     return scores <= np.median(scores)
 
 
-def gene_effects(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> float:
-    """Return the spread of the factors by which the mean expression of a file differs from the reference's.
-
-    Each cell of the file counts as the label whose mean it resembles most. What is compared with the mean of the file
-    is the mean of the reference with the same shares of labels. The spread is the covariance of two halves of the cells
-    and not the variance of all, which is larger the fewer the cells and their counts.
-
-    Parameters
-    ----------
-    x
-        Cells of the file that look most like the reference, CSR N x G, ln(1 + cp10k).
-    reference
-        Cells of the reference, in the same condition, M x G.
-    labels
-        Index of the label of each of these, M; each of 0 to C-1 occurs.
-    """
-    num_labels = int(labels.max()) + 1
-    centres = np.stack([np.asarray(reference[labels == label].mean(axis=0)).ravel() for label in range(num_labels)])
-    centre = centres.mean(axis=0)
-    directions = centres - centre
-    directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), TINY)
-    nearest = (x @ directions.T - centre @ directions.T).argmax(axis=1)
-    means = np.stack([_mean_counts(reference[labels == label]) for label in range(num_labels)])
-    logs = []
-    weights = np.zeros(x.shape[1])
-    for half in (slice(0, None, 2), slice(1, None, 2)):
-        some = x[half]
-        shares = np.bincount(nearest[half], minlength=num_labels) / some.shape[0]
-        expected = shares @ means
-        pseudo = PSEUDO_EXPRESSION + PSEUDO_CELLS / some.shape[0]
-        logs.append(np.log((_mean_counts(some) + pseudo) / (expected + pseudo)))
-        weights += expected / max(float(expected.sum()), TINY) / 2
-    first, second = (log - np.sum(weights * log) for log in logs)
-    return float(np.sqrt(max(0.0, np.sum(weights * first * second))))
-
-
 def tempered(proba: np.ndarray, temperature: float) -> np.ndarray:
     """Divide the logits behind probabilities, float32 N x C, by a temperature; labels and their order stay."""
     if temperature == 1:
         return proba
     powers = proba.astype(np.float64) ** (1 / temperature)
     return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
-def _mean_counts(x: csr_matrix) -> np.ndarray:
-    """Return the mean counts per 10,000 of each gene, float64 G, from ln(1 + cp10k)."""
-    counts = csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
-    return np.asarray(counts.mean(axis=0)).ravel()
 
 
 def expected_text(lowest: float, highest: float, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""A file of another study: the encoder weighs less, in the calls, their record and their explanation."""
+"""A file of another study: the encoder weighs less and gene effects are taken out, in calls, records, explanations."""
 
 from pathlib import Path
 
@@ -11,9 +11,11 @@ from scipy.special import softmax
 from support.words import as_options
 
 import scperformer
+from scperformer.base.errors import InputError
 from scperformer.cells import find_query
 from scperformer.config import PredictConfig
 from scperformer.network import Cells, branch_logits, load_model
+from scperformer.trust import without_effects
 
 QUICK = ["trainer.max_steps=60", "data.min_genes=0", "data.min_cells=0", "logger=none", "ontology=none"]
 
@@ -50,12 +52,47 @@ def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_pa
     scales = {"linear": model.saved.scales["linear"], "encoder": weight * model.saved.scales["encoder"]}
     assert record["model"]["scales"] == pytest.approx(scales)
     x = find_query(cells, model.saved, PredictConfig(inputs=[""])).all_cells()
-    linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
+    factors = record["shift"].get("gene_factors")
+    assert (factors is None) == (weight == 1)
+    of_reference = x if factors is None else without_effects(x, factors)
+    linear, encoder = branch_logits(model.network, Cells(of_reference, model.tokens), 64)
     expected = softmax(linear + weight * encoder, axis=1)
     np.testing.assert_allclose(done.obsm["scperformer_proba"].to_numpy(), expected, atol=1e-5)
-    scperformer.explain(done, model, output=tmp_path / "why")  # refuses cells to which it would give other labels
+    np.testing.assert_array_equal(scperformer.embed(cells, model), done.obsm["X_scperformer"])
+    some = done[done.obs["scperformer_label"] != "a"].copy()  # would have other gene effects
+    scperformer.explain(some, model, output=tmp_path / "why")  # refuses cells to which it would give other labels
     unshifted = scperformer.annotate(cells.copy(), model, options={"shift": "false"})
+    linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
     np.testing.assert_allclose(unshifted.obsm["scperformer_proba"], softmax(linear + encoder, axis=1), atol=1e-5)
+
+
+def test_gene_effects_of_another_study_are_taken_out_before_cells_are_called(folder):
+    model = load_model(folder)
+    cells = made_cells(240, 2)
+    truth = cells.obs["cell_type"].to_numpy()
+    times = np.where(np.arange(300) // 40 == 2, 3.0, 1.0)  # what the cells of one label have more of
+    cells.X = sparse.csr_matrix(cells.X.multiply(times), dtype=np.float32)
+    found = scperformer.annotate(cells.copy(), model)
+    factors = found.uns["scperformer"]["shift"]["gene_factors"]
+    assert np.corrcoef(np.log(factors), np.log(times))[0, 1] > 0.95
+    plain = scperformer.annotate(cells.copy(), model, options={"shift": "false"})
+    labels, plain_labels = (each.obs["scperformer_label"].to_numpy() for each in (found, plain))
+    assert (plain_labels == "c").mean() > 0.5
+    assert (labels == "c").mean() == pytest.approx(1 / 3, abs=0.1)
+    assert (labels == truth).mean() > (plain_labels == truth).mean() + 0.05
+    panel = scperformer.annotate(cells[:, 20:].copy(), model, options={"adapt": "true"})
+    assert panel.uns["scperformer"]["shift"]["gene_factors"].shape == (280,)
+    whole = scperformer.annotate(cells[:, 20:].copy(), model, options={"adapt": "false"})
+    assert "gene_factors" not in whole.uns["scperformer"]["shift"]  # without the kept cells, nothing is compared
+
+
+@pytest.mark.parametrize("factors", [np.ones(9), np.zeros(300), np.full(300, np.nan), np.array(["a"] * 300), "a"])
+def test_explain_refuses_gene_factors_that_predict_did_not_write(folder, factors, tmp_path):
+    model = load_model(folder)
+    done = scperformer.annotate(made_cells(240, 2, 0.4), model)
+    done.uns["scperformer"]["shift"]["gene_factors"] = factors
+    with pytest.raises(InputError, match="gene_factors"):
+        scperformer.explain(done, model, output=tmp_path / "why")
 
 
 def test_shares_of_a_file_of_another_study_have_the_calls_of_the_whole(folder, write, command):

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import sparse
 
 from scperformer.trust import (
     FAR,
@@ -13,44 +12,10 @@ from scperformer.trust import (
     OTHER,
     Shift,
     expected_text,
-    gene_effects,
     make_shift,
     most_alike,
     tempered,
 )
-
-NUM_GENES = 400
-NUM_LABELS = 3
-
-
-def logged(counts: np.ndarray) -> sparse.csr_matrix:
-    """ln(1 + counts per 10,000)."""
-    return sparse.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)), dtype=np.float32)
-
-
-def draw(num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: float = 3000) -> tuple:
-    """Poisson counts of three labels, each of which has a profile; `factors` are those of a platform."""
-    profiles = np.random.default_rng(0).lognormal(0, 1, size=(NUM_LABELS, NUM_GENES)) * factors
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(NUM_LABELS, size=num_cells)
-    shares = profiles[labels] / profiles[labels].sum(axis=1, keepdims=True)
-    return logged(rng.poisson(depth * shares) + 1e-9 * (np.arange(NUM_GENES) == 0)), labels
-
-
-@pytest.mark.parametrize(("num_cells", "depth"), [(25, 3000), (400, 3000), (60, 300), (400, 300)])
-def test_the_spread_of_gene_effects_is_found_whatever_number_and_depth_of_cells(num_cells, depth):
-    reference, labels = draw(900, 1, depth=depth)
-    effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
-    same = gene_effects(draw(num_cells, 3, depth=depth)[0], reference, labels)
-    other = gene_effects(draw(num_cells, 3, effects, depth=depth)[0], reference, labels)
-    assert same < 0.12
-    assert other == pytest.approx(0.6, abs=0.12)
-
-
-def test_a_mixture_of_other_shares_is_no_effect():
-    reference, labels = draw(900, 1)
-    x, own = draw(600, 3)
-    assert gene_effects(x[own == 2], reference, labels) < 0.12
 
 
 def test_the_half_that_looks_most_like_the_reference():
