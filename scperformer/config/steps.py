@@ -257,8 +257,8 @@ class PredictConfig(_ModelOptions):
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     # expected false-positive rate of the unknown flag: share of cells like the reference's that get it; 0: off
     false_alarms: float = option(0.05, BELOW_ONE)
-    # how far a file is from the reference as a whole changes its unknown flags and confidences; false: it does not; see
-    # docs/trust.md#cells-of-another-study
+    # how far a file is from the reference as a whole changes its calls, confidences and unknown flags; false: it does
+    # not; see docs/trust.md#cells-of-another-study
     shift: str = choice("auto", "false")
     # cells with a lower confidence are flagged as unknown, too, unless a parent in the model's label tree reaches it
     min_confidence: float = option(0.0, SHARE)
