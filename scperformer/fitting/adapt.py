@@ -34,7 +34,7 @@ from scperformer.model import (
     write_model,
 )
 from scperformer.network import JoinedModel, Model, as_model, load_model, torch_state_kept
-from scperformer.trust import FAR, Shift, without_effects
+from scperformer.trust import FAR, OTHER, Shift, without_effects
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,9 @@ def adapt_model(
         query = query.of_genes(condition.measured)
         expected = model.saved.provenance["expected_accuracy"]
         record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
-        _log_accuracy(query.path, record)
     shift, factors = find_shift(query, model, reference_cells, condition) if with_shift else (None, None)
+    if record["adapted"] and (shift is None or shift.kind not in (OTHER, FAR)):
+        _log_accuracy(query.path, record)  # of the reference's study: it says little about another one
     if shift is not None:
         done = "" if factors is None else "; gene effects are taken out of its cells before they are called"
         log.info("%s: %s%s", query.path, shift.text, done)
