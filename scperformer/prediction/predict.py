@@ -247,7 +247,7 @@ def _annotate_files(
     summaries: list[dict[str, Any]] = []
     with progress("annotating", total=len(files), unit="files") as shown:
         for path, output in files:
-            shown.text = Path(path).name
+            shown.text = f"annotating {default_output(path, "").name}"
             with failures.of_file(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
@@ -349,7 +349,7 @@ def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int
     start_time = time.perf_counter()
     to_call = [part for part in parts_of(cfg.share, len(starts)) if not parts.has(part)]
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
-    with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
+    with progress(default_output(query.path, "").name, total=num_cells, unit="cells") as shown:
         for part in to_call:
             parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
     return num_cells, time.perf_counter() - start_time
