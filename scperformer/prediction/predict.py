@@ -247,7 +247,7 @@ def _annotate_files(
     summaries: list[dict[str, Any]] = []
     with progress("annotating", total=len(files), unit="files") as shown:
         for path, output in files:
-            shown.text = f"annotating {default_output(path, "").name}"
+            shown.text = f"annotating {default_output(path, '').name}"
             with failures.of_file(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
