@@ -213,7 +213,7 @@ def _facts(content: Content) -> dict[str, Any]:
         "threshold": tables.threshold(samples),
         "flag_reasons": tables.flag_reasons(samples),
         "agreement": tables.agreement(cells),
-        "checks": what_to_check.things_to_check(content.summaries, content.failed, content.evaluation),
+        "checks": _checks(content),
         "median": float(cells["confidence"].median()),
         "levels": tables.levels(samples),
         "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
@@ -237,6 +237,15 @@ def _facts(content: Content) -> dict[str, Any]:
         "runs": tables.runs(samples),
         "max_detailed": tables.MAX_DETAILED,
     }
+
+
+def _checks(content: Content) -> list[str]:
+    """Return what to check before the labels are used."""
+    checks = what_to_check.things_to_check(content.summaries, content.failed, content.evaluation)
+    if content.clusters is not None:
+        unknown = content.cells["unknown"].to_numpy(bool)[content.drawn.chosen]
+        checks += what_to_check.clusters_to_check(content.clusters, unknown)
+    return checks
 
 
 def _first_labels(content: Content) -> list[dict[str, Any]]:
