@@ -19,6 +19,7 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.pictures import MIN_BIN_CALLS
+from scperformer.base.progress import progress
 from scperformer.config import ReportConfig
 from scperformer.labels import NO_CALL
 from scperformer.model import branch_names, encoder_is_silent
@@ -85,20 +86,22 @@ def read_content(
     plans: expression.Plans = {}
     profiles: list[expression.LabelProfile] = []
     quality = {}
-    for number, sample in enumerate(samples, start=1):
-        log.info("reading the expression of %s (%d of %d)", sample.name, number, len(samples))
-        codes = cells.loc[cells["sample"] == sample.name, "code"].to_numpy()
-        profile = expression.read_profile(sample, codes, len(labels), model, plans)
-        if profile is not None:
-            quality[sample.name] = profile.quality
-            profiles = expression.merged([*profiles, profile])
+    log.info("reading the expression of %d sample%s", len(samples), "s" if len(samples) > 1 else "")
+    with progress("reading the expression", total=len(samples), unit="samples") as shown:
+        for sample in samples:
+            codes = cells.loc[cells["sample"] == sample.name, "code"].to_numpy()
+            profile = expression.read_profile(sample, codes, len(labels), model, plans)
+            if profile is not None:
+                quality[sample.name] = profile.quality
+                profiles = expression.merged([*profiles, profile])
+            shown.update()
     known = [place for place in range(num_used) if labels[place].name != NO_CALL]
     genes = expression.combine(profiles, known)
-    shown = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
+    shown_genes = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
     drawn = cell_map.draw(
         samples,
         [profile.genes for profile in profiles],
-        shown,
+        shown_genes,
         all_read=len(quality) == len(samples),
         how=cfg.layout,
         max_cells=cfg.max_cells,

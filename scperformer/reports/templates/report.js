@@ -244,12 +244,13 @@
       const layout = {
         ...base,
         height,
+        margin: { ...base.margin, r: 24 },
         barmode: "stack",
         bargap: 0.2,
         showlegend: false,
         uniformtext: { mode: "hide", minsize: 10 },
         xaxis: asBars
-          ? { range: [0, 1], tickformat: ".0%", fixedrange: true }
+          ? { range: [0, 1], tickvals: [0, 0.25, 0.5, 0.75, 1], tickformat: ".0%", fixedrange: true }
           : rowsAxis(kind.values, { range: [-0.5, kind.values.length - 0.5], tickangle: -45, side: "top" }),
         yaxis: rowsAxis(names, row < 20 ? { tickfont: { size: 10 } } : {}),
       };
