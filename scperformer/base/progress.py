@@ -47,7 +47,7 @@ class Progress:
         self.unit = unit
         self.num_done = 0
         self.total = None if total == 1 else total  # a bar with one step would stay at 0
-        self.may_end_early = False  # the time left is then the longest
+        self.bound = "about"  # of the time left; "at most" if the block may end early, "at least" if it may last longer
         self.start = time.monotonic()
         self.last = self.start  # the last update
         self.num_updates = 0
@@ -62,9 +62,8 @@ class Progress:
             self.last = now
             self.num_done += num
             self.num_updates += 1
-            # Compilation and reading come before the first step of a block, so its time says nothing about the others.
-            # Files differ, and the model is adapted to the first of each kind: all of them count.
-            if self.num_updates > 1 or self.unit == "files":
+            # Compilation, reading and fits come before the first step of a block: its time says nothing about others.
+            if self.num_updates > 1:
                 number, sum_of_seconds, sum_of_squares = self.counted
                 self.counted = (number + 1, sum_of_seconds + seconds, sum_of_squares + seconds**2)
 
@@ -79,7 +78,7 @@ class Progress:
         variance = max(0.0, squares - number * mean**2) / (number - 1)
         if math.sqrt(variance * (1 / number + 1 / updates_left)) > MAX_ERROR * mean:
             return ""
-        return f"{'at most' if self.may_end_early else 'about'} {in_time(mean * updates_left)} left"
+        return f"{self.bound} {in_time(mean * updates_left)} left"
 
     def draw_bar(self) -> None:
         """Show or update the bar."""

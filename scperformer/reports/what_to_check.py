@@ -104,7 +104,7 @@ def things_to_check(
 
 
 def clusters_to_check(clusters: Clusters, unknown: npt.NDArray[np.bool_]) -> list[str]:
-    """Return a sentence about the clusters most of whose cells are unknown; `unknown` says which cells of the map are."""
+    """Return a sentence about the clusters that are mostly unknown; `unknown` says which cells of the map are."""
     sizes = np.bincount(clusters.codes, minlength=len(clusters.names))
     num_unknown = np.bincount(clusters.codes, weights=unknown, minlength=len(clusters.names))
     found = np.flatnonzero(num_unknown > sizes / 2)

@@ -78,16 +78,16 @@ def test_the_time_left_is_that_of_the_steps_after_the_first():
     assert timed("steps", 20, 60, *[0.25] * 19).time_left == ""
 
 
-def test_files_that_differ_have_no_time_left():
-    """The model is adapted to the first file of each kind: as nobody knows how many kinds come, one tells nothing."""
-    assert timed("files", 10, 25, 2, 2, 2).time_left == ""
-    assert timed("files", 10, 2, 2.2, 1.8, 2).time_left == "about 12 s left"
-    assert timed("files", 200, 25, *[2] * 49).time_left == "about 6 min 09 s left"
+def test_steps_that_differ_have_no_time_left():
+    """Nobody knows how many long ones come."""
+    assert timed("files", 10, 25, 2, 2, 20).time_left == ""
+    assert timed("files", 10, 25, 2.2, 1.8, 2).time_left == "about 12 s left"
+    assert timed("files", 200, 25, *[2] * 25, 25, *[2] * 23).time_left == "about 6 min 10 s left"
 
 
-def test_a_block_that_may_end_early_has_a_longest_time():
+def test_the_time_left_can_be_a_bound():
     shown = timed("cells", 10, 1, 2, 2)
-    shown.may_end_early = True
+    shown.bound = "at most"
     assert shown.time_left == "at most 14 s left"
 
 

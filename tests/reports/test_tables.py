@@ -179,12 +179,14 @@ def test_clusters_of_unknown_cells_are_among_the_things_to_check():
 
 def test_runs_with_the_same_command_are_one(samples):
     """Its quotes can be read, and long words and lists of files are cut."""
-    command = shlex.join(["scperformer", "predict", "a 1.h5ad", "b", "c", "d", "e", f"outputs=['x','{'y' * 99}']", "n=1"])
+    command = shlex.join(
+        ["scperformer", "predict", "a 1.h5ad", "b", "c", "d", "e", f"outputs=['x','{'y' * 99}']", "n=1"]
+    )
     for sample, date in zip(samples, ["2026-01-01 10:05 UTC", "2026-01-01 10:01 UTC"], strict=False):
         sample.facts["run"] = {"host": "h", "command": command, "date": date}
     (run,) = tables.runs(samples[:2])
     assert (run["date"], run["last"]) == ("2026-01-01 10:01 UTC", "2026-01-01 10:05 UTC")
-    assert run["command"] == f"""scperformer predict 'a 1.h5ad' b c [2 more] "outputs=['x','{'y' * 46}..." n=1"""
+    assert run["command"] == f"""scperformer predict 'a 1.h5ad' b c [2 more] "outputs=['x','{"y" * 46}..." n=1"""
     samples[0].facts["run"]["command"] = "scperformer predict 'cut ..."  # as the record cuts very long ones
     assert tables.runs(samples[:1])[0]["command"].startswith("scperformer predict")
     assert len(tables.runs(samples[:2])) == 2
