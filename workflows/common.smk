@@ -1,5 +1,6 @@
 """Shared by the rules: paths, samples and their jobs, options of the steps, memory and time."""
 
+import atexit
 import itertools
 import json
 import os
@@ -78,7 +79,7 @@ def mark_outdir():
 
 
 def tell_results():
-    """Print how many samples are annotated, and which are not, with the reason; the logs of `deliver` keep it."""
+    """Print at the end how many samples are annotated, and which are not, with the reason, which `deliver` logs."""
     reasons = {}
     for name in SAMPLES:
         failed = f"{SETTLED.format(sample=name)}/{name}.failed.json"
@@ -86,10 +87,15 @@ def tell_results():
             with open(failed, encoding="utf-8") as file:
                 reasons[name] = json.load(file)["error"]
     num = sum(os.path.exists(ANNOTATED.format(sample=name)) for name in SAMPLES.keys() - reasons.keys())
-    failures = "; ".join(f"{name}, {reason}" for name, reason in list(reasons.items())[:5])
-    more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-    logs = f" (kept in {OUT}/logs/deliver/SAMPLE.log)" if reasons else ""
-    print(f"{num} annotated, {len(reasons)} failed" + (f": {failures}{more}{logs}" if reasons else ""), file=sys.stderr)
+    text = f"{num} annotated, {len(reasons)} failed"
+    if reasons:
+        text += ": " + "; ".join(f"{name}, {reason.rstrip('.')}" for name, reason in list(reasons.items())[:5])
+        text += f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+        log_of = next(iter(reasons)) if len(reasons) == 1 else "SAMPLE"
+        text += f" (kept in {OUT}/logs/deliver/{log_of}.log)"
+    if os.path.exists(REPORT):
+        text += f"; report: {REPORT}"
+    atexit.register(print, text, file=sys.stderr)  # after the lines with which snakemake ends
 
 
 def memory(wildcards, input, attempt):

@@ -5,12 +5,13 @@
             ...
             shown.update(len(cells))
 
-Blocks may be nested: the innermost is shown. A block without a total shows its elapsed time; in a log it stays silent
-for its first minute. A thread draws, so that progress is also shown during a single long call. Nothing is shown if
-the level of the logger "scperformer" is ERROR, as in all but the first process of a distributed training.
+Blocks may be nested: the innermost is shown. In a log, a block is silent for its first ten seconds, and for its first
+minute if nothing can be counted yet. A thread draws, so that progress is also shown during a single long call. Nothing
+is shown if the level of the logger "scperformer" is ERROR, as in all but the first process of a distributed training.
 """
 
 import logging
+import math
 import shutil
 import sys
 import threading
@@ -24,11 +25,14 @@ from scperformer.base.messages import in_time
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_DRAWS = 0.5
-# The shortest time between two lines in a log; it grows to a tenth of the block's time so far.
-SECONDS_BETWEEN_LINES = 2.5
-SECONDS_WITHOUT_TOTAL = 60.0  # in place of it for a block without a total, whose line says little
-SHARE_FOR_TIME_LEFT = 0.1  # done before the time left is told: the first steps say little about the others
+# The time before the first line of a block in a log, and the shortest between two; it grows to a tenth of the block's
+# time so far.
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_WITHOUT_COUNT = 60.0  # in place of it while no step is done, or none is counted: such a line says little
 SHARE_BETWEEN_LINES = 0.1
+MAX_ERROR = 0.35  # standard error of the time left as a share of it: twice this is less than a factor of 2
+
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"  # tqdm's, with our time left
 
 _open: list["Progress"] = []  # the open blocks, innermost last
 _last_line = 0.0  # when any block wrote a line: many short blocks in a row also show progress
@@ -42,22 +46,44 @@ class Progress:
         self.text = text
         self.unit = unit
         self.num_done = 0
-        self.first: tuple[float, int] | None = None  # time of the first update, and what was done then
         self.total = None if total == 1 else total  # a bar with one step would stay at 0
+        self.bound = "about"  # of the time left; "at most" if the block may end early, "at least" if it may last longer
         self.start = time.monotonic()
+        self.last = self.start  # the last update
+        self.num_updates = 0
+        self.counted = (0, 0.0, 0.0)  # updates that show how long others will take: number, seconds and their squares
         self.bar: Any = None  # tqdm's bar while it is shown
 
     def update(self, num: int = 1) -> None:
         """Add to the number of finished steps."""
         with _lock:  # batches may be done in several threads
+            now = time.monotonic()
+            seconds = now - self.last
+            self.last = now
             self.num_done += num
-            if self.first is None:
-                self.first = (time.monotonic(), self.num_done)
+            self.num_updates += 1
+            # Compilation, reading and fits come before the first step of a block: its time says nothing about others.
+            if self.num_updates > 1:
+                number, sum_of_seconds, sum_of_squares = self.counted
+                self.counted = (number + 1, sum_of_seconds + seconds, sum_of_squares + seconds**2)
+
+    @property
+    def time_left(self) -> str:
+        """The time left, as in "about 20 s left"; "" if the updates so far are too few, or differ too much, to tell."""
+        number, seconds, squares = self.counted
+        if not self.total or number < 2 or self.num_done >= self.total:
+            return ""
+        updates_left = (self.total - self.num_done) * self.num_updates / self.num_done
+        mean = seconds / number
+        variance = max(0.0, squares - number * mean**2) / (number - 1)
+        if math.sqrt(variance * (1 / number + 1 / updates_left)) > MAX_ERROR * mean:
+            return ""
+        return f"{self.bound} {in_time(mean * updates_left)} left"
 
     def draw_bar(self) -> None:
         """Show or update the bar."""
         if self.bar is None:
-            form = None if self.total else "{desc} [{elapsed}]"
+            form = BAR if self.total else "{desc} [{elapsed}]"
             self.bar = _bar_class()(
                 desc=self._label, total=self.total, unit=f" {self.unit}", leave=False, bar_format=form
             )
@@ -66,6 +92,7 @@ class Progress:
         self.bar.total = self.total
         # A terminal may report 0 columns, which tqdm would take for a width; Python's function replaces it by 80.
         self.bar.ncols = shutil.get_terminal_size().columns
+        self.bar.set_postfix_str(self.time_left, refresh=False)
         self.bar.set_description_str(self._label, refresh=True)
 
     @property
@@ -76,16 +103,10 @@ class Progress:
 
     def line(self, seconds: float) -> str:
         """Return the log line after this many seconds."""
-        if not self.total:
+        if not self.total or not self.num_done:
             return f"{self._label}: {in_time(seconds)} so far"
         text = f"{self._label}: {self.num_done:,} of {self.total:,} {self.unit} in {in_time(seconds)}"
-        # Compilation and reading come before the first step: the time left is that of the steps after it.
-        began, num_before = self.first or (time.monotonic(), self.num_done)
-        num_after = self.num_done - num_before
-        if num_after <= 0 or self.num_done < SHARE_FOR_TIME_LEFT * self.total:
-            return text
-        left = (time.monotonic() - began) * (self.total - self.num_done) / num_after
-        return f"{text}, about {in_time(left)} left"
+        return ", ".join(filter(None, [text, self.time_left]))
 
     def hide(self) -> None:
         """Remove the bar."""
@@ -177,9 +198,9 @@ def _write_line() -> None:
     now = time.monotonic()
     for shown in reversed(_open):
         seconds = now - shown.start
-        if not shown.total and seconds < SECONDS_WITHOUT_TOTAL:
+        pause = SECONDS_BETWEEN_LINES if shown.total and shown.num_done else SECONDS_WITHOUT_COUNT
+        if seconds < pause:
             continue
-        pause = SECONDS_BETWEEN_LINES if shown.total else SECONDS_WITHOUT_TOTAL
         if now - _last_line >= max(pause, SHARE_BETWEEN_LINES * seconds):
             _last_line = now
             log.info("%s", shown.line(seconds))

@@ -129,6 +129,9 @@ class Sweep:
                 for name in ("macro_f1", "accuracy"):
                     scores[f"val_{name}"] = f"{metrics['model'][name]:.4f}"
                     scores[f"baseline_{name}"] = f"{metrics['baseline'][name]:.4f}"
+                if "encoder_alone" in metrics:
+                    scores["encoder_macro_f1"] = f"{metrics['encoder_alone']['macro_f1']:.4f}"
+                    scores["encoder_scale"] = f"{metrics['scales']['encoder']:.2f}"
                 scores["best_epoch"] = str(metrics["best_epoch"])
             ended = {"seconds": f"{row.seconds:.1f}", "output": row.output or "", "error": row.error}
             records.append({"job": row.job, "status": row.status} | row.overrides | scores | ended)
@@ -186,4 +189,10 @@ class Sweep:
             ]
             rows.append("| " + " | ".join(map(escape_pipes, cells)) + " |")
         place = min(str(self.folder / RUNS_TABLE), os.path.relpath(self.folder / RUNS_TABLE), key=len)
-        return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])
+        without = sum(record.get("encoder_scale") == "0.00" for record in records)
+        are = "run has" if without == 1 else "runs have"
+        note = (
+            f"{without} {are} the scores of the linear branch, as the encoder is left out: encoder_macro_f1 is its own"
+        )
+        ends = [f"{len(records)} runs, {self.num_failed} failed: {place}", *([note] if without else [])]
+        return "\n".join([*rows, "", *ends])

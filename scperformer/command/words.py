@@ -154,11 +154,14 @@ def add_option_files(given: SortedWords, step: str) -> None:
 
 def first_line(step: str, words: list[str]) -> str:
     """Return a line with the step, its files and its options, to be logged before the slow imports of the step."""
-    values = [after for flag, after in pairwise(words) if flag == CONFIG or FLAGS.get(flag)]
-    files = [word for word in words if not (word.startswith("-") or OVERRIDE.match(word) or word in values)]
-    options = [word for word in words if word not in files]
+    end = words.index("--") if "--" in words else len(words)
+    own = words[:end]
+    values = [after for flag, after in pairwise(own) if flag == CONFIG or FLAGS.get(flag)]
+    files = [word for word in own if not (word.startswith("-") or OVERRIDE.match(word) or word in values)]
+    options = [word for word in own if word not in files]
     named = files if len(files) <= MAX_NAMED_FILES else [f"{len(files)} files"]
-    return f"scperformer {step}: {', '.join([*named, *options])}"
+    for_snakemake = [" ".join(words[end:])] if words[end:] else []
+    return f"scperformer {step}: {', '.join([*named, *options, *for_snakemake])}"
 
 
 def own_presets(flags: list[str]) -> Path | None:

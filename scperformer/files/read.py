@@ -239,7 +239,7 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     if kind in ("h5ad", "zarr"):
         _require_genes_in_columns(adata.obs_names, adata.var, path)
     more = f" ({'; '.join(notes)})" if notes else ""
-    log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
+    log.info("read %s: %s, %s cells x %s genes%s", path, kind, f"{adata.n_obs:,}", f"{adata.n_vars:,}", more)
     return adata
 
 

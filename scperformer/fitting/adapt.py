@@ -14,6 +14,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import in_time
 from scperformer.base.outputs import require_absent
 from scperformer.cells import Query, find_query, read_genes
 from scperformer.config import AdaptConfig, PredictConfig
@@ -179,9 +180,9 @@ def _adapted_to(
     if condition.key not in model.adapted:
         begin = time.perf_counter()
         num_genes = int(condition.measured.sum())
-        log.info("%s: fitting the model to its %d genes and its depth", path, num_genes)
+        log.info("%s: fitting the model to its %s genes and its depth", path, f"{num_genes:,}")
         model.adapted[condition.key] = _load_or_fit(model, reference_cells, condition, cfg)
-        log.info("the model was adapted to %d genes in %.1f s", num_genes, time.perf_counter() - begin)
+        log.info("the model was adapted to %s genes in %s", f"{num_genes:,}", in_time(time.perf_counter() - begin))
     return model.adapted[condition.key]
 
 
@@ -204,8 +205,13 @@ def _log_accuracy(path: str, record: dict[str, Any]) -> None:
         log.info("%s: the accuracy on its %d genes and its depth is unknown", path, num_genes)
         return
     depth = "its depth" if record["depth_share"] < 1 else "the reference's depth"
-    text = "%s: accuracy %.2f (%.2f with all genes) on reference cells reduced to its %d genes and %s"
-    log.info(text, path, record["expected_accuracy"], record["accuracy_with_all_genes"], num_genes, depth)
+    accuracy = _with_all_genes(record["expected_accuracy"], record["accuracy_with_all_genes"])
+    log.info("%s: %s on reference cells reduced to its %s genes and %s", path, accuracy, f"{num_genes:,}", depth)
+
+
+def _with_all_genes(adapted: float, original: float) -> str:
+    """Return the accuracy of an adapted model on its reference beside that with all genes, if this is recorded."""
+    return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")
 
 
 def _load_or_fit(model: Model, reference_cells: ReferenceCells, condition: Condition, cfg: PredictConfig) -> Model:
@@ -243,8 +249,8 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
         raise InputError(found, "kept cells", model.saved.how_to_complete)
     adapted = fit_to_condition(model, reference_cells, _condition_of(source, model.saved, cfg))
     write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
-    text = "written: %s; on reference cells reduced to its %d genes: accuracy %.2f (%.2f with all genes)"
-    log.info(text, output, len(adapted.genes), _accuracy(adapted), _accuracy(model.saved))
+    accuracy = _with_all_genes(_accuracy(adapted), _accuracy(model.saved))
+    log.info("written: %s; on reference cells reduced to its %s genes: %s", output, f"{len(adapted.genes):,}", accuracy)
     return output
 
 

@@ -369,6 +369,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     bar = counted if options.progress_bar else nullcontext(Progress("", None, ""))
     checkpoint = where / LAST if (where / LAST).is_file() else None
     with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
+        shown.bound = "at most"  # early stopping
         epochs = EpochLog(folder, len(train), shown)
         callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
         logs = fast.enter_context(loggers_of(cfg, folder))

@@ -251,8 +251,8 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     require_annotator(saved, path)
     checksum = saved.hash[:12]
     labels = ", ".join(saved.labels)
-    text = "model %s (%s, %s): %d genes, %d labels: %s"
-    log.info(text, saved.name, why, checksum, len(saved.genes), len(saved.labels), labels)
+    text = "model %s (%s, %s): %s genes, %d labels: %s"
+    log.info(text, saved.name, why, checksum, f"{len(saved.genes):,}", len(saved.labels), labels)
     if saved.studies:
         names = ", ".join(study.name for study in saved.studies)
         log.info("its reference has %d studies: %s", len(saved.studies), names)

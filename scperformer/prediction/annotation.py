@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scperformer.base.messages import in_time
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
@@ -184,9 +185,10 @@ def make_annotation(
         record["shift"]["gene_factors"] = adapted.gene_factors
     record["warnings"] = np.array(notices, dtype=object)
     obs = obs[[name for name in OBS_COLUMNS if name in obs]].add_prefix(f"{cfg.key_added}_")
-    earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
-    text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
-    log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, record["num_unknown"])
+    earlier = f", {len(obs) - num_called:,} of them before" if num_called < len(obs) else ""
+    speed = f"{in_time(seconds)} ({num_called / seconds:,.0f} cells/s)"
+    unknown = f"{record['num_unknown']:,} flagged unknown"
+    log.info("%s: %s cells annotated%s in %s, %s", query.path, f"{len(obs):,}", earlier, speed, unknown)
     has_own = adapted.model.labels_are_independent
     return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record, has_own)
 

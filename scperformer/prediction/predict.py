@@ -7,6 +7,7 @@ annotation is made when all parts are finished.
 import hashlib
 import json
 import logging
+import shlex
 import shutil
 import tempfile
 import time
@@ -22,6 +23,7 @@ import numpy as np
 from anndata import AnnData
 
 from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_regular
@@ -246,8 +248,9 @@ def _annotate_files(
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
     summaries: list[dict[str, Any]] = []
     with progress("annotating", total=len(files), unit="files") as shown:
+        shown.bound = "at least"  # the model may be adapted again, to a file of another kind
         for path, output in files:
-            shown.text = Path(path).name
+            shown.text = f"annotating {default_output(path, '').name}"
             with failures.of_file(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +265,19 @@ def _annotate_files(
                 if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
+    if len(summaries) > 1 and cfg.share is None:
+        _log_end(summaries, cfg)
     return summaries
+
+
+def _log_end(summaries: list[dict[str, Any]], cfg: PredictConfig) -> None:
+    """Log how many files and cells were annotated, and the command of the report about them."""
+    num_cells = sum(summary["num_cells"] for summary in summaries)
+    unknown = sum(summary["num_unknown"] for summary in summaries) / num_cells
+    text = f"{len(summaries)} files annotated: {num_cells:,} cells, {in_percent(unknown)} of them unknown"
+    if cfg.output_dir is not None and cfg.output_format == "h5ad":
+        text += f"; next: scperformer report {shlex.quote(cfg.output_dir)}/*.annotated.h5ad"
+    log.info("%s", text)
 
 
 def _annotate_by_several(
@@ -349,7 +364,7 @@ def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int
     start_time = time.perf_counter()
     to_call = [part for part in parts_of(cfg.share, len(starts)) if not parts.has(part)]
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
-    with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
+    with progress(default_output(query.path, "").name, total=num_cells, unit="cells") as shown:
         for part in to_call:
             parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
     return num_cells, time.perf_counter() - start_time

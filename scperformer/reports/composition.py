@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from natsort import natsorted
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
@@ -139,7 +140,8 @@ def group_tables(data: dict[str, Any]) -> list[Table]:
     shares = counts / counts.sum(axis=1, keepdims=True)
     tables = []
     for number, (column, values) in enumerate(data["groups"].items()):
-        numbers, found = pd.factorize(np.array(values), sort=True)
+        found = natsorted(set(values))
+        numbers = np.array([found.index(value) for value in values])
         tested = [place for place in range(len(found)) if (numbers == place).sum() >= MIN_SAMPLES]
         p_values = []
         for place in range(len(kind["values"])):

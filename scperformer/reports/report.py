@@ -19,6 +19,7 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.pictures import MIN_BIN_CALLS
+from scperformer.base.progress import progress
 from scperformer.config import ReportConfig
 from scperformer.labels import NO_CALL
 from scperformer.model import branch_names, encoder_is_silent
@@ -85,20 +86,22 @@ def read_content(
     plans: expression.Plans = {}
     profiles: list[expression.LabelProfile] = []
     quality = {}
-    for number, sample in enumerate(samples, start=1):
-        log.info("reading the expression of %s (%d of %d)", sample.name, number, len(samples))
-        codes = cells.loc[cells["sample"] == sample.name, "code"].to_numpy()
-        profile = expression.read_profile(sample, codes, len(labels), model, plans)
-        if profile is not None:
-            quality[sample.name] = profile.quality
-            profiles = expression.merged([*profiles, profile])
+    log.info("reading the expression of %d sample%s", len(samples), "s" if len(samples) > 1 else "")
+    with progress("reading the expression", total=len(samples), unit="samples") as shown:
+        for sample in samples:
+            codes = cells.loc[cells["sample"] == sample.name, "code"].to_numpy()
+            profile = expression.read_profile(sample, codes, len(labels), model, plans)
+            if profile is not None:
+                quality[sample.name] = profile.quality
+                profiles = expression.merged([*profiles, profile])
+            shown.update()
     known = [place for place in range(num_used) if labels[place].name != NO_CALL]
     genes = expression.combine(profiles, known)
-    shown = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
+    shown_genes = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
     drawn = cell_map.draw(
         samples,
         [profile.genes for profile in profiles],
-        shown,
+        shown_genes,
         all_read=len(quality) == len(samples),
         how=cfg.layout,
         max_cells=cfg.max_cells,
@@ -213,7 +216,7 @@ def _facts(content: Content) -> dict[str, Any]:
         "threshold": tables.threshold(samples),
         "flag_reasons": tables.flag_reasons(samples),
         "agreement": tables.agreement(cells),
-        "checks": what_to_check.things_to_check(content.summaries, content.failed, content.evaluation),
+        "checks": _checks(content),
         "median": float(cells["confidence"].median()),
         "levels": tables.levels(samples),
         "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
@@ -237,6 +240,15 @@ def _facts(content: Content) -> dict[str, Any]:
         "runs": tables.runs(samples),
         "max_detailed": tables.MAX_DETAILED,
     }
+
+
+def _checks(content: Content) -> list[str]:
+    """Return what to check before the labels are used."""
+    checks = what_to_check.things_to_check(content.summaries, content.failed, content.evaluation)
+    if content.clusters is not None:
+        unknown = content.cells["unknown"].to_numpy(bool)[content.drawn.chosen]
+        checks += what_to_check.clusters_to_check(content.clusters, unknown)
+    return checks
 
 
 def _first_labels(content: Content) -> list[dict[str, Any]]:

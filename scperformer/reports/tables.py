@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 from natsort import natsorted
 
+from scperformer.base.messages import shortened
 from scperformer.base.pictures import colour_of
 from scperformer.cells import FEW_GENES, HIGH_SHARE
 from scperformer.labels import NO_CALL
@@ -28,6 +30,7 @@ UNKNOWN_SYMBOL = "x"
 SHEET = "sheet"  # entry of the record of an annotation: columns of obs that come from the sample sheet
 MAX_DETAILED = 12  # of more samples, the preparation is shown in a table alone
 NUM_FIRST_LABELS = 5  # labels in the summary
+NUM_SHOWN_FILES = 3  # of a command
 
 
 @dataclass(kw_only=True)
@@ -206,9 +209,30 @@ def composition_tables(data: dict[str, Any]) -> list[Table]:
 
 
 def runs(samples: Sequence[Annotated]) -> list[dict[str, str]]:
-    """Return when, where and how the samples were annotated, each different run once; empty if not recorded."""
-    recorded = [sample.facts["run"] for sample in samples if "run" in sample.facts]
-    return [dict(run) for run in {json.dumps(run, sort_keys=True): run for run in recorded}.values()]
+    """Return when, where and how the samples were annotated, each different command once; empty if not recorded.
+
+    `date` and `last` are those of the first and the last sample of a run.
+    """
+    dates: dict[tuple[str, str], list[str]] = {}
+    for sample in samples:
+        if run := sample.facts.get("run"):
+            dates.setdefault((run.get("host", ""), run.get("command", "")), []).append(run["date"])
+    return [
+        {"host": host, "command": _readable(command), "date": min(found), "last": max(found)}
+        for (host, command), found in dates.items()
+    ]
+
+
+def _readable(command: str) -> str:
+    """Return a recorded command for people: long words and lists of files are cut, and quotes can be read."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a command that was cut
+        words = command.split(" ")
+    words = [f'"{word}"' if "'" in word else shlex.quote(word) for word in map(shortened, words)]
+    files = [word for word in words[2:] if "=" not in word]
+    more = [f"[{len(files) - NUM_SHOWN_FILES} more]"] if len(files) > NUM_SHOWN_FILES else []
+    return " ".join([*words[:2], *files[:NUM_SHOWN_FILES], *more, *(word for word in words[2:] if "=" in word)])
 
 
 def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:

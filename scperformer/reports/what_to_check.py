@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from natsort import natsorted
 
 from scperformer.base.messages import shortened
+from scperformer.reports.clusters import Clusters
 from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.read_annotations import Failed
 from scperformer.reports.tables import listed
@@ -98,6 +101,19 @@ def things_to_check(
         text = "The model does not have these true labels, so their cells count as errors"
         sentences.append(f"{text}: {', '.join(foreign)}.")
     return sentences
+
+
+def clusters_to_check(clusters: Clusters, unknown: npt.NDArray[np.bool_]) -> list[str]:
+    """Return a sentence about the clusters that are mostly unknown; `unknown` says which cells of the map are."""
+    sizes = np.bincount(clusters.codes, minlength=len(clusters.names))
+    num_unknown = np.bincount(clusters.codes, weights=unknown, minlength=len(clusters.names))
+    found = np.flatnonzero(num_unknown > sizes / 2)
+    if not len(found):
+        return []
+    names = listed([clusters.names[code] for code in found])
+    are = f"Cluster {names} is" if len(found) == 1 else f"Clusters {names} are"
+    text = f"{are} mostly unknown ({sizes[found].sum():,} cells)"
+    return [f"{text}: look at the markers, it may be a cell type that the model was not trained on."]
 
 
 def _sample_warnings(summary: dict[str, Any]) -> list[Warned]:

@@ -358,6 +358,8 @@ def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any
         "baseline": asdict(score(val.known_labels, baseline.predict(val.x))),
         **evidence,
     }
+    if training.cfg.model.linear and encoder.any():  # it tells encoders apart whose model leaves them out
+        metrics["encoder_alone"] = asdict(score(val.known_labels, encoder.argmax(axis=1)))
     return metrics, held_out
 
 

@@ -25,7 +25,7 @@ def fast(monkeypatch):
     """Draw and write lines hundreds of times as often."""
     monkeypatch.setattr(module, "SECONDS_BETWEEN_DRAWS", 0.001)
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
-    monkeypatch.setattr(module, "SECONDS_WITHOUT_TOTAL", 0.04)
+    monkeypatch.setattr(module, "SECONDS_WITHOUT_COUNT", 0.04)
     logging.getLogger("scperformer").setLevel(logging.INFO)
 
 
@@ -48,27 +48,47 @@ def wait_for(condition) -> None:
     raise AssertionError("nothing was shown")
 
 
+def timed(unit: str, total: int, *seconds: float) -> module.Progress:
+    """A block whose updates of one step each have taken these seconds."""
+    shown = module.Progress("training", total, unit)
+    for each in seconds:
+        shown.last = time.monotonic() - each
+        shown.update()
+    return shown
+
+
 def test_lines_have_finished_steps_and_remaining_time(fast, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     with progress("checking", total=3, unit="files") as files:
         files.update()
-        with progress("a.h5ad", total=8000, unit="cells") as cells:
-            cells.update(1000)
-            time.sleep(0.02)
-            cells.update(1000)
-            wait_for(lambda: "left" in "".join(caplog.messages))
-    line = next(message for message in caplog.messages if "left" in message)
-    assert re.fullmatch(r"2/3 a\.h5ad: 2,000 of 8,000 cells in 0\.\d s, about 0\.\d s left", line)
+        with progress("a", total=8000, unit="cells") as cells:
+            for _ in range(4):
+                time.sleep(0.02)
+                cells.update(1000)
+            wait_for(lambda: "4,000" in "".join(caplog.messages))
+    line = next(message for message in caplog.messages if "4,000" in message)
+    assert re.fullmatch(r"2/3 a: 4,000 of 8,000 cells in 0\.\d s, about 0\.\d s left", line)
 
 
 def test_the_time_left_is_that_of_the_steps_after_the_first():
-    shown = module.Progress("training", 100, "steps")
-    shown.start -= 60  # a minute of compilation
-    shown.update(5)
-    shown.first = (shown.first[0] - 5, 5)
-    assert shown.line(65).endswith("5 of 100 steps in 1 min 05 s")  # too few for a guess
-    shown.update(20)
-    assert shown.line(65).endswith("about 19 s left")  # 20 steps in 5 s, and 75 more
+    """The first step has a minute of compilation; two steps after it are the fewest to tell anything."""
+    assert timed("steps", 100, 60).time_left == ""
+    assert timed("steps", 100, 60, 0.25).time_left == ""
+    assert timed("steps", 100, 60, *[0.25] * 19).time_left == "about 20 s left"
+    assert timed("steps", 20, 60, *[0.25] * 19).time_left == ""
+
+
+def test_steps_that_differ_have_no_time_left():
+    """Nobody knows how many long ones come."""
+    assert timed("files", 10, 25, 2, 2, 20).time_left == ""
+    assert timed("files", 10, 25, 2.2, 1.8, 2).time_left == "about 12 s left"
+    assert timed("files", 200, 25, *[2] * 25, 25, *[2] * 23).time_left == "about 6 min 10 s left"
+
+
+def test_the_time_left_can_be_a_bound():
+    shown = timed("cells", 10, 1, 2, 2)
+    shown.bound = "at most"
+    assert shown.time_left == "at most 14 s left"
 
 
 def test_a_block_without_a_total_shows_its_elapsed_time(fast, caplog):
@@ -80,14 +100,19 @@ def test_a_block_without_a_total_shows_its_elapsed_time(fast, caplog):
 
 def test_a_block_without_a_total_is_silent_at_first(fast, caplog, monkeypatch):
     """Its elapsed time says little, so the progress of the block around it is shown until then."""
-    monkeypatch.setattr(module, "SECONDS_WITHOUT_TOTAL", 60)
+    monkeypatch.setattr(module, "SECONDS_WITHOUT_COUNT", 60)
     caplog.set_level(logging.INFO, "scperformer")
     with progress("reading"):
         time.sleep(0.1)
     assert caplog.messages == []
-    with progress("checking", total=3, unit="files"), progress("reading"):
-        wait_for(lambda: caplog.messages)
-    assert re.fullmatch(r"checking: 0 of 3 files in 0\.\d s", caplog.messages[0])
+    with progress("checking", total=3, unit="files"):
+        time.sleep(0.1)
+        assert caplog.messages == []  # nor has the one around it anything to tell
+    with progress("checking", total=3, unit="files") as files:
+        files.update()
+        with progress("reading"):
+            wait_for(lambda: caplog.messages)
+    assert re.fullmatch(r"checking: 1 of 3 files in 0\.\d s", caplog.messages[0])
 
 
 def test_the_bar_shows_the_innermost_block(terminal):

@@ -16,7 +16,7 @@ import pytest
 from scperformer.base.errors import InputError
 from scperformer.command.cli import STEPS, import_function
 from scperformer.command.help import HELP
-from scperformer.command.words import to_overrides
+from scperformer.command.words import first_line, to_overrides
 from scperformer.config import make_config, option_texts
 from scperformer.config.steps import SCHEMAS
 from scperformer.model import PACKAGED_MODEL
@@ -118,6 +118,12 @@ def test_files_stand_anywhere_among_the_options():
     wanted = ["min_confidence=0.5", "batch_size=8", "inputs=['a.h5ad','b.h5ad']", "--cfg", "job"]
     assert to_overrides(["a.h5ad", "min_confidence=0.5", "b.h5ad", "batch_size=8", "--cfg", "job"], "predict") == wanted
     assert to_overrides(["--cfg", "job", "min_confidence=0.5", "a.h5ad", "batch_size=8", "b.h5ad"], "predict") == wanted
+
+
+def test_the_first_line_keeps_the_words_for_snakemake_together():
+    words = ["samples.tsv", "label_key=cell_type", "--", "--cores", "2"]
+    assert first_line("workflow", words) == "scperformer workflow: samples.tsv, label_key=cell_type, -- --cores 2"
+    assert first_line("predict", ["a.h5ad", "b.h5ad"]) == "scperformer predict: a.h5ad, b.h5ad"
 
 
 def test_words_are_quoted_when_they_are_the_users_own():

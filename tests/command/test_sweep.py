@@ -55,6 +55,20 @@ def test_the_printed_table_has_the_best_run_first_and_failed_ones_last(sweep):
     assert sweep.num_failed == 1
 
 
+def test_encoders_that_are_left_out_are_told_apart_by_their_own_scores(tmp_path):
+    """Their models have the scores of the same linear branch."""
+    sweep = Sweep(tmp_path)
+    for number, own in enumerate((0.6, 0.4)):
+        run(sweep, tmp_path, number, [f"attention={number}"], 0.9)
+        info = tmp_path / str(number) / "model" / "bundle.json"
+        metrics = json.loads(info.read_text())["metrics"]
+        metrics |= {"encoder_alone": {"macro_f1": own}, "scales": {"linear": 1.0, "encoder": float(number)}}
+        info.write_text(json.dumps({"metrics": metrics}))
+    assert [record["encoder_macro_f1"] for record in sweep.records()] == ["0.6000", "0.4000"]
+    assert [record["encoder_scale"] for record in sweep.records()] == ["0.00", "1.00"]
+    assert sweep.markdown().splitlines()[-1].startswith("1 run has the scores of the linear branch")
+
+
 def test_encoders_have_no_scores_in_the_table(tmp_path):
     sweep = Sweep(tmp_path)
     folder = tmp_path / "0"

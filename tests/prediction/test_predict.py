@@ -1,6 +1,7 @@
 """Prediction: calls that depend on the cell alone, everything in its place, and the user's file unchanged."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -443,6 +444,10 @@ def test_all_outputs_in_one_folder(tiny_model, counts_adata, tmp_path, command):
         "one.annotated.csv",
         "two.annotated.csv",
     ]
+    two = command("predict", *words[:4], "overwrite=true")
+    assert re.search(
+        r"2 files annotated: 40 cells, \d+ % of them unknown; next: scperformer report 'all of them'/", two.err
+    )
     (tmp_path / "two" / "one.h5ad").write_bytes((tmp_path / "one" / "one.h5ad").read_bytes())
     same = command("predict", "one/one.h5ad", "two/one.h5ad", f"model_path={tiny_model}", "output_dir=more")
     assert same.code == 2

@@ -53,6 +53,14 @@ def test_counts_by_call_label_and_level(samples):
     assert len(set(calls["colours"])) == 3
 
 
+def test_groups_are_in_natural_order(samples):
+    data = data_of(samples)
+    data["groups"] = {"donor": ["d10", "d9", "d1", "d1", "d9", "d10"]}
+    (table,) = composition.group_tables(data)
+    assert [title for title, _ in table.columns[1:4]] == ["Mean share, d1", "Mean share, d9", "Mean share, d10"]
+    assert table.rows[0][1] == pytest.approx((SHARES["s3"] + SHARES["s4"]) / 20)
+
+
 def test_similar_samples_are_neighbours(samples):
     order = data_of([samples[place] for place in (0, 3, 1, 4, 2, 5)])["order"]
     kinds = [list(SHARES)[(0, 3, 1, 4, 2, 5)[place]] for place in order]

@@ -345,7 +345,7 @@ def test_progress_is_logged(tmp_path, caplog):
         run_report(ReportConfig(inputs=[path]))
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "reading 1 annotated file"
-    assert "reading the expression of s (1 of 1)" in said
+    assert "reading the expression of 1 sample" in said
     assert "placing 20 cells on the map by the probabilities of their labels" in said
     assert said[-1].startswith("report on 20 cells in 1 sample")
 

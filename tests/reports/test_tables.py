@@ -1,5 +1,6 @@
 """The tables and warnings of the report, compared with counts made by hand."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from support.annotated import annotated_sample
 
 from scperformer.reports import Annotated, composition, of_cells, tables
+from scperformer.reports.clusters import Clusters
 from scperformer.reports.evaluate import compare
 from scperformer.reports.read_annotations import Failed
-from scperformer.reports.what_to_check import things_to_check, trust_groups
+from scperformer.reports.what_to_check import clusters_to_check, things_to_check, trust_groups
 
 KNOWN = ["B", "T", "NK", "never"]
 
@@ -164,6 +166,30 @@ def test_a_cause_has_one_sentence_whatever_number_of_samples():
     assert sentence.endswith("and 95 more.")
     failed = [Failed(name=f"f{number}", reason="truncated") for number in range(3)]
     assert "3 samples have no annotation" in things_to_check([], failed, None)[0]
+
+
+def test_clusters_of_unknown_cells_are_among_the_things_to_check():
+    clusters = Clusters(names=["0", "1", "2"], codes=np.array([0, 0, 1, 1, 1, 2]), source="")
+    (one,) = clusters_to_check(clusters, np.array([1, 0, 1, 1, 0, 0], dtype=bool))
+    assert one.startswith("Cluster 1 is mostly unknown (3 cells):")
+    (two,) = clusters_to_check(clusters, np.array([1, 0, 1, 1, 0, 1], dtype=bool))
+    assert two.startswith("Clusters 1, 2 are mostly unknown (4 cells):")
+    assert clusters_to_check(clusters, np.zeros(6, dtype=bool)) == []
+
+
+def test_runs_with_the_same_command_are_one(samples):
+    """Its quotes can be read, and long words and lists of files are cut."""
+    command = shlex.join(
+        ["scperformer", "predict", "a 1.h5ad", "b", "c", "d", "e", f"outputs=['x','{'y' * 99}']", "n=1"]
+    )
+    for sample, date in zip(samples, ["2026-01-01 10:05 UTC", "2026-01-01 10:01 UTC"], strict=False):
+        sample.facts["run"] = {"host": "h", "command": command, "date": date}
+    (run,) = tables.runs(samples[:2])
+    assert (run["date"], run["last"]) == ("2026-01-01 10:01 UTC", "2026-01-01 10:05 UTC")
+    assert run["command"] == f"""scperformer predict 'a 1.h5ad' b c [2 more] "outputs=['x','{"y" * 46}..." n=1"""
+    samples[0].facts["run"]["command"] = "scperformer predict 'cut ..."  # as the record cuts very long ones
+    assert tables.runs(samples[:1])[0]["command"].startswith("scperformer predict")
+    assert len(tables.runs(samples[:2])) == 2
 
 
 def test_samples_are_grouped_by_how_far_they_are(samples, cells, labels):

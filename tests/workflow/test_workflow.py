@@ -615,6 +615,9 @@ def test_failed_step_ends_with_its_one_line_error(
     config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "outdir=my results", jobs]
     run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
     assert run.returncode != 0
+    last = run.stdout.rstrip().splitlines()[-1]  # after all that snakemake says
+    assert last.startswith("1 annotated, 1 failed: broken, ")
+    assert last.endswith(" (kept in my results/logs/deliver/broken.log); report: my results/report.html")
     assert re.search(r"^(error: )?.*broken\.h5ad.*; expected", run.stdout, re.MULTILINE)
     assert "broken.h5ad" in (tmp_path / "my results/logs/deliver/broken.log").read_text()
     results = tmp_path / "my results"

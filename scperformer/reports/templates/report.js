@@ -133,9 +133,15 @@
 
   // A line says where there is more than a box shows.
   const cue = (scroll) => {
-    const line = element("div", { className: "cue sub", textContent: "Scroll sideways to see all of it →" });
+    const line = element("div", { className: "cue sub" });
     scroll.before(line);
-    const look = () => line.classList.toggle("shown", scroll.scrollWidth > scroll.clientWidth + 8 && scroll.scrollLeft < 8);
+    const look = () => {
+      const isWide = scroll.scrollWidth > scroll.clientWidth + 8 && scroll.scrollLeft < 8;
+      const isHigh = scroll.scrollHeight > scroll.clientHeight + 8 && scroll.scrollTop < 8;
+      const ways = [...(isWide ? ["sideways →"] : []), ...(isHigh ? ["down ↓"] : [])];
+      line.textContent = ways.length ? `Scroll ${ways.join(" and ")} to see all of it` : "";
+      line.classList.toggle("shown", ways.length > 0);
+    };
     new ResizeObserver(look).observe(scroll);
     scroll.addEventListener("scroll", look);
     look();
@@ -198,7 +204,7 @@
       else if (order.made.value !== "name") places.sort((a, b) => all[b][Number(order.made.value)] - all[a][Number(order.made.value)]);
       const names = places.map((i) => composition.samples[i]);
       const asBars = view.made.value === "bars";
-      const row = num > 60 && !asBars ? 14 : asBars ? 34 : 26;
+      const row = asBars ? 34 : num > 30 ? 14 : 26;
       const hover = (i, j) => `${plain(composition.samples[i])}, ${plain(kind.values[j])}<br>${kind.counts[i][j].toLocaleString()} cells, ${percent(all[i][j])}`;
       const unknown = kind.values.indexOf(data.unknown);
       const traces = asBars
@@ -228,7 +234,7 @@
               hoverinfo: "text",
               colorscale: [[0, "#FFFFFF"], [0.001, "#EDF1F6"], ...stops(data.expression).slice(1)],
               zmin: 0,
-              zmax: 1,
+              zmax: Math.max(...all.flat()),
               xgap: 1,
               ygap: num > 60 ? 0 : 1,
               colorbar: { thickness: 12, tickformat: ".0%", title: { text: "share of<br>the sample" }, len: 300, lenmode: "pixels", y: 1, yanchor: "top" },
@@ -238,12 +244,13 @@
       const layout = {
         ...base,
         height,
+        margin: { ...base.margin, r: 24 },
         barmode: "stack",
         bargap: 0.2,
         showlegend: false,
         uniformtext: { mode: "hide", minsize: 10 },
         xaxis: asBars
-          ? { range: [0, 1], tickformat: ".0%", fixedrange: true }
+          ? { range: [0, 1], tickvals: [0, 0.25, 0.5, 0.75, 1], tickformat: ".0%", fixedrange: true }
           : rowsAxis(kind.values, { range: [-0.5, kind.values.length - 0.5], tickangle: -45, side: "top" }),
         yaxis: rowsAxis(names, row < 20 ? { tickfont: { size: 10 } } : {}),
       };
@@ -566,7 +573,16 @@
         note("A hexagon has the colour of most of its cells.");
       }
     }
-    const annotations = texts.map((text) => ({
+    // Names of larger labels come first; others give way upwards or downwards, or are left out. In pixels.
+    const taken = [];
+    const isFree = (box) => taken.every((other) => Math.abs(other.x - box.x) > (other.width + box.width) / 2 || Math.abs(other.y - box.y) > 17);
+    for (const each of texts) {
+      const box = { x: (each.x / map.span[0]) * canvas.clientWidth, width: 7 * each.text.length + 4 };
+      const y = (each.y / map.span[1]) * canvas.clientHeight;
+      each.yshift = [0, 18, -18, 36, -36].find((shift) => isFree({ ...box, y: y + shift }));
+      if (each.yshift !== undefined) taken.push({ ...box, y: y + each.yshift });
+    }
+    const annotations = texts.filter(({ yshift }) => yshift !== undefined).map((text) => ({
       ...text,
       showarrow: false,
       bgcolor: "rgba(255,255,255,0.72)",
