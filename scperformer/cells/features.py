@@ -5,6 +5,7 @@ They are recognised by a column of var with the type of each feature, as 10x wri
 
 import re
 from collections import Counter
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -55,6 +56,15 @@ def _types(var: pd.DataFrame) -> pd.Series | None:
     return None if name is None else var[name].astype(object).where(var[name].notna(), "").astype(str)
 
 
+@lru_cache(maxsize=8)  # of gene tables that several steps ask about, such as those of X and raw
+def _kinds_by_name(names: tuple[str, ...]) -> dict[int, str]:
+    """Return the positions of features that are no genes by their names, and the kind of each."""
+    if not ANY_NAME.search("\n".join(names)):
+        return {}
+    kinds = (next((kind for kind, pattern in KINDS_BY_NAME.items() if pattern.fullmatch(name)), "") for name in names)
+    return {feature: kind for feature, kind in enumerate(kinds) if kind}
+
+
 def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
     """Recognise the features that are genes.
 
@@ -73,13 +83,11 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
         is_gene &= ~others.to_numpy()
         left_out.update(types[others.to_numpy()].tolist())
     names = [str(name).strip() for name in var.index]
+    for feature, kind in _kinds_by_name(tuple(names)).items():
+        if is_gene[feature]:
+            is_gene[feature] = False
+            left_out[kind] += 1
     joined = "\n".join(names)
-    if ANY_NAME.search(joined):
-        for feature in np.flatnonzero(is_gene).tolist():
-            kind = next((kind for kind, pattern in KINDS_BY_NAME.items() if pattern.fullmatch(names[feature])), None)
-            if kind is not None:
-                is_gene[feature] = False
-                left_out[kind] += 1
     if any(f"{suffix}\n" in joined for suffix in UNSPLICED_SUFFIXES):
         existing = set(names)
         is_unspliced = np.array([name.endswith(UNSPLICED_SUFFIXES) and name[:-2] in existing for name in names])

@@ -12,9 +12,9 @@ TINY = 1e-12  # length of a cell without expression, in place of 0
 def power_transform(x: csr_matrix, power: float) -> csr_matrix:
     """Raise expression (CSR float32, N x G) to a power, with each cell scaled to length 20; empty cells stay 0."""
     values = x.data**power
-    cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-    lengths = np.sqrt(np.bincount(cells, values.astype(np.float64) ** 2, minlength=x.shape[0]))
-    values *= (LENGTH / np.maximum(lengths, TINY)[cells]).astype(np.float32)
+    squares = csr_matrix((values.astype(np.float64) ** 2, x.indices, x.indptr), shape=x.shape)
+    lengths = np.sqrt(squares @ np.ones(x.shape[1]))
+    values *= np.repeat((LENGTH / np.maximum(lengths, TINY)).astype(np.float32), np.diff(x.indptr))
     return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
 
 

@@ -54,10 +54,10 @@ def _project(v: csr_matrix, weights: np.ndarray, vectors: np.ndarray) -> tuple[n
 
 def _of_length_one(x: csr_matrix) -> csr_matrix:
     """Scale cells, CSR N x G, to length 1; empty cells stay 0."""
-    cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-    lengths = np.sqrt(np.bincount(cells, x.data.astype(np.float64) ** 2, minlength=x.shape[0]))
-    lengths = np.maximum(lengths, TINY)
-    return csr_matrix(((x.data / lengths[cells]).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+    squares = csr_matrix((x.data.astype(np.float64) ** 2, x.indices, x.indptr), shape=x.shape)
+    lengths = np.maximum(np.sqrt(squares @ np.ones(x.shape[1])), TINY)
+    values = x.data / np.repeat(lengths, np.diff(x.indptr))
+    return csr_matrix((values.astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 
 def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndarray | None = None) -> Profile:
