@@ -23,6 +23,8 @@ PICTURE = "runs.png"
 RUN_RECORD = "run.json"  # in the folder of each run
 SCORE = "val_macro_f1"  # the printed table is sorted by this column
 BASELINE_SCORE = "baseline_macro_f1"
+ENCODER_SCORE = "encoder_macro_f1"  # of the encoder without the linear branch
+LEFT_OUT = "0.00"  # the scale of an encoder that adds nothing to the linear branch
 LOST_JOB_ERRORS = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # options without a column: the input is the same in every run, the output is named
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
@@ -130,7 +132,7 @@ class Sweep:
                     scores[f"val_{name}"] = f"{metrics['model'][name]:.4f}"
                     scores[f"baseline_{name}"] = f"{metrics['baseline'][name]:.4f}"
                 if "encoder_alone" in metrics:
-                    scores["encoder_macro_f1"] = f"{metrics['encoder_alone']['macro_f1']:.4f}"
+                    scores[ENCODER_SCORE] = f"{metrics['encoder_alone']['macro_f1']:.4f}"
                     scores["encoder_scale"] = f"{metrics['scales']['encoder']:.2f}"
                 scores["best_epoch"] = str(metrics["best_epoch"])
             ended = {"seconds": f"{row.seconds:.1f}", "output": row.output or "", "error": row.error}
@@ -155,8 +157,8 @@ class Sweep:
     def draw(self) -> Path | None:
         """Draw the validation macro-F1 of the runs by each option that they vary, into `runs.png`; return its path.
 
-        There is a panel for each option, with a dot for each run and a line through the means of the values. None: the
-        runs with scores vary no option.
+        There is a panel for each option, with a dot for each run and a line through the means of the values. If no run
+        uses its encoder, the scores are those of the encoders alone. None: the runs with scores vary no option.
         """
         records = [record for record in self.records() if record.get(SCORE)]
         chosen = dict.fromkeys(name for row in self.rows for name in row.overrides)
@@ -165,10 +167,13 @@ class Sweep:
             return None
         from scperformer.base.pictures import draw_scores  # needs matplotlib
 
-        panels = {name: [(record[name], float(record[SCORE])) for record in records] for name in varied}
+        alone = all(record.get("encoder_scale") == LEFT_OUT for record in records)
+        column = ENCODER_SCORE if alone else SCORE
+        title = "validation macro-F1" + (" of the encoder alone" if alone else "")
+        panels = {name: [(record[name], float(record[column])) for record in records] for name in varied}
         baseline = sum(float(record[BASELINE_SCORE]) for record in records) / len(records)
         with new_file(self.folder / PICTURE, overwrite=True) as temporary:
-            temporary.write_bytes(draw_scores(panels, "validation macro-F1", {"logistic regression": baseline}))
+            temporary.write_bytes(draw_scores(panels, title, {"logistic regression": baseline}))
         return self.folder / PICTURE
 
     def markdown(self) -> str:
@@ -189,10 +194,10 @@ class Sweep:
             ]
             rows.append("| " + " | ".join(map(escape_pipes, cells)) + " |")
         place = min(str(self.folder / RUNS_TABLE), os.path.relpath(self.folder / RUNS_TABLE), key=len)
-        without = sum(record.get("encoder_scale") == "0.00" for record in records)
+        without = sum(record.get("encoder_scale") == LEFT_OUT for record in records)
         are = "run has" if without == 1 else "runs have"
         note = (
-            f"{without} {are} the scores of the linear branch, as the encoder is left out: encoder_macro_f1 is its own"
+            f"{without} {are} the scores of the linear branch, as the encoder is left out: {ENCODER_SCORE} is its own"
         )
         ends = [f"{len(records)} runs, {self.num_failed} failed: {place}", *([note] if without else [])]
         return "\n".join([*rows, "", *ends])

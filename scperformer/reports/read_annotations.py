@@ -18,6 +18,7 @@ from natsort import natsorted
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import FAILED_SUFFIX
+from scperformer.base.progress import progress
 from scperformer.files import open_hdf5, reading, require_h5ad
 from scperformer.labels import LabelTree
 from scperformer.model import INFO, PACKAGED_MODEL, library_folder, with_current_branches
@@ -285,12 +286,14 @@ def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[
     failed: list[Failed] = []
     files = [Path(path) for path in paths]
     errors: list[InputError] = []
-    for name, path in natsorted(zip(sample_names(files), files, strict=True), key=lambda pair: pair[0]):
-        try:
-            samples.append(_read(path, name, key, True))
-        except InputError as error:
-            errors.append(error)
-            failed.append(Failed(name=name, reason=_reason_of(path, error)))
+    with progress("reading annotations", total=len(files), unit="samples") as shown:
+        for name, path in natsorted(zip(sample_names(files), files, strict=True), key=lambda pair: pair[0]):
+            try:
+                samples.append(_read(path, name, key, True))
+            except InputError as error:
+                errors.append(error)
+                failed.append(Failed(name=name, reason=_reason_of(path, error)))
+            shown.update()
     if not samples:
         if len(failed) == 1:
             raise errors[0]

@@ -227,11 +227,14 @@ def _readable(command: str) -> str:
     """Return a recorded command for people: long words and lists of files are cut, and quotes can be read."""
     try:
         words = shlex.split(command)
-    except ValueError:  # a command that was cut
+    except ValueError:  # a quote without its end
         words = command.split(" ")
+    is_cut = command.endswith(" ...")  # as a long one is recorded
+    words = words[:-2] if is_cut else words
     words = [f'"{word}"' if "'" in word else shlex.quote(word) for word in map(shortened, words)]
     files = [word for word in words[2:] if "=" not in word]
     more = [f"[{len(files) - NUM_SHOWN_FILES} more]"] if len(files) > NUM_SHOWN_FILES else []
+    more = ["..."] if is_cut else more
     return " ".join([*words[:2], *files[:NUM_SHOWN_FILES], *more, *(word for word in words[2:] if "=" in word)])
 
 

@@ -168,7 +168,7 @@ def _sample_warnings(summary: dict[str, Any]) -> list[Warned]:
         cause = "have confidences far below those of held-out cells of the reference; means"
         warn(cause, f"{name}: {unsure}", f"{summary['mean']:.2f}")
     agreement = summary["agreement"]
-    if agreement is not None and agreement < LOW_AGREEMENT:
+    if agreement is not None and agreement < LOW_AGREEMENT and shift.get("kind") != FAR:
         text = f"Logistic regression gives only {agreement:.0%} of the cells of {name} the same label"
         sentence = f"{text}. The sample may differ a lot from the cells that the model was trained on."
         warn("get other labels by logistic regression for many cells; the same label for", sentence, f"{agreement:.0%}")

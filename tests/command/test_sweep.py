@@ -55,15 +55,39 @@ def test_the_printed_table_has_the_best_run_first_and_failed_ones_last(sweep):
     assert sweep.num_failed == 1
 
 
-def test_encoders_that_are_left_out_are_told_apart_by_their_own_scores(tmp_path):
+@pytest.fixture
+def drawn(monkeypatch) -> dict[str, object]:
+    """What is drawn: the panels, and the title of their axis."""
+    drawn: dict[str, object] = {}
+
+    def draw_scores(panels, title, lines):
+        drawn.update(panels=panels, title=title)
+        return b""
+
+    monkeypatch.setattr("scperformer.base.pictures.draw_scores", draw_scores)
+    return drawn
+
+
+def test_encoders_that_are_left_out_are_told_apart_by_their_own_scores(tmp_path, drawn):
     """Their models have the scores of the same linear branch."""
     sweep = Sweep(tmp_path)
-    for number, own in enumerate((0.6, 0.4)):
-        run(sweep, tmp_path, number, [f"attention={number}"], 0.9)
+
+    def has_encoder(number: int, own: float, scale: float) -> None:
         info = tmp_path / str(number) / "model" / "bundle.json"
         metrics = json.loads(info.read_text())["metrics"]
-        metrics |= {"encoder_alone": {"macro_f1": own}, "scales": {"linear": 1.0, "encoder": float(number)}}
+        metrics |= {"encoder_alone": {"macro_f1": own}, "scales": {"linear": 1.0, "encoder": scale}}
         info.write_text(json.dumps({"metrics": metrics}))
+
+    for number, own in enumerate((0.6, 0.4)):
+        run(sweep, tmp_path, number, [f"attention={number}"], 0.9)
+        has_encoder(number, own, 0.0)
+    assert sweep.markdown().splitlines()[-1].startswith("2 runs have the scores of the linear branch")
+    sweep.draw()
+    alone = {"panels": {"attention": [("0", 0.6), ("1", 0.4)]}, "title": "validation macro-F1 of the encoder alone"}
+    assert drawn == alone
+    has_encoder(1, 0.4, 1.0)
+    sweep.draw()
+    assert drawn == {"panels": {"attention": [("0", 0.9), ("1", 0.9)]}, "title": "validation macro-F1"}
     assert [record["encoder_macro_f1"] for record in sweep.records()] == ["0.6000", "0.4000"]
     assert [record["encoder_scale"] for record in sweep.records()] == ["0.00", "1.00"]
     assert sweep.markdown().splitlines()[-1].startswith("1 run has the scores of the linear branch")

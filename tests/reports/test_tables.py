@@ -188,8 +188,10 @@ def test_runs_with_the_same_command_are_one(samples):
     assert (run["date"], run["last"]) == ("2026-01-01 10:01 UTC", "2026-01-01 10:05 UTC")
     assert run["command"] == f"""scperformer predict 'a 1.h5ad' b c [2 more] "outputs=['x','{"y" * 46}..." n=1"""
     samples[0].facts["run"]["command"] = "scperformer predict 'cut ..."  # as the record cuts very long ones
-    assert tables.runs(samples[:1])[0]["command"].startswith("scperformer predict")
+    assert tables.runs(samples[:1])[0]["command"] == "scperformer predict ..."
     assert len(tables.runs(samples[:2])) == 2
+    samples[0].facts["run"]["command"] = "scperformer 'predict"
+    assert tables.runs(samples[:1])[0]["command"].startswith("scperformer ")
 
 
 def test_samples_are_grouped_by_how_far_they_are(samples, cells, labels):

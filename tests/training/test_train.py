@@ -82,6 +82,7 @@ def test_run_folder_says_everything(counts_adata, write, tmp_path):
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics == saved.metrics
     assert set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
+    assert set(metrics["encoder_alone"]) == set(metrics["model"])  # both branches are on
     for name in ("learning_curve.png", "metrics.csv"):
         assert (run / name).read_bytes() == (output / name).read_bytes()
     assert "![learning curve](learning_curve.png)" in (output / "MODEL_CARD.md").read_text()
@@ -142,6 +143,7 @@ def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog
     with caplog.at_level("INFO", logger="scperformer"):
         output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
     assert set(read_model(output).scales) == {other}
+    assert "encoder_alone" not in read_model(output).metrics
     name = {"linear": "linear branch", "encoder": "encoder"}
     how = {"linear": "best epoch 1", "encoder": "fitted, without training"}[branch]
     assert re.search(rf"{how} \(\d\.\d\d x {name[other]}\): accuracy", caplog.text)

@@ -413,14 +413,16 @@
     marker: { size, line: { width: 0 }, ...marker },
     hoverinfo: "none",
   });
-  // The cell with the smallest sum of distances to (at most 300 of) the others, which lies among them.
+  // The cell with the smallest sum of distances to (at most 300 of) the others. All that are far away count alike, so it
+  // lies in the largest group of them, and not between groups.
   const medoid = (cells) => {
     const step = Math.max(1, Math.floor(cells.length / 300));
     const some = cells.filter((_, place) => place % step === 0);
+    const reach = 0.1 * Math.max(map.span[0], map.span[1]);
     let [best, least] = [some[0], Infinity];
     for (const i of some) {
       let sum = 0;
-      for (const j of some) sum += Math.hypot(x[i] - x[j], y[i] - y[j]);
+      for (const j of some) sum += Math.min(reach, Math.hypot(x[i] - x[j], y[i] - y[j]));
       if (sum < least) [best, least] = [i, sum];
     }
     return best;
