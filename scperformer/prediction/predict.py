@@ -22,6 +22,7 @@ import numpy as np
 from anndata import AnnData
 
 from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_regular
@@ -349,7 +350,8 @@ def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int
     start_time = time.perf_counter()
     to_call = [part for part in parts_of(cfg.share, len(starts)) if not parts.has(part)]
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
-    with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
+    # The arrays of a block have the memory of the last block's: clearing new pages took a sixth of the CPU time.
+    with progress(Path(query.path).name, total=num_cells, unit="cells") as shown, freed_memory(KEPT):
         for part in to_call:
             parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
     return num_cells, time.perf_counter() - start_time
