@@ -23,6 +23,7 @@ import numpy as np
 from anndata import AnnData
 
 from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress, say
@@ -364,7 +365,9 @@ def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int
     start_time = time.perf_counter()
     to_call = [part for part in parts_of(cfg.share, len(starts)) if not parts.has(part)]
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
-    with progress(default_output(query.path, "").name, total=num_cells, unit="cells") as shown:
+    name = default_output(query.path, "").name
+    # The arrays of a block have the memory of the last block's: clearing new pages took a sixth of the CPU time.
+    with progress(name, total=num_cells, unit="cells") as shown, freed_memory(KEPT):
         for part in to_call:
             parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
     return num_cells, time.perf_counter() - start_time

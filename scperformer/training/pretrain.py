@@ -13,7 +13,7 @@ from anndata import AnnData
 from scperformer.cells import Corpus, Sample, make_corpus, read_genes, settle_in_memory
 from scperformer.config import PretrainConfig
 from scperformer.files import checksum, default_output, read_cells
-from scperformer.learning import source_of_cells
+from scperformer.learning import device_of, source_of_cells
 from scperformer.model import ENCODER, SavedModel
 from scperformer.network import Cells, Encoder, gene_means, torch_state_kept
 from scperformer.training.initialise import Init, adopt_options, load_init, start_attention, start_encoder
@@ -41,6 +41,7 @@ def run_pretrain(cfg: PretrainConfig) -> Path:
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Path) -> Path:
     """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     quiet_if_helper(cfg)
     paths = [Path(name) for name in cfg.inputs] if adatas is None else []
     cfg = settle_in_memory(cfg, paths)

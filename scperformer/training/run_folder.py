@@ -161,7 +161,8 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if other_data else []
-        others += filter(None, map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt"))))
+        problems = map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt")))
+        others += dict.fromkeys(filter(None, problems))  # each of them once
         differ = " and ".join(others)
         if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)

@@ -41,7 +41,7 @@ from scperformer.fitting import (
     scales_if_significant,
     simulated,
 )
-from scperformer.learning import StreamedCells, source_of_cells
+from scperformer.learning import StreamedCells, device_of, source_of_cells
 from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, branch_names, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, Performer, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
@@ -82,6 +82,8 @@ def run_train(cfg: TrainConfig) -> Path:
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    if cfg.model.encoder:
+        device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
         return train_studies(cells, cfg, output, train_on)
     quiet_if_helper(cfg)

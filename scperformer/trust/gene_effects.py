@@ -97,9 +97,9 @@ def without_effects(x: csr_matrix, factors: np.ndarray) -> csr_matrix:
     """
     counts = np.expm1(x.data.astype(np.float64))
     divided = counts / factors[x.indices]
-    cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-    before, after = (np.bincount(cells, each, minlength=x.shape[0]) for each in (counts, divided))
-    divided *= (before / np.maximum(after, TINY))[cells]
+    before, after = (csr_matrix((each, x.indices, x.indptr), shape=x.shape).sum(axis=1) for each in (counts, divided))
+    scale = np.asarray(before).ravel() / np.maximum(np.asarray(after).ravel(), TINY)
+    divided *= np.repeat(scale, np.diff(x.indptr))
     return csr_matrix((np.log1p(divided).astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 

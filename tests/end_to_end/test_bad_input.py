@@ -459,6 +459,18 @@ def test_no_gpu(sample, model, refused):
     assert mentions(refused("predict", sample, "model_path=model", "device=cuda"), "without a GPU", "device=cpu")
 
 
+@pytest.mark.parametrize("words", [("train", *TRAIN), ("pretrain",)], ids=["train", "pretrain"])
+def test_a_missing_gpu_is_noticed_before_any_file_is_read(words, sample, command):
+    import torch
+
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("there is a GPU")
+    step, *options = words
+    first, error = command(step, sample, *options, "trainer=gpu").err.splitlines()
+    assert first.startswith(f"scperformer {step}")
+    assert "no GPU" in error
+
+
 @pytest.mark.parametrize(("step", "option"), [("train", "label_key"), ("evaluate", "truth_key")])
 def test_required_option(step, option, sample, refused):
     assert mentions(refused(step, sample), f"no {option}", f"add {option}=...")

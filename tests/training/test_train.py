@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -328,6 +329,10 @@ BROKEN = {
     "older torch": (
         lambda path: write_checkpoint(path.parents[1], torch_version="1.9.0"),
         r"a checkpoint of torch 1\.9\.0 \(installed: .+\)",
+    ),
+    "two of older torch": (
+        lambda path: shutil.copy(write_checkpoint(path.parents[1], torch_version="1.9.0"), path.with_name("best.ckpt")),
+        r"a checkpoint of torch 1\.9\.0 \(installed: [^)]+\)",
     ),
     "older Lightning": (
         lambda path: write_checkpoint(path.parents[1], **{"pytorch-lightning_version": "1.8.6"}),
