@@ -7,10 +7,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.cells import Query, stratified_sample
-from scperformer.fitting.adapted import with_encoder_weight
 from scperformer.fitting.condition import Condition, reduced, seen_rows
 from scperformer.model import ReferenceCells, both_have_a_part
-from scperformer.network import Cells, Model, predict_cells
+from scperformer.network import CellTypeModel, Model, linear_logits
 from scperformer.trust import (
     MIN_CELLS,
     OTHER,
@@ -30,7 +29,6 @@ from scperformer.trust import (
 LOOK_CELLS = 300
 LOOK_KEPT = 1000
 NUM_ROUNDS = 2  # of calling some cells and finding the factors of their genes; a third changes nothing
-BATCH_SIZE = 64  # cells called at a time, on a CPU
 
 
 def find_shift(
@@ -84,8 +82,7 @@ def _gene_factors(
 ) -> np.ndarray:
     """Return the factors of the genes of a model, 1 for those that a file does not measure.
 
-    The labels of its cells are called, and once more without the effects that were found with the first ones. The
-    linear branch calls them, which carries over better than the encoder, and takes little time beside any encoder.
+    The labels of its cells are called, and once more without the effects that were found with the first ones.
 
     Parameters
     ----------
@@ -96,18 +93,23 @@ def _gene_factors(
     way
         How far the file is on the way to another study, 0 to 1: a power of the factors.
     """
-    linear = with_encoder_weight(model, 0.0) if both_have_a_part(model.saved.scales) else None
     factors = np.ones(x.shape[1], dtype=np.float32)
     for _ in range(NUM_ROUNDS):
-        some = without_effects(x, factors)
-        if linear is not None:
-            cells = Cells(some, linear.tokens, measured=is_measured)
-            calls = predict_cells(linear.network, cells, BATCH_SIZE).proba.argmax(axis=1)
-        else:
-            assert model.baseline is not None  # only imported models have none
-            calls = model.baseline.predict(some)
+        calls = _linear_calls(model, without_effects(x, factors))
         factors[is_measured] = gene_factors(own, calls, means) ** way
     return factors
+
+
+def _linear_calls(model: Model, x: csr_matrix) -> np.ndarray:
+    """Return the label of each cell by the linear branch, which carries over better than the encoder, and is faster.
+
+    If the encoder is alone, logistic regression calls them.
+    """
+    network = model.network
+    if isinstance(network, CellTypeModel) and model.saved.scales.get("linear", 0.0) > 0:
+        return linear_logits(network, x).argmax(axis=1)
+    assert model.baseline is not None  # only imported models have none
+    return model.baseline.predict(x)
 
 
 def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition, rate: float) -> tuple[float, Shift]:
