@@ -1,15 +1,14 @@
 """How far a file is from the reference, by some of its cells; trust/shift.py says what the numbers mean."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.cells import Query, stratified_sample
 from scperformer.fitting.condition import Condition, reduced, seen_rows
-from scperformer.model import ReferenceCells, both_have_a_part
-from scperformer.network import CellTypeModel, Model, linear_logits
+from scperformer.model import ReferenceCells, both_have_a_part, linear_logits
 from scperformer.trust import (
     MIN_CELLS,
     OTHER,
@@ -25,6 +24,9 @@ from scperformer.trust import (
     without_effects,
 )
 
+if TYPE_CHECKING:
+    from scperformer.network import Model  # needs torch, which `check` does without
+
 # Cells of a file and of a model by which `check` sees whether the two are alike.
 LOOK_CELLS = 300
 LOOK_KEPT = 1000
@@ -32,7 +34,7 @@ NUM_ROUNDS = 2  # of calling some cells and finding the factors of their genes; 
 
 
 def find_shift(
-    query: Query, model: Model, reference_cells: ReferenceCells | None, condition: Condition
+    query: Query, model: "Model", reference_cells: ReferenceCells | None, condition: Condition
 ) -> tuple[Shift | None, np.ndarray | None]:
     """Return the shift of a file for a model, and the factors of its genes if it is of another study.
 
@@ -78,7 +80,7 @@ def find_shift(
 
 
 def _gene_factors(
-    model: Model, x: csr_matrix, own: csr_matrix, is_measured: np.ndarray, means: np.ndarray, way: float
+    model: "Model", x: csr_matrix, own: csr_matrix, is_measured: np.ndarray, means: np.ndarray, way: float
 ) -> np.ndarray:
     """Return the factors of the genes of a model, 1 for those that a file does not measure.
 
@@ -100,14 +102,14 @@ def _gene_factors(
     return factors
 
 
-def _linear_calls(model: Model, x: csr_matrix) -> np.ndarray:
+def _linear_calls(model: "Model", x: csr_matrix) -> np.ndarray:
     """Return the label of each cell by the linear branch, which carries over better than the encoder, and is faster.
 
     If the encoder is alone, logistic regression calls them.
     """
-    network = model.network
-    if isinstance(network, CellTypeModel) and model.saved.scales.get("linear", 0.0) > 0:
-        return linear_logits(network, x).argmax(axis=1)
+    logits = linear_logits(model.saved, x)
+    if logits is not None and model.saved.scales.get("linear", 0.0) > 0:
+        return logits.argmax(axis=1)
     assert model.baseline is not None  # only imported models have none
     return model.baseline.predict(x)
 

@@ -25,7 +25,7 @@ from scperformer.model.folder import (
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.library import PACKAGED_MODEL, library_folder, require_annotator, resolve_model
-from scperformer.model.linear import LENGTH, TINY, linear_contributions, power_transform
+from scperformer.model.linear import LENGTH, TINY, linear_contributions, linear_logits, power_transform
 from scperformer.model.older_formats import with_current_branches
 from scperformer.model.reference_cells import CELLS_FILE, MAX_CELLS, MAX_VALUES, ReferenceCells
 from scperformer.model.registry import (

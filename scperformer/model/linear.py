@@ -18,6 +18,18 @@ def power_transform(x: csr_matrix, power: float) -> csr_matrix:
     return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
 
 
+def linear_logits(saved: SavedModel, x: csr_matrix) -> np.ndarray | None:
+    """Return the logits of the linear branch for aligned cells N x G, float32 N x C; None without this branch."""
+    if (weight := saved.weights.get("model.linear.weight.weight")) is None:
+        return None
+    powers = saved.config["model"]["linear_powers"]
+    weights = weight[: len(saved.genes)].reshape(len(saved.genes), len(powers), -1)
+    logits = np.tile(saved.weights["model.linear.bias"], (x.shape[0], 1))
+    for place, power in enumerate(powers):
+        logits += power_transform(x, power) @ weights[:, place]
+    return logits
+
+
 def linear_contributions(saved: SavedModel, x: csr_matrix, label: int) -> np.ndarray | None:
     """Return the mean contribution of each gene to the logit of a label by the linear branch; None without this branch.
 

@@ -25,7 +25,6 @@ from scperformer.network.inference import (
     branch_logits,
     choose_device,
     fast_cpu,
-    linear_logits,
     predict_cells,
     predicting,
     seeing_genes_of,

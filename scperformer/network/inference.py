@@ -270,8 +270,12 @@ def _predict_sums(
 
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
     """
+    linear = network.linear
     encoder = network.encoder if isinstance(network.encoder, Performer) else None
-    weights = _linear_weights(network)
+    weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
+    if linear is not None:
+        weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
+        weights = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
     head_cells = (
         1 if network.needs_own_batch else CPU_BATCH_CELLS
     )  # always so many at a time: last bits depend on the number
@@ -280,7 +284,12 @@ def _predict_sums(
         some = row_subset(x, np.arange(first, min(first + CELLS_PER_SUM, x.shape[0])))
         num_cells = some.shape[0]
         with torch.inference_mode():
-            linear_BC = embedding_BD = logits_BC = _linear_logits(network, weights, some)
+            logits_BC = torch.zeros(num_cells, network.num_labels)
+            for power, weight_GC in weights:
+                logits_BC += torch.from_numpy(power_transform(some, power) @ weight_GC)
+            if linear is not None:
+                logits_BC += linear.bias
+            linear_BC = embedding_BD = logits_BC
             if encoder is not None:
                 filled_BX = pad(torch.from_numpy(encoder.sums_of(some)), (0, 0, 0, -num_cells % head_cells))
                 outputs = [network.head(encoder.from_sums(part_BX)) for part_BX in filled_BX.split(head_cells)]
@@ -293,30 +302,6 @@ def _predict_sums(
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         parts = list(pool.map(predicted, range(0, x.shape[0], CELLS_PER_SUM)))
     return Predictions(*(torch.cat(part).numpy() for part in zip(*parts, strict=True)))
-
-
-def linear_logits(network: CellTypeModel, x: csr_matrix) -> np.ndarray:
-    """Return the logits of the linear branch, float32 N x C, of cells N x G; the encoder is not run."""
-    with torch.inference_mode():
-        return _linear_logits(network, _linear_weights(network), x).numpy()
-
-
-def _linear_weights(network: CellTypeModel) -> list[tuple[float, np.ndarray]]:
-    """Return each power of the expression that the linear branch reads, and its weights, G x C."""
-    if (linear := network.linear) is None:
-        return []
-    weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
-    return [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
-
-
-def _linear_logits(network: CellTypeModel, weights: list[tuple[float, np.ndarray]], x: csr_matrix) -> torch.Tensor:
-    """Return the logits of the linear branch with these weights, N x C; 0 without it."""
-    logits_BC = torch.zeros(x.shape[0], network.num_labels)
-    for power, weight_GC in weights:
-        logits_BC += torch.from_numpy(power_transform(x, power) @ weight_GC)
-    if network.linear is not None:
-        logits_BC += network.linear.bias
-    return logits_BC
 
 
 def _predict_imported(

@@ -3,7 +3,7 @@
 Between studies everything moves a little: the chemistry, the laboratory and the state of the cells change the
 expression of many genes in all cells. Two numbers say how much, from the half of the file's cells that looks most like
 the reference, so that types which the reference lacks have no part in them. The novelty ratio compares the lower
-quartile of their novelty scores with that of held-out cells of the reference. The gene effects (gene_effects.py) are
+quartile of their novelty scores with that of held-out cells of the reference. The gene effects (effects.py) are
 the spread of the factors by which the mean expression of genes differs from that of the same mixture of the reference's
 labels. benchmarks/studies.py measures both; the limits here come from its pairs.
 """

@@ -16,6 +16,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells import find_query
 from scperformer.config import PredictConfig
 from scperformer.fitting import adapt_model
+from scperformer.model import linear_logits
 from scperformer.network import Cells, branch_logits, load_model
 from scperformer.trust import without_effects
 
@@ -58,6 +59,7 @@ def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_pa
     assert (factors is None) == (weight == 1)
     of_reference = x if factors is None else without_effects(x, factors)
     linear, encoder = branch_logits(model.network, Cells(of_reference, model.tokens), 64)
+    np.testing.assert_allclose(linear_logits(model.saved, of_reference), linear, atol=1e-5)
     expected = softmax(linear + weight * encoder, axis=1)
     np.testing.assert_allclose(done.obsm["scperformer_proba"].to_numpy(), expected, atol=1e-5)
     np.testing.assert_array_equal(scperformer.embed(cells, model), done.obsm["X_scperformer"])
