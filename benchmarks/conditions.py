@@ -215,6 +215,11 @@ class Methods:
         called.obs["scperformer_label"] = calls
         return called
 
+    def loss(self, column: str) -> float | None:
+        """The out-of-fold loss of a column's model on its reference, if it is one of `OURS`."""
+        model = self.models.get(" ".join(["scperformer", *OURS[column][0]])) if column in OURS else None
+        return None if model is None else model.saved.metrics["evidence"]["loss"]
+
 
 def measure(called: ad.AnnData, truth: np.ndarray) -> dict[str, float]:
     """The scores of one annotated query; those of confidence and expected accuracy only if it has them."""
@@ -256,6 +261,7 @@ def run_task(task: Task, seed: int, columns: list[str], arguments: argparse.Name
                 numbers = pd.DataFrame([measure(cells, pair.truth) for cells in called]).mean().to_dict()
                 line = dict(zip(KEYS, key, strict=True)) | {"regime": row.regime}
                 line |= {name: None if np.isnan(number) else number for name, number in numbers.items()}
+                line["loss"] = methods.loss(column)
                 calls = [np.searchsorted(labels, cells.obs["scperformer_label"].to_numpy(str)) for cells in called]
                 adapted = done.get((*key[:3], "linear_adapted"))
                 if column == "linear_adapted":
@@ -291,10 +297,10 @@ def table(lines: pd.DataFrame, score: str) -> str:
 
 
 def calibration(lines: pd.DataFrame) -> str:
-    """A Markdown table of |expected - true accuracy|, calibration error and calls that differ from linear_adapted."""
+    """A Markdown table of |expected - true accuracy|, calibration, loss, and calls that differ from linear_adapted."""
     lines = lines.assign(differ=lines.get("num_differ", np.nan) / lines["num_cells"])
     scores = {"expected_error": "error of the expected accuracy", "ece": "ECE", "adapted": "adapted"}
-    scores["differ"] = "calls unlike linear_adapted's"
+    scores |= {"loss": "out-of-fold loss of the model", "differ": "calls unlike linear_adapted's"}
     text = [f"| regime | column | {' | '.join(scores.values())} |", "|---" * (2 + len(scores)) + "|"]
     for name, regimes in REGIMES.items():
         for column in OURS:

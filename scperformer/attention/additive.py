@@ -110,6 +110,15 @@ class _Averaged(torch.autograd.Function):
         return grad_a_BHLM, w_BHLM.transpose(2, 3) @ grad_BHLE
 
 
+def weighted_sums(weights_BHLM: Tensor, rows_BHME: Tensor) -> Tensor:
+    """Return sums of rows, B x H x L x E, without copies of rows that all heads share (H is 1), or also all cells."""
+    if rows_BHME.shape[1] > 1:
+        return weights_BHLM @ rows_BHME
+    rows_BME = rows_BHME.squeeze(1)
+    sums_BTE = weights_BHLM.flatten(1, 2) @ (rows_BME[0] if len(rows_BME) == 1 else rows_BME)
+    return sums_BTE.unflatten(1, weights_BHLM.shape[1:3])
+
+
 class Additive(Attention):
     """phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K)), with the phi of a subclass.
 
@@ -187,9 +196,9 @@ class Additive(Attention):
         s_BHME = sums_BHMN[..., 1:]
         if self.logarithmic:
             weights_BHLM = torch.softmax((phi_q_BHLM + z_BHM.log2().unsqueeze(2)) * LN_2, dim=-1)
-            return weights_BHLM @ (s_BHME / z_BHM.unsqueeze(-1))
+            return weighted_sums(weights_BHLM / z_BHM.unsqueeze(2), s_BHME)
         total_BHL1 = (phi_q_BHLM * z_BHM.unsqueeze(2)).sum(-1, keepdim=True)
-        return phi_q_BHLM @ s_BHME / total_BHL1.clamp_min(MIN_SUM)
+        return weighted_sums(phi_q_BHLM, s_BHME) / total_BHL1.clamp_min(MIN_SUM)
 
     def gene_weights(self, q_BHE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
         """Return x_g sum_m w_m phi_m(k_g) / z_m, with z_m = sum_g x_g phi_m(k_g): B x H x G."""
