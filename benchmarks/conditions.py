@@ -218,7 +218,7 @@ class Methods:
     def loss(self, column: str) -> float | None:
         """The out-of-fold loss of a column's model on its reference, if it is one of `OURS`."""
         model = self.models.get(" ".join(["scperformer", *OURS[column][0]])) if column in OURS else None
-        return None if model is None else model.saved.metrics["evidence"]["loss"]
+        return None if model is None else model.saved.metrics["out_of_fold"]["loss"]
 
 
 def measure(called: ad.AnnData, truth: np.ndarray) -> dict[str, float]:
