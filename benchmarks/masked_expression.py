@@ -118,10 +118,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     adata = ad.read_h5ad(arguments.file)
-    cfg = make_config("pretrain", ["inputs=[a.h5ad]", "model=performer", "data.min_genes=0"])
+    cfg = make_config("pretrain", ["inputs=[a.h5ad]", "data.min_genes=0"])
     is_test = np.random.default_rng(arguments.seed).permutation(adata.n_obs) < adata.n_obs // 5
     with tempfile.TemporaryDirectory() as folder:
-        options = ["model=performer", "logger=none", f"seed={arguments.seed}", *arguments.pretrain]
+        options = ["logger=none", f"seed={arguments.seed}", *arguments.pretrain]
         made = scperformer.pretrain(adata[~is_test].copy(), output=Path(folder) / "enc", options=as_options(options))
         network = read_network(made.path)
         genes = read_model(made.path).genes

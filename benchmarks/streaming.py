@@ -1,14 +1,14 @@
 """Training from disk compared with training in memory: cells per second, and memory of whole runs.
 
     python benchmarks/streaming.py pbmc3k.h5ad
-    python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model=tiny
+    python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model.dim=64
     python benchmarks/streaming.py pbmc3k.h5ad --cells 20000,1000000 --disk-only
 
 The temporary files consist of cells of the given file, drawn with replacement. Memory is measured for `scperformer
 pretrain` with a very small network for one epoch; each run is a new process, including imports. Cells per second are
-those of pretraining steps (forward, backward, optimiser) of the default network, alternately from disk and from memory;
+those of pretraining steps (forward, backward, optimiser) of `model=tiny`, alternately from disk and from memory;
 a turn has as many cells as are read at a time. `--disk-only` leaves out memory: a million cells do not fit into the
-memory of most machines. Trailing words are options of `scperformer pretrain` for the default network.
+memory of most machines. Trailing words are options of `scperformer pretrain` for that network.
 """
 
 import argparse
@@ -30,8 +30,9 @@ from scperformer.network import Cells, drop_genes
 from scperformer.training.masked import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model
 
-# A small network: an epoch of 200,000 cells would take most of an hour with the default network.
-SMALL = ["model.dim=8", "model.num_heads=1", "model.head_dim=8", "model.gene_dropout=0.95", "trainer.batch_size=128"]
+# A small network: an epoch of 200,000 cells would take most of an hour with that of the preset.
+SMALL = ["model=tiny", "model.dim=8", "model.num_heads=1", "model.head_dim=8"]
+SMALL += ["model.gene_dropout=0.95", "trainer.batch_size=128"]
 BUFFER = 4096  # cells per turn, as many as are read at a time
 
 
@@ -92,7 +93,8 @@ def main() -> None:
             print(f"{row}|", flush=True)
         if arguments.disk_only:
             return
-        cfg = make_config("pretrain", [f"inputs=['{corpus}']", "data.in_memory=false", *arguments.overrides])
+        words = [f"inputs=['{corpus}']", "model=tiny", "data.in_memory=false", *arguments.overrides]
+        cfg = make_config("pretrain", words)
         speeds = throughput(make_corpus([corpus], cfg), cfg, arguments.rounds)
     disk, memory = (median(speeds[name]) for name in ("disk", "memory"))
     ratio = median(one / other for one, other in zip(speeds["disk"], speeds["memory"], strict=True))

@@ -199,7 +199,7 @@ def pretrain(
     model
         Preset of the encoder: tiny (the default), small, base or scbert.
     options
-        More options of `pretrain` by their full names, such as `{"tokens": "scbert", "trainer.max_epochs": 5}`.
+        More options of `pretrain` by their full names, such as `{"model": "tiny", "trainer.max_epochs": 5}`.
 
     Returns
     -------

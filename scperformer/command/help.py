@@ -26,7 +26,7 @@ filter, normalise and log-transform a file
 pretrain FILE...
 train an encoder on unlabelled cells
   scperformer pretrain corpus/*.h5ad output=my_encoder
-  scperformer pretrain a.h5ad b.h5ad tokens=scbert trainer.max_epochs=10 output=my_encoder
+  scperformer pretrain a.h5ad b.h5ad model=tiny tokens=scbert trainer.max_epochs=10 output=my_encoder
   scperformer pretrain a.h5ad genes_path=genes.txt masking.share=0.3
   scperformer pretrain more.h5ad init=my_encoder output=my_second_encoder
 

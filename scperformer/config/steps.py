@@ -98,37 +98,7 @@ class PreprocessConfig(ExpressionOptions):
     output: str | None = None  # null: INPUT.prepared.h5ad beside the input
 
 
-@dataclass(kw_only=True)
-class NetworkConfig(ExpressionOptions):
-    """Options of the steps that train a network: where they write, the network, and how it is trained."""
-
-    output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
-    resume: bool = False  # continue an interrupted run
-    # seed of every random choice: split, weights, projections, order, masked values, dropout
-    seed: int = option(0, SEED)
-    init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
-    data: groups.DataConfig = field(default_factory=groups.DataConfig)
-    tokens: groups.TokensConfig = field(default_factory=groups.TokensConfig)
-    model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
-    attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
-    head: groups.HeadConfig = field(default_factory=groups.HeadConfig)  # not used by `pretrain`
-    conditions: groups.ConditionsConfig = field(default_factory=groups.ConditionsConfig)
-    optim: groups.OptimConfig = field(default_factory=groups.OptimConfig)
-    trainer: groups.TrainerConfig = field(default_factory=groups.TrainerConfig)
-    logger: groups.LoggerConfig = field(default_factory=groups.LoggerConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
-        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
-        require(no_conflict, "conditions", "on", expected)
-        without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
-        if self.model.encoder and without_vectors and self.init is None:
-            expected = "a file of gene vectors for model.positions=gene2vec"
-            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
-
-
-# The defaults of `train`, as in conf/model/performer.yaml and the presets that it chooses.
+# The default network, as in conf/model/performer.yaml and the presets that it chooses.
 
 
 def _performer() -> groups.ModelConfig:
@@ -141,6 +111,36 @@ def _optim_of_performer() -> groups.OptimConfig:
 
 def _weighted_head() -> groups.HeadConfig:
     return groups.HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+
+
+@dataclass(kw_only=True)
+class NetworkConfig(ExpressionOptions):
+    """Options of the steps that train a network: where they write, the network, and how it is trained."""
+
+    output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
+    resume: bool = False  # continue an interrupted run
+    # seed of every random choice: split, weights, projections, order, masked values, dropout
+    seed: int = option(0, SEED)
+    init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
+    data: groups.DataConfig = field(default_factory=groups.DataConfig)
+    tokens: groups.TokensConfig = field(default_factory=groups.TokensConfig)
+    model: groups.ModelConfig = field(default_factory=_performer)
+    attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
+    head: groups.HeadConfig = field(default_factory=_weighted_head)  # not used by `pretrain`
+    conditions: groups.ConditionsConfig = field(default_factory=groups.ConditionsConfig)
+    optim: groups.OptimConfig = field(default_factory=_optim_of_performer)
+    trainer: groups.TrainerConfig = field(default_factory=lambda: groups.TrainerConfig(batch_size=128))
+    logger: groups.LoggerConfig = field(default_factory=groups.LoggerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
+        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
+        require(no_conflict, "conditions", "on", expected)
+        without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
+        if self.model.encoder and without_vectors and self.init is None:
+            expected = "a file of gene vectors for model.positions=gene2vec"
+            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
 
 
 @dataclass(kw_only=True)
@@ -163,10 +163,6 @@ class TrainConfig(NetworkConfig):
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
-    model: groups.ModelConfig = field(default_factory=_performer)
-    optim: groups.OptimConfig = field(default_factory=_optim_of_performer)
-    trainer: groups.TrainerConfig = field(default_factory=lambda: groups.TrainerConfig(batch_size=128))
-    head: groups.HeadConfig = field(default_factory=_weighted_head)
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
     # that are simulated from the profiles of the labels instead
     keep_cells: int = option(20000, ZERO_OR_MORE)

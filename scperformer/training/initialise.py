@@ -135,12 +135,12 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(init.path), "its configuration cannot be read") from error
+    usual = NetworkConfig(inputs=[""])
     usual_model = ModelConfig()
     if model.reads_genes:
-        usual_model = ModelConfig(dim=cfg.model.dim, positions="coexpression", queries="cell")
+        usual_model = usual.model
         _warn_of_ignored_options(cfg)
-    elif isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default model goes
-        usual = TrainConfig(inputs=[""], label_key="")
+    elif cfg.model.positions == "coexpression":  # the default model goes
         cfg = replace(
             cfg,
             model=ModelConfig(**_given(cfg.model, usual.model)),
@@ -150,7 +150,7 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
         )
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), usual_model, mechanism, DataConfig().target_sum)
-    default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
+    default["attention.name"] = usual.attention["name"]
     for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
         if value not in (default[option], theirs.get(option)):
             expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"

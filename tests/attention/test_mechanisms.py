@@ -98,7 +98,8 @@ def test_training_warns_of_options_without_effect(counts_adata, write, command):
 
 @pytest.mark.slow
 def test_pretraining_warns_of_options_without_effect(counts_adata, write, command):
-    options = ["trainer.max_epochs=1", "logger=none", "data.min_genes=0", "attention=window", "model.chunk_tokens=9"]
+    options = ["model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
+    options += ["attention=window", "model.chunk_tokens=9"]
     ran = command("pretrain", write(counts_adata, "corpus.h5ad"), *options)
     assert ran.code == 0, ran.err
     assert "model.chunk_tokens is ignored: attention=window is" in ran.err

@@ -26,7 +26,7 @@ from scperformer.training.initialise import load_init, place_new_genes, start_he
 from scperformer.training.supervised import Learner
 
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
-SHAPE = ["tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
+SHAPE = ["model=tiny", "tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
 
 
 @pytest.fixture(scope="module")

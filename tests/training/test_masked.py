@@ -28,6 +28,7 @@ from scperformer.training.masked import (
 
 OVERRIDES = [
     "inputs=[a.h5ad]",
+    "model=tiny",
     "logger=none",
     "trainer.max_epochs=3",
     "attention.redraw_interval=4",
@@ -153,7 +154,7 @@ def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, mo
 def test_every_mechanism_can_be_pretrained(counts_adata, monkeypatch):
     monkeypatch.setattr(MaskedLearner, "log", lambda *arguments, **options: None)
     for name in MECHANISMS:
-        cfg = make_config("pretrain", [*OVERRIDES[:3], "data.min_genes=0", f"attention={name}"])
+        cfg = make_config("pretrain", [*OVERRIDES[:4], "data.min_genes=0", f"attention={name}"])
         corpus, train, _ = parts(counts_adata, cfg)
         learner = MaskedLearner(new_masked_model(corpus, train, cfg), train, cfg)
         learner.training_step((train.batch(np.arange(8)), torch.zeros(8)), 0).backward()

@@ -25,7 +25,7 @@ from scperformer.training.masked_genes import (
     new_masked_performer,
 )
 
-FAST = ["model=performer", "logger=none", "data.min_genes=0", "trainer.max_epochs=2"]
+FAST = ["logger=none", "data.min_genes=0", "trainer.max_epochs=2"]
 GENES = [f"GENE{number}" for number in range(NUM_GENES)]
 KINDS = ["attention=favor", "attention=rbf"]
 
@@ -210,6 +210,26 @@ def test_pretraining_goes_on_from_an_encoder(encoder, tmp_path):
         np.testing.assert_allclose(second.weights[name], weights, atol=1e-6)
 
 
+def test_it_is_the_default_of_pretrain():
+    assert (
+        make_config("pretrain", ["inputs=[a.h5ad]"]).model
+        == make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type"]).model
+    )
+
+
+def test_an_encoder_of_another_size_is_a_start_without_naming_its_size(encoder, tmp_path):
+    adata = make_counts()
+    small = scperformer.pretrain(adata, output=tmp_path / "e", options=as_options([*FAST, "model.depth=1"])).path
+    words = [f"init={small}", "logger=none", "data.min_genes=0"]
+    path = scperformer.train(
+        adata, "cell_type", output=tmp_path / "m", options=as_options([*words, "trainer.max_steps=2"])
+    )
+    assert read_model(path.path).config["model"]["depth"] == 1
+    scperformer.pretrain(adata, output=tmp_path / "f", options=as_options([*FAST, f"init={small}"]))
+    with pytest.raises(InputError, match=r"model.dim=16; expected model.dim=32, as the encoder of init="):
+        scperformer.train(adata, "cell_type", output=tmp_path / "n", options=as_options([*words, "model.dim=16"]))
+
+
 REFUSED = {
     "pretrain": {
         "attention=softmax": "attention=softmax; expected one that reads a table of the genes",
@@ -231,7 +251,7 @@ def test_refusals(step, words, encoder, tmp_path):
     options = [*FAST, *words.split()]
     if step == "train":
         run = partial(scperformer.train, adata, "cell_type")
-        options = [f"init={encoder}", *FAST[1:], *words.split()]
+        options = [f"init={encoder}", *FAST, *words.split()]
     with pytest.raises(InputError, match=REFUSED[step][words]) as refused:
         run(output=tmp_path / "no", options=as_options(options))
     assert "\n" not in str(refused.value)

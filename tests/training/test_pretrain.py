@@ -20,7 +20,7 @@ from scperformer.model import CARD, INFO, read_model
 from scperformer.training import run_folder
 from scperformer.training.pretrain import run_pretrain
 
-FAST = ["trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
+FAST = ["model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
 
 
 def config(*paths, overrides=()):
