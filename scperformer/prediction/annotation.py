@@ -115,7 +115,8 @@ class Annotation:
         text += f": {', '.join(first)}; {self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
         if (shift := self.record.get("shift")) is not None:
             ends = shift["expected_lowest"], shift["expected_highest"]
-            text += f"These cells are {shift['kind']}: {expected_text(*ends, shift['kind'])}. "
+            expected = expected_text(*ends, shift["kind"])
+            text += f"{expected[0].upper()}{expected[1:]}. "
         text += "".join(f"Warning: {warning} " for warning in self.record["warnings"])
         return f"{text}The column to use is obs['{self.key}_call']."
 
