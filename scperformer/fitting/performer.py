@@ -110,7 +110,8 @@ class CopiesLearner(SeededLearner):
         logits_MC = self(sums_KBX).flatten(0, 1).float()
         smoothing = self.optim.label_smoothing
         loss = cross_entropy(logits_MC, labels_KB.flatten(), self.label_weights, label_smoothing=smoothing)
-        self.log("train_loss", loss, on_step=True, on_epoch=False)
+        if self.trainer.loggers:
+            self.log("train_loss", loss, on_step=True, on_epoch=False)
         return loss * len(sums_KBX)
 
     def configure_optimizers(self):

@@ -83,7 +83,9 @@ class SeededLearner(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Dropout draws the same masks whether or not the run was resumed. The seed is set in each step and not once an
         # epoch, as loaders draw from the same generator, and a resumed run draws less often.
-        torch.manual_seed(seed_of("dropout", self.seed, self.global_step, self.global_rank))
+        # torch.manual_seed would also note a stack trace for each kind of device that is not in use.
+        set_seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        set_seed(seed_of("dropout", self.seed, self.global_step, self.global_rank))
 
     def scheduled(self, groups: list[dict[str, Any]]) -> Any:
         """Give Lightning the optimiser of these groups of parameters, with the learning-rate schedule."""
