@@ -197,7 +197,7 @@ def pretrain(
     output
         The model folder to write; None: INPUT.encoder beside the first file. Cells in memory need it.
     model
-        Preset of the encoder: tiny (the default), small, base or scbert.
+        Preset of the encoder: performer (the default), tiny, base or scbert.
     options
         More options of `pretrain` by their full names, such as `{"model": "tiny", "trainer.max_epochs": 5}`.
 

@@ -88,7 +88,8 @@ def _keeps_vectors(saved: SavedModel) -> bool:
 def _training_options(saved: SavedModel) -> TrainConfig:
     """Return the options with which a model was trained, without layers between tokens.
 
-    Gene vectors from co-expression stay, with what reads them; other encoders go.
+    Gene vectors from co-expression stay, with what reads them; other encoders go. The CPU trains, whatever the device of
+    the predictions is: the adapted model, and the labels of a file, are then the same with a GPU and without.
     """
     usual = TrainConfig(inputs=[""], label_key="")
     model = ModelConfig(**saved.config["model"])
@@ -107,7 +108,7 @@ def _training_options(saved: SavedModel) -> TrainConfig:
         attention=saved.config["attention"],
         head=HeadConfig(**saved.config["head"]),
         optim=OptimConfig(**training.get("optim", asdict(usual.optim))),
-        trainer=replace(usual.trainer, accelerator="auto", **trainer),
+        trainer=replace(usual.trainer, accelerator="cpu", **trainer),
     )
 
 

@@ -301,6 +301,14 @@ def test_a_model_is_adapted_once_to_files_of_one_condition(linear, panel, sample
     assert made == [keys[0], keys[2]]
 
 
+def test_a_model_is_adapted_on_the_cpu_also_beside_a_gpu(default, panel, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with caplog.at_level("INFO"):
+        annotated(panel, default, "device=cpu")
+    assert any("trained by Lightning on cpu" in message for message in caplog.messages)
+
+
 def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel, write, tmp_path, monkeypatch):
     path, folder = str(write(panel)), tmp_path / "adapted"
     (first,) = run_predict(PredictConfig(inputs=[path], model_path=str(default), adapted_folder=str(folder)))
