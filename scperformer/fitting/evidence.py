@@ -252,7 +252,7 @@ def _fit_encoder(
 
     if not cfg.model.reads_genes:  # layers between tokens, which will be trained, start from the pooled encoder
         usual = TrainConfig(inputs=[""], label_key="")
-        trainer = replace(usual.trainer, accelerator=cfg.trainer.accelerator)
+        trainer = replace(cfg.trainer, max_steps=usual.trainer.max_steps, batch_size=usual.trainer.batch_size)
         cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
     performer = start_performer(vectors, vstack(draws, "csr"), cfg)
     sums = np.concatenate([performer.sums_of(x) for x in draws])
