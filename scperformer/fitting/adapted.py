@@ -88,8 +88,8 @@ def _keeps_vectors(saved: SavedModel) -> bool:
 def _training_options(saved: SavedModel) -> TrainConfig:
     """Return the options with which a model was trained, without layers between tokens.
 
-    Gene vectors from co-expression stay, with what reads them; other encoders go. The CPU trains, whatever the device of
-    the predictions is: the adapted model, and the labels of a file, are then the same with a GPU and without.
+    Gene vectors from co-expression stay, with what reads them; other encoders go. The CPU trains, whatever the device
+    of the predictions is: the adapted model, and the labels of a file, are then the same with a GPU and without.
     """
     usual = TrainConfig(inputs=[""], label_key="")
     model = ModelConfig(**saved.config["model"])

@@ -196,7 +196,12 @@ def test_a_run_continues_where_it_was(conditions, data, quick, monkeypatch, caps
     means = [np.mean(of_seed[1:]) for of_seed in scores]  # all but everything
     assert f"| **depth and panels** | {np.mean(means):.3f} ± {np.std(means):.3f} |" in shown
     errors = [line["ece"] for line in lines if (line["row"], line["column"]) == ("everything", "default")]
-    assert f"| {np.mean(errors):.3f} | 0.000 | 0.000 |" in shown.split("| full | default |")[1].splitlines()[0]
+    [loss] = {line["loss"] for line in lines if line["column"] == "default"}
+    assert {line["loss"] for line in lines if line["column"] == "lr"} == {None}
+    assert (
+        f"| {np.mean(errors):.3f} | 0.000 | {loss:.3f} | 0.000 |"
+        in shown.split("| full | default |")[1].splitlines()[0]
+    )
 
 
 def test_a_mean_lacks_seeds_that_are_not_finished(conditions):
