@@ -98,24 +98,12 @@ class PreprocessConfig(ExpressionOptions):
     output: str | None = None  # null: INPUT.prepared.h5ad beside the input
 
 
-# The default network, as in conf/model/performer.yaml and the presets that it chooses.
-
-
-def _performer() -> groups.ModelConfig:
-    return groups.ModelConfig(depth=2, positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
-
-
-def _optim_of_performer() -> groups.OptimConfig:
-    return groups.OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
-
-
-def _weighted_head() -> groups.HeadConfig:
-    return groups.HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
-
-
 @dataclass(kw_only=True)
 class NetworkConfig(ExpressionOptions):
-    """Options of the steps that train a network: where they write, the network, and how it is trained."""
+    """Options of the steps that train a network: where they write, the network, and how it is trained.
+
+    The default is the network of conf/model/performer.yaml, with the presets that it chooses.
+    """
 
     output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
     resume: bool = False  # continue an interrupted run
@@ -124,11 +112,19 @@ class NetworkConfig(ExpressionOptions):
     init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
     data: groups.DataConfig = field(default_factory=groups.DataConfig)
     tokens: groups.TokensConfig = field(default_factory=groups.TokensConfig)
-    model: groups.ModelConfig = field(default_factory=_performer)
+    model: groups.ModelConfig = field(
+        default_factory=lambda: groups.ModelConfig(
+            depth=2, positions="coexpression", queries="cell", feedforward=False, dropout=0.5
+        )
+    )
     attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
-    head: groups.HeadConfig = field(default_factory=_weighted_head)  # not used by `pretrain`
+    head: groups.HeadConfig = field(  # not used by `pretrain`
+        default_factory=lambda: groups.HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+    )
     conditions: groups.ConditionsConfig = field(default_factory=groups.ConditionsConfig)
-    optim: groups.OptimConfig = field(default_factory=_optim_of_performer)
+    optim: groups.OptimConfig = field(
+        default_factory=lambda: groups.OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
+    )
     trainer: groups.TrainerConfig = field(default_factory=lambda: groups.TrainerConfig(batch_size=128))
     logger: groups.LoggerConfig = field(default_factory=groups.LoggerConfig)
 
