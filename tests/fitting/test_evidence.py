@@ -16,6 +16,7 @@ from scperformer.fitting import (
     evidence_folds,
     fill_network,
     fit_branches,
+    performer,
     scales_if_significant,
 )
 from scperformer.fitting.evidence import LARGEST, compare_batches, score_alone
@@ -310,6 +311,22 @@ def test_a_branch_alone_has_nothing_to_earn(held_out, off):
 def test_one_held_out_cell_decides_nothing():
     linear, encoder = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
     assert scales_if_significant(linear, encoder, np.array([0]), min_gain=2.0)[1] == 0.0
+
+
+def test_layers_between_tokens_start_on_the_device_and_in_the_precision_of_the_options(monkeypatch):
+    class Given(Exception): ...
+
+    def train_readouts(*given):
+        raise Given(given[5].trainer)
+
+    monkeypatch.setattr(performer, "train_readouts", train_readouts)
+    x, labels = made_cells(60, seed=0)
+    asked = TrainerConfig(accelerator="gpu", precision="bf16-mixed", progress_bar=False, batch_size=7, max_steps=8)
+    cfg = replace(options(replace(MODEL, queries="tokens")), trainer=asked)
+    with pytest.raises(Given) as found:
+        fit_branches(x, labels, linear_options=RECIPE, cfg=cfg)
+    usual = TrainConfig(inputs=[""], label_key="").trainer
+    assert found.value.args == (replace(asked, batch_size=usual.batch_size, max_steps=usual.max_steps),)
 
 
 @pytest.mark.slow
