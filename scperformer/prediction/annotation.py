@@ -115,8 +115,10 @@ class Annotation:
         text += f": {', '.join(first)}; {self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
         if (shift := self.record.get("shift")) is not None:
             ends = shift["expected_lowest"], shift["expected_highest"]
-            expected = expected_text(*ends, shift["kind"])
-            text += f"{expected[0].upper()}{expected[1:]}. "
+            kind = shift["kind"]
+            expected = expected_text(*ends, kind)
+            sentence = expected if kind in expected else f"these cells are {kind}: {expected}"
+            text += f"{sentence[0].upper()}{sentence[1:]}. "
         text += "".join(f"Warning: {warning} " for warning in self.record["warnings"])
         return f"{text}The column to use is obs['{self.key}_call']."
 

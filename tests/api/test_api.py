@@ -22,6 +22,7 @@ from scperformer.api import Trained
 from scperformer.base.errors import InputError
 from scperformer.config import make_config, option_words
 from scperformer.model import read_model
+from scperformer.trust import FAR, OTHER
 
 ROOT = Path(__file__).parents[2]
 STEPS = [name for name in scp.__all__ if inspect.isfunction(getattr(scp, name))]
@@ -240,6 +241,18 @@ def test_evaluation_has_the_scores_as_tables(annotated, tmp_path):
     ]
     with pytest.raises(InputError, match="exists"):
         scp.evaluate(annotated, "cell_type", output=found.path)
+
+
+def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, model, capsys):
+    others = counts_adata.copy()
+    scp.annotate(counts_adata, model)
+    assert "unknown. These cells are like the reference: the accuracy to expect" in capsys.readouterr().out
+    others.X = others.X[:, np.random.default_rng(0).permutation(others.n_vars)]
+    scp.annotate(others, model)
+    text = capsys.readouterr().out
+    [kind] = {kind for kind in (OTHER, FAR) if kind in text}
+    assert text.count(kind) == 1
+    assert text.count("xpect") == 1
 
 
 def test_check_tells_problems_without_raising(counts_adata, model, write, capsys):
