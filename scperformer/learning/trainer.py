@@ -311,13 +311,15 @@ def make_trainer(
 ) -> pl.Trainer:
     """Make the Lightning trainer of a run, and log its device; errors as in `device_of`.
 
-    Without a run folder no checkpoints are written. `processes` says how processes are started.
+    Without a run folder no checkpoints are written and the device is not logged. `processes` says how processes are
+    started.
     """
     options = cfg.trainer
     device = device_of(options)
     for library in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    log.info("training on %s: %s, %s", device.kind, device.why, device.precision)
+    if run_folder is not None:  # else it is a part of a run, or of a prediction, which has no such options
+        log.info("training on %s: %s, %s", device.kind, device.why, device.precision)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The `srun` command is available")  # this advice is for login nodes
         return pl.Trainer(

@@ -307,6 +307,7 @@ def test_a_model_is_adapted_on_the_cpu_also_beside_a_gpu(default, panel, monkeyp
     with caplog.at_level("INFO"):
         annotated(panel, default, "device=cpu")
     assert any("trained by Lightning on cpu" in message for message in caplog.messages)
+    assert "trainer.accelerator" not in caplog.text  # no option of predict
 
 
 def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel, write, tmp_path, monkeypatch):
