@@ -82,6 +82,6 @@ def run_workflow(cfg: WorkflowConfig) -> None:
             raise InputError(found, "a YAML file like workflows/config.yaml", "see docs/workflow.md") from error
     words = snakemake_words(cfg)
     log.info("snakemake %s", shlex.join(words))
-    code = _code_of([sys.executable, "-m", "snakemake", *words])
+    code = _code_of([sys.executable, "-P", "-m", "snakemake", *words])
     if code:
         raise SystemExit(code)

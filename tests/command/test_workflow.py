@@ -1,5 +1,9 @@
 """The step `workflow`: the words that it hands to snakemake."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from scperformer.base.errors import InputError
@@ -56,3 +60,24 @@ def test_without_snakemake_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("scperformer.command.workflow.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"no snakemake; expected .*: pip install snakemake"):
         run_workflow(WorkflowConfig(samples="samples.tsv"))
+
+
+# Modules that the command line, Snakemake or Python's own runpy import.
+IN_THE_WAY = ("yaml", "snakemake", "lazy_loader", "pandas", "typing_extensions", "sitecustomize")
+PROGRAMS = {
+    "the command": [str(Path(sys.executable).with_name("scperformer"))],
+    "python -m": [sys.executable, "-m", "scperformer"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_file_of_the_working_folder_is_imported(program, tmp_path):
+    for name in IN_THE_WAY:
+        (tmp_path / f"{name}.py").write_text("open('marked', 'w')\nraise ImportError")
+    (tmp_path / "samples.tsv").write_text("sample\tpath\na\ta.h5ad\n")
+    (tmp_path / "a.h5ad").touch()
+    (tmp_path / "model").mkdir()
+    words = ["workflow", "samples.tsv", "model_path=model", "--", "-n"]
+    ran = subprocess.run([*PROGRAMS[program], *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "snakemake samples.tsv" in ran.stderr or "snakemake -n" in ran.stderr, ran.stderr
+    assert not (tmp_path / "marked").exists(), ran.stderr
