@@ -3,11 +3,10 @@
     python benchmarks/cluster.py pbmc3k.h5ad my_model table.md --cores 2
     python benchmarks/cluster.py pbmc3k.h5ad my_model table.md --big 1000000 -- --profile workflows/profiles/slurm
 
-The samples are cells with counts, drawn with replacement from the file. One of them may be very large; the workflow
-splits it into shares. Two runs annotate the same samples with the same model: one with the options after `--`, one with
-`--cores`. A Markdown table lists for each run the time of the whole workflow, the number, time and CPU time of the
-`predict` jobs, and the overhead per sample: the time of the workflow and its report, without these jobs. Samples are
-temporary.
+The samples are cells with counts, drawn with replacement from the file. One of them may be very large. Two runs
+annotate the same samples with the same model: one with the options after `--`, one with `--cores`. A Markdown table
+lists for each run the time of the whole workflow, the number, time and CPU time of the `predict` jobs, and the overhead
+per sample: the time of the workflow and its report, without these jobs. Samples are temporary.
 """
 
 import argparse
@@ -29,13 +28,13 @@ HEAD = "| run | wall | jobs sent | predict jobs | their time | their CPU time | 
 
 def write_samples(folder: Path, arguments: argparse.Namespace) -> Path:
     """Write the samples and their sheet."""
-    lines = ["sample\tpath\tshares"]
+    lines = ["sample\tpath"]
     for i in range(arguments.samples):
         resample(arguments.path, arguments.cells, "csr", folder / f"s{i}.h5ad", seed=i)
-        lines.append(f"s{i}\ts{i}.h5ad\t")
+        lines.append(f"s{i}\ts{i}.h5ad")
     if arguments.big:
         resample(arguments.path, arguments.big, "csr", folder / "big.h5ad")
-        lines.append(f"big\tbig.h5ad\t{arguments.shares}")
+        lines.append("big\tbig.h5ad")
     sheet = folder / "samples.tsv"
     sheet.write_text("\n".join(lines) + "\n")
     return sheet
@@ -71,7 +70,6 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200, help="number of small samples")
     parser.add_argument("--cells", type=int, default=1_000, help="cells of each of them")
     parser.add_argument("--big", type=int, default=0, help="cells of one more sample; 0: none")
-    parser.add_argument("--shares", type=int, default=4, help="jobs among which the big sample is divided")
     parser.add_argument("--jobs", type=int, default=8, help="jobs of the small samples, at most")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="cores of this machine to use")
     parser.add_argument("--slots", type=int, help="jobs that the cluster runs at a time (default: --cores)")

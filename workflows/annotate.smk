@@ -1,4 +1,4 @@
-"""The samples. A job annotates one or several of them; the cells of a huge one (column `shares`) are split into jobs."""
+"""The samples: a job annotates one or several of them."""
 
 # Models that are adapted to the genes and the depth of a sample, for all samples of one kind.
 ADAPTED = option("adapted_folder", f"{OUT}/adapted")
@@ -39,7 +39,6 @@ rule settle:
         model=lambda wildcards: MODEL,
         job=lambda wildcards: f"{OUT}/predicted/{JOB_OF[wildcards.sample]}",
     output: directory(SETTLED)
-    wildcard_constraints: sample=any_of(JOB_OF)
     localrule: True
     log: f"{OUT}/logs/settle/{{sample}}.log"
     conda: "envs/scperformer.yaml"
@@ -61,33 +60,3 @@ rule deliver:
     params: file=lambda wildcards, input: f"{input}/{wildcards.sample}"
     shell: "if [ -e {params.file:q}.failed.json ]; then tee {log:q} < {params.file:q}.failed.json >&2; exit 1; fi;"
         " ln {params.file:q}.h5ad {output:q} 2> {log:q} || cp {params.file:q}.h5ad {output:q} 2> {log:q}"
-
-
-use rule predict as predict_share with:
-    input: sample=lambda wildcards: [SAMPLES[wildcards.sample]["path"]], model=lambda wildcards: MODEL
-    output: temp(directory(SHARE))
-    log: f"{OUT}/logs/predict/{{sample}}.{{part}}-of-{{parts}}.log"
-    benchmark: f"{OUT}/benchmarks/predict/{{sample}}.{{part}}-of-{{parts}}.tsv"
-    params:
-        words=lambda wildcards, output: [
-            *(f"share={wildcards.part}/{wildcards.parts}", option("output", f"{output}/calls"), *KEEP_GOING),
-        ],
-        described=[],
-
-
-use rule predict as gather with:
-    input:
-        sample=lambda wildcards: [SAMPLES[wildcards.sample]["path"]],
-        model=lambda wildcards: MODEL,
-        shares=lambda wildcards: shares_of(wildcards.sample),
-    output: directory(SETTLED)
-    wildcard_constraints: sample=any_of(SAMPLES.keys() - JOB_OF.keys())
-    log: f"{OUT}/logs/predict/{{sample}}.log"
-    benchmark: f"{OUT}/benchmarks/predict/{{sample}}.tsv"
-    params:
-        words=lambda wildcards, input, output: [
-            option("shares", [f"{share}/calls" for share in input.shares]),
-            *(option("output", f"{output}/{wildcards.sample}.h5ad"), *KEEP_GOING),
-        ],
-        described=lambda wildcards: described(wildcards.sample),
-    resources: gpu=0  # it only joins what the shares have called

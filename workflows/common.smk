@@ -121,13 +121,13 @@ def is_pending(sample):
 
 
 def group_samples():
-    """Return the job that annotates each sample; split samples are not among them.
+    """Return the job that annotates each sample.
 
     Starting a program takes longer than annotating a small sample, so there are at most about `predict_jobs` jobs for
     small samples: each takes neighbours in the sheet, and is named after the first and the last. Samples that have to
     be annotated share no job with others, which would be annotated again.
     """
-    job_of = {name: name for name in SAMPLES if not num_shares(name) and name not in SMALL_SAMPLES}
+    job_of = {name: name for name in SAMPLES if name not in SMALL_SAMPLES}
     pending = {name: is_pending(name) for name in SMALL_SAMPLES}
     for state, stretch in itertools.groupby(SMALL_SAMPLES, pending.get):
         names, size = list(stretch), -(-list(pending.values()).count(state) // config["predict_jobs"])
@@ -148,18 +148,6 @@ def either(stem):
     return " ".join(f"{shlex.quote(stem)}{ending}" for ending in (".h5a[d]", ".failed.jso[n]"))
 
 
-def num_shares(sample):
-    """Return the number of jobs that a large sample is split into; 0 for a sample that is annotated as a whole."""
-    number = int(SAMPLES[sample].get("shares", 1))
-    return number if number > 1 else 0
-
-
-def shares_of(sample):
-    """Return the folders of the shares of a sample."""
-    count = num_shares(sample)
-    return expand(SHARE, sample=sample, part=range(1, count + 1), parts=count)
-
-
 def any_of(names):
     """Return the pattern that matches these names only."""
     return "|".join(map(re.escape, names)) or "(?!)"
@@ -168,7 +156,7 @@ def any_of(names):
 OUT = os.path.normpath(config["outdir"])
 # What the rules write into it.
 OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted", "prepared"}
-OWN |= {"report.html", "samples", "shares"}
+OWN |= {"report.html", "samples"}
 EXAMPLE, EXAMPLE_SAMPLES = f"{OUT}/example", ("sample_full", "sample_shallow", "sample_panel")
 STEPS = ("preprocess", "train", "predict", "evaluate", "report")
 OVERRIDES = {step: overrides_of(step) for step in STEPS}
@@ -189,17 +177,14 @@ PREPARED = f"{OUT}/prepared/reference.h5ad"
 MODEL = config["model_path"] or f"{OUT}/model"
 SETTLED = f"{OUT}/samples/{{sample}}"
 ANNOTATED = f"{OUT}/annotated/{{sample}}.h5ad"
-SHARE = f"{OUT}/shares/{{sample}}/{{part}}-of-{{parts}}"
 EVALUATION = f"{OUT}/evaluation"
 REPORT = f"{OUT}/report.html"
 
 is_small = lambda path: not os.path.exists(path) or size_of(path) <= SMALL
-SMALL_SAMPLES = [name for name, row in SAMPLES.items() if not num_shares(name) and is_small(row["path"])]
+SMALL_SAMPLES = [name for name, row in SAMPLES.items() if is_small(row["path"])]
 JOB_OF = group_samples()
 
 
 wildcard_constraints:
     sample=any_of(SAMPLES),
     job=f"({any_of(SAMPLES)})(~({any_of(SAMPLES)}))?",
-    part=r"[1-9]\d*",
-    parts=r"[1-9]\d*",

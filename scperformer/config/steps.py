@@ -1,6 +1,5 @@
 """The options of every step: one dataclass each, whose comments are the text of docs/configuration.md."""
 
-import re
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -240,8 +239,6 @@ class PredictConfig(_ModelOptions):
     keep_going: bool = False
     json: bool = False  # print what was written as JSON, and log to standard error; `--json` is the same
     failed_ok: bool = False  # with `keep_going`: the exit code is 0 if files are refused
-    share: str | None = None  # `2/8`: call the second of eight shares of the cells; the output is a folder for `shares`
-    shares: list[str] = field(default_factory=list)  # all folders that `share` has made of the file, to join
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the length of the cells decides
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
@@ -306,14 +303,7 @@ class PredictConfig(_ModelOptions):
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
         if self.other_models:
-            is_whole = self.share is None and not self.shares and not self.resume
-            require(is_whole, "other_models", self.other_models, "one model with share, shares or resume")
-        if self.share is not None:
-            parts = re.fullmatch("([0-9]+)/([0-9]+)", self.share)
-            is_share = parts is not None and 1 <= int(parts[1]) <= int(parts[2])
-            require(is_share, "share", self.share, "K/N with K from 1 to N, as in 2/8")
-            require(not self.shares, "shares", self.shares, "no shares beside share, which makes one of them")
-        require(num == 1 or not self.shares, "shares", self.shares, "one input file, which they were made of")
+            require(not self.resume, "other_models", self.other_models, "one model with resume")
         require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
         changes_probabilities = bool(self.allow_labels or self.deny_labels) or self.prior == "em"
         expected = "no alpha beside allow_labels, deny_labels or prior=em: its sets are for probabilities as they are"

@@ -14,7 +14,7 @@ from scperformer.base.messages import did_you_mean
 log = logging.getLogger(__name__)
 
 # Columns with a meaning of their own; all others describe the samples, such as a condition or a donor.
-OWN_COLUMNS = ("sample", "path", "truth", "truth_key", "shares")
+OWN_COLUMNS = ("sample", "path", "truth", "truth_key")
 
 
 def read_sheet(sheet: str | Path) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import (
-    FolderKind,
-    new_folder,
-    output_named,
-    put_in_place,
-    remove_folder,
-    require_absent,
-    why_not_ours,
-)
+from scperformer.base.outputs import FolderKind, new_folder, output_named, remove_folder, why_not_ours
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.fitting import Calls
 from scperformer.model import read_arrays
@@ -46,15 +38,11 @@ MAX_VALUES = 2**29  # in a part; a block of 100,000 cells and 1,000 labels has 1
 
 
 class Parts:
-    """A folder with a file for each finished part of a run: the calls of a block of cells.
+    """A folder with a file for each finished part of a run: the calls of a block of cells."""
 
-    `shares` are the folders of other processes that each made some of the `num_parts` parts; they are only read.
-    """
-
-    def __init__(self, folder: Path, num_parts: int, shares: Sequence[Path] = ()):
+    def __init__(self, folder: Path, num_parts: int):
         self.folder = folder
         self.num_parts = num_parts
-        self.shares = shares
 
     def has(self, part: int) -> bool:
         """Return whether a part is finished."""
@@ -84,26 +72,12 @@ class Parts:
                 raise InputError(found, "an intact file", remedy) from error
             yield calls
 
-    def keep_as(self, output: Path, overwrite: bool) -> None:
-        """Make the folder itself the output; an earlier one is replaced only if all of it was made by predict."""
-        require_absent(output, overwrite, PARTS)
-        put_in_place(self.folder, output)
-
     def _file(self, part: int) -> Path:
-        files = [folder / f"part-{part:06d}.npz" for folder in (self.folder, *self.shares)]
-        return next((file for file in files if file.exists()), files[0])
-
-
-def parts_of(share: str | None, num_parts: int) -> range:
-    """Return the numbers of the parts that belong to a share such as `2/8`; all parts for None."""
-    number, count = map(int, (share or "1/1").split("/"))
-    return range(num_parts * (number - 1) // count, num_parts * number // count)
+        return self.folder / f"part-{part:06d}.npz"
 
 
 @contextmanager
-def partial_results(
-    output: Path, identity: dict[str, str], num_parts: int, *, resume: bool, shares: Sequence[Path] = ()
-) -> Iterator[Parts]:
+def partial_results(output: Path, identity: dict[str, str], num_parts: int, *, resume: bool) -> Iterator[Parts]:
     """Open the parts of a run; their folder is removed at the end, but kept with its finished parts after an error.
 
     Parameters
@@ -114,19 +88,15 @@ def partial_results(
         Everything that the calls depend on.
     resume
         Keep the parts of an earlier, interrupted run.
-    shares
-        Folders that together hold all parts already.
 
     Raises
     ------
     InputError
-        The earlier run (with `resume`) or a share has another identity; the shares are incomplete; or a folder
-        that predict has not made is in the way.
+        The earlier run (with `resume`) has another identity; or a folder that predict has not made is in the way.
     """
     output = Path(os.path.realpath(output))  # parts are on the disk of the output, so that they can be renamed to it
     folder = output.with_name(f"{output.name}.partial")
-    parts = Parts(folder, num_parts, shares)
-    _require_all_parts(parts, identity)
+    parts = Parts(folder, num_parts)
     if folder.exists():
         _take_over(parts, output, identity, resume)
     elif resume and num_parts > 1:
@@ -143,18 +113,6 @@ def partial_results(
         _remove_folder(folder)
 
 
-def _require_all_parts(parts: Parts, identity: dict[str, str]) -> None:
-    """Refuse shares of another run, and shares that do not hold all parts."""
-    for share in parts.shares:
-        if _read_identity(share) is None:
-            remedy = "name what 'scperformer predict ... share=K/N' has written"
-            raise InputError(f"{share} in shares", "a folder with a share of the calls", remedy)
-        _require_same_run(share, identity, "make all shares again, with the same file, model and options")
-    if parts.shares and (missing := parts.num_parts - parts.num_finished):
-        found = f"shares that lack {missing} of {parts.num_parts} parts"
-        raise InputError(found, "all shares of the file, 1/N to N/N", "add the missing shares")
-
-
 def _take_over(parts: Parts, output: Path, identity: dict[str, str], resume: bool) -> None:
     """Resume from the folder of an earlier run, or remove it; refuse a folder that predict has not made."""
     folder = parts.folder
@@ -164,7 +122,7 @@ def _take_over(parts: Parts, output: Path, identity: dict[str, str], resume: boo
         raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.name}", remedy)
     with _locked(folder):  # another run may be using it
         if resume:
-            _require_same_run(folder, identity, "leave out resume=true to start anew")
+            _require_same_run(folder, identity)
             log.info("resuming %s: %d of %d parts are finished", output, parts.num_finished, parts.num_parts)
         else:
             log.info("the results of an interrupted run are dropped (resume=true would have kept them)")
@@ -215,9 +173,10 @@ def _read_identity(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _require_same_run(folder: Path, identity: dict[str, str], remedy: str) -> None:
+def _require_same_run(folder: Path, identity: dict[str, str]) -> None:
     earlier = _read_identity(folder) or {}
     if earlier != identity:
         other = ", ".join(key for key in identity if earlier.get(key) != identity[key])
         found = f"partial results in {folder} of another run (other {other})"
-        raise InputError(found, "partial results of the same file, model and options", remedy)
+        expected = "partial results of the same file, model and options"
+        raise InputError(found, expected, "leave out resume=true to start anew")

@@ -36,25 +36,24 @@ from scperformer.files import (
     fingerprint,
     open_cells,
     require_readable,
-    require_unchanged,
 )
 from scperformer.fitting import Adapted, Calls, adapt_model, call_block
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.columns import require_not_annotated
 from scperformer.prediction.label_options import find_label_options
-from scperformer.prediction.parts import PARTS, Parts, partial_results, parts_of
+from scperformer.prediction.parts import Parts, partial_results
 from scperformer.prediction.several import add_annotation, keys_of, record_in_file, record_in_memory
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
 
 log = logging.getLogger(__name__)
 
-# Options that change no call: they may differ when a run is resumed or its shares are joined. Parts hold probabilities,
+# Options that change no call: they may differ when a run is resumed. Parts hold probabilities,
 # scores and draws; flags, sets and names are made from these when all parts are finished.
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "sample_names", "sample_sheet", "output_format", "overwrite"),
     *("resume", "keep_going", "failed_ok", "json"),
-    *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
+    *("batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     "other_models",
     *("mode", "p_thres", "majority_voting", "min_prop"),
@@ -170,7 +169,7 @@ def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
 
 def _outputs_of(cfg: PredictConfig) -> list[Path]:
     """Return the output of each input; refuse inputs that have the same output."""
-    ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
+    ending = f".annotated.{cfg.output_format}"
     named = cfg.outputs or ([cfg.output] if cfg.output else [])
     outputs = [Path(name) for name in named] or [default_output(path, ending) for path in cfg.inputs]
     if cfg.sample_names:
@@ -186,9 +185,6 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
 
 def _require_writable(output: Path, cfg: PredictConfig) -> None:
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
-    if cfg.share is not None:
-        require_absent(output, cfg.overwrite, PARTS)
-        return
     require_absent(output, cfg.overwrite, STORE if output.suffix == ".zarr" else None)
     if cfg.other_models and output.suffix != ".h5ad":
         raise InputError(f"output={output} of several models", "a name in .h5ad", "rename it")
@@ -266,7 +262,7 @@ def _annotate_files(
                 if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
-    if len(summaries) > 1 and cfg.share is None:
+    if len(summaries) > 1:
         _log_end(summaries, cfg)
     return summaries
 
@@ -310,7 +306,7 @@ def _annotate_by_several(
 def _annotate_file(
     path: str, output: Path, model: Model, cfg: PredictConfig, described: dict[str, str]
 ) -> dict[str, Any]:
-    """Annotate a file, or call a share of its cells, one block at a time; return a summary for `--json`."""
+    """Annotate a file, one block of cells at a time; return a summary for `--json`."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
@@ -321,25 +317,17 @@ def _annotate_file(
         adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
         query = adapted.query
         identity = _identity_of(adapted, model, cfg)
-        shares = [Path(folder) for folder in cfg.shares]
-        with partial_results(output, identity, len(query.starts()), resume=cfg.resume, shares=shares) as parts:
+        with partial_results(output, identity, len(query.starts()), resume=cfg.resume) as parts:
             num_called, seconds = _call_parts(parts, adapted, cfg)
-            if cfg.share is not None:
-                require_unchanged(path, seen)
-                log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
-                parts.keep_as(output, cfg.overwrite)
-                summary = {"share": cfg.share, "num_cells": num_called}
-            else:
-                annotation = make_annotation(
-                    cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
-                )
-                if described:
-                    existing = cells.keys()["obs"] if isinstance(cells, BackedH5ad) else cells.obs.columns
-                    annotation.describe(described, existing, path)
-                scratch = parts.folder
-                write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
-                summary = annotation.summary()
-    return {"file": path, "output": str(output), "sha256": query.sha256, **summary}
+            annotation = make_annotation(
+                cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
+            )
+            if described:
+                existing = cells.keys()["obs"] if isinstance(cells, BackedH5ad) else cells.obs.columns
+                annotation.describe(described, existing, path)
+            scratch = parts.folder
+            write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
+    return {"file": path, "output": str(output), "sha256": query.sha256, **annotation.summary()}
 
 
 def _identity_of(adapted: Adapted, model: Model, cfg: PredictConfig) -> dict[str, str]:
@@ -359,11 +347,11 @@ def _identity_of(adapted: Adapted, model: Model, cfg: PredictConfig) -> dict[str
 
 
 def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int, float]:
-    """Call the cells of all parts of a share that are not finished; return the number of these cells, and seconds."""
+    """Call the cells of all parts that are not finished; return the number of these cells, and seconds."""
     query = adapted.query
     starts = query.starts()
     start_time = time.perf_counter()
-    to_call = [part for part in parts_of(cfg.share, len(starts)) if not parts.has(part)]
+    to_call = [part for part in range(len(starts)) if not parts.has(part)]
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
     name = default_output(query.path, "").name
     # The arrays of a block have the memory of the last block's: clearing new pages took a sixth of the CPU time.

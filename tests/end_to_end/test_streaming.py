@@ -278,6 +278,16 @@ def test_parts_of_other_blocks_are_refused(cut_off, tiny_model, monkeypatch):
         run_predict(config(path, tiny_model, resume=True))
 
 
+def test_a_folder_of_the_users_in_the_place_of_the_parts_stays(counts_adata, tiny_model, write, tmp_path):
+    """It may even hold a file of the name of ours."""
+    theirs = tmp_path / "out.h5ad.partial"
+    theirs.mkdir()
+    (theirs / "part-000000.npz").write_text("years of work")
+    with pytest.raises(InputError, match=r"out\.h5ad\.partial is in the way: it is a folder without"):
+        run_predict(config(write(counts_adata), tiny_model, output=str(tmp_path / "out.h5ad"), overwrite=True))
+    assert (theirs / "part-000000.npz").read_text() == "years of work"
+
+
 def test_a_second_run_with_the_same_output_is_refused(
     counts_adata, whole, tiny_model, write, small_blocks, monkeypatch
 ):

@@ -264,13 +264,13 @@ def files_of(adata: ad.AnnData, write) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["linear", pytest.param("default", marks=pytest.mark.slow)])
 def test_calls_depend_on_the_cell_and_the_condition_alone(kind, request, panel, write, monkeypatch, torch_unchanged):
-    """Not on other cells, their order, blocks, shares, batches, threads or the state of random numbers."""
+    """Not on other cells, their order, blocks, batches, threads or the state of random numbers."""
     model, files = str(request.getfixturevalue(kind)), files_of(panel, write)
 
-    def predict(name: str, **options) -> ad.AnnData | str:
+    def predict(name: str, **options) -> ad.AnnData:
         cfg = PredictConfig(inputs=[files[name]], model_path=model, adapt="true", overwrite=True, **options)
         [output] = run_predict(cfg)
-        return str(output) if "share" in options else ad.read_h5ad(output)
+        return ad.read_h5ad(output)
 
     whole = predict("whole")
     found = [predict("half"), predict("beside", batch_size=3)]
@@ -279,8 +279,6 @@ def test_calls_depend_on_the_cell_and_the_condition_alone(kind, request, panel, 
     monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 17)
     with torch_unchanged():
         found.append(predict("shuffled", threads=2))
-    shares = [predict("whole", share=f"{number}/2") for number in (1, 2)]
-    found.append(predict("whole", shares=shares))
     assert len({condition(done)["key"] for done in (whole, *found)}) == 1
     assert same_bits(found[0], whole)
     assert all(same_bits(whole, done) for done in found[1:])

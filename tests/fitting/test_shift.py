@@ -111,20 +111,6 @@ def test_explain_refuses_gene_factors_that_predict_did_not_write(folder, factors
         scperformer.explain(done, model, output=tmp_path / "why")
 
 
-def test_shares_of_a_file_of_another_study_have_the_calls_of_the_whole(folder, write, command):
-    path = write(made_cells(240, 2, 0.4))
-    options = [f"model_path={folder}"]
-    assert command("predict", path, *options, "output=whole.h5ad").code == 0
-    for share in ("1/2", "2/2"):
-        assert command("predict", path, *options, f"share={share}", f"output=s{share[0]}").code == 0
-    assert command("predict", path, *options, "shares=[s1,s2]", "output=joined.h5ad").code == 0
-    whole, joined = (ad.read_h5ad(name) for name in ("whole.h5ad", "joined.h5ad"))
-    pd.testing.assert_frame_equal(whole.obs, joined.obs)
-    np.testing.assert_array_equal(whole.obsm["scperformer_proba"], joined.obsm["scperformer_proba"])
-    assert whole.uns["scperformer"]["shift"]["encoder_weight"] == 0.5
-    assert command("predict", path, *options, "shift=false", "shares=[s1,s2]", "output=other.h5ad").code == 2
-
-
 def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
     """Cells of a third batch are like the reference if its two batches differ as much."""
     parts = {"d1": made_cells(150, 1), "d2": made_cells(150, 2, 0.4)}

@@ -49,10 +49,8 @@ def test_files_of_cells_have_no_entries_about_droplets(expected):
     assert "droplets" not in expected.uns[KEY]
 
 
-@pytest.mark.parametrize(
-    "form", [*(pytest.param(form, marks=pytest.mark.slow) for form in ("memory", "h5ad")), "shares"]
-)
-def test_quality_and_shares_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, form, monkeypatch):
+@pytest.mark.parametrize("form", [pytest.param("memory", marks=pytest.mark.slow), "h5ad"])
+def test_quality_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, form, monkeypatch):
     monkeypatch.setattr("scperformer.files.rows.MAX_BLOCK_CELLS", 150)
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     if form == "memory":
@@ -60,10 +58,7 @@ def test_quality_and_shares_of_an_unfiltered_matrix(raw_pbmc, expected, write, t
     else:
         path = str(write(raw_pbmc))
         output = str(tmp_path / "out.h5ad")
-        shares = []
-        for share in ("1/2", "2/2") if form == "shares" else ():
-            shares += map(str, run_predict(PredictConfig(inputs=[path], share=share)))
-        run_predict(PredictConfig(inputs=[path], output=output, quality=True, shares=shares))
+        run_predict(PredictConfig(inputs=[path], output=output, quality=True))
         annotated = ad.read_h5ad(output)
     require_same_calls(annotated.obs.loc[expected.obs_names], expected.obs)
     low = annotated.obs[f"{KEY}_low_quality"].to_numpy()

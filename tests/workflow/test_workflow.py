@@ -156,31 +156,15 @@ def test_with_a_model_nothing_is_trained(user: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_sample_is_called_in_shares(user: Path) -> None:
-    write_sheet(user / "samples.tsv", "sample path shares", "a a.h5ad 3", "b b.h5ad ", "c c.h5ad 1")
-    jobs, said = planned(user, "--config", "model_path=model", "samples=samples.tsv")
-    placed = [f"{rule} {name}" for rule in ("predict", *PLACED) for name in "bc"]
-    assert jobs == sorted([*placed, "deliver a", "gather a", "predict_share a", "report"])
-    for number in (1, 2, 3):
-        share = f"results/shares/a/{number}-of-3/calls"
-        words = f"share={number}/3 output={share} keep_going=true failed_ok=true adapted_folder=results/adapted"
-        assert f"predict a.h5ad model_path=model {words}" in said
-    shares = ",".join(f"'results/shares/a/{number}-of-3/calls'" for number in (1, 2, 3))
-    assert f"shares=[{shares}]" in said.replace("""'"'"'""", "'")
-
-
-@pytest.mark.slow
 def test_many_small_samples_share_jobs(user: Path) -> None:
-    """a and b are large, and c to g small."""
+    """b is large, and c to g are small."""
     for name in "defg":
         (user / f"{name}.h5ad").touch()
     os.truncate(user / "b.h5ad", 2 * 10**7 + 1)
-    write_sheet(
-        user / "samples.tsv", "sample path shares", "a a.h5ad 2", *(f"{name} {name}.h5ad " for name in "bcdefg")
-    )
+    write_sheet(user / "samples.tsv", "sample path", *(f"{name} {name}.h5ad" for name in "bcdefg"))
     words = ["--config", "model_path=model", "samples=samples.tsv"]
     placed = [f"{rule} {name}" for rule in PLACED for name in "bcdefg"]
-    always = ["deliver a", "gather a", "predict b", "predict_share a", "report", *placed]
+    always = ["predict b", "report", *placed]
     assert plan(user, *words, "predict_jobs=5") == sorted([*always, *(f"predict {name}" for name in "cdefg")])
     jobs, said = planned(user, *words, "predict_jobs=2")
     assert jobs == sorted([*always, "predict c~e", "predict f~g"])
@@ -345,7 +329,6 @@ BAD_SHEETS = {
     "missing file": (["sample path", "a gone.h5ad"], r"no gone\.h5ad; expected the path of sample a in samples\.tsv"),
     "missing truth": (["sample path truth", "a a.h5ad x.csv"], r"no x\.csv; expected the truth of sample a"),
     "unknown column": (["sample file", "a a.h5ad"], r"'path' is a required property.*expected the columns sample"),
-    "no number of shares": (["sample path shares", "a a.h5ad many"], r"'many' does not match.*in how many jobs"),
     "no rows": (["sample path"], r"should be non-empty; expected a line of column names and at least one sample"),
     "mixed truth": (
         ["sample path truth truth_key", "a a.h5ad a.csv ", "b b.h5ad  label"],
