@@ -139,9 +139,10 @@ def _converted(value: Any, kind: Any, name: str) -> Any:
     if kind is Any:
         return list(value) if isinstance(value, tuple | set | frozenset) else value
     if get_origin(kind) is list:
-        if not isinstance(value, list | tuple | set | frozenset):
-            raise InputError(f"{name}={value}", f"a list, such as {name}=[{value}]", "write it in brackets")
-        return [_converted(item, get_args(kind)[0], name) for item in value]
+        if isinstance(value, dict) or value is None:
+            raise InputError(f"{name}={'null' if value is None else value}", "a list", f"write it as {name}=[...]")
+        items = value if isinstance(value, list | tuple | set | frozenset) else [value]  # one value needs no brackets
+        return [_converted(item, get_args(kind)[0], name) for item in items]
     wrong = isinstance(value, list | tuple | set | frozenset | dict) or value is None
     switch = SWITCH.get(str(value).lower()) if isinstance(value, bool | int | str) else None
     try:

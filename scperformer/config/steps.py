@@ -327,7 +327,8 @@ class EvaluateConfig(_FileOptions):
     """Compare annotations with the true labels, beside logistic regression."""
 
     truth_key: str  # obs column, or column of `truth_path`, with the true labels
-    truth_path: list[str] | None = None  # CSV/TSV tables (first column: cell) when the true labels are not in the files
+    # tables of text, one for each file, when the true labels are not in the files; the first column names the cells
+    truth_path: list[str] | None = None
     truth_map: str | None = None  # a CSV or TSV file with two columns: a true label, and the label as which it counts
     # ontology: a true label that the model lacks is compared with the model's labels that are types of it in the Cell
     # Ontology, or with that of which it is a type; names: only labels of the same name are the same

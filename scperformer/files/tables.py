@@ -3,6 +3,7 @@
 The names on both axes decide the orientation. If they are ambiguous, the user has to give it.
 """
 
+import codecs
 import csv
 import io
 import re
@@ -86,11 +87,15 @@ class _LineLimiter(io.RawIOBase):
 
 @contextmanager
 def _open_table(path: Path) -> Iterator[IO[str]]:
-    """Open a table as text in UTF-8; errors of reading inside the block become an `InputError` about the table."""
+    """Open a table as text in UTF-8, or in UTF-16 with its mark, as Excel writes Unicode text.
+
+    Errors of reading inside the block become an `InputError` about the table.
+    """
     try:
         with open_bytes(path) as file:
             buffered = io.BufferedReader(_LineLimiter(file, path), BUFFER_BYTES)
-            yield io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
+            is_utf_16 = buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            yield io.TextIOWrapper(buffered, encoding="utf-16" if is_utf_16 else "utf-8-sig", newline="")
     except InputError:
         raise
     except UnicodeDecodeError as error:
@@ -104,11 +109,11 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
         raise damaged(path, error, "a complete table") from error
 
 
-def sniff(path: Path) -> Layout:
+def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
     """Recognise the layout of a table from its first lines.
 
     Lines above the header that begin with # are comments, but the last of them may be the header itself. A table
-    without a common delimiter, or with decimal commas, is refused.
+    without a common delimiter is refused; a table of numbers with decimal commas, too.
     """
     comments: list[str] = []
     with _open_table(path) as stream:
@@ -138,11 +143,16 @@ def sniff(path: Path) -> Layout:
     if not fitting:
         widest = max(widths.values(), key=lambda nums: max(nums, default=0), default=[])
         shown = ", ".join(map(str, widest[:5])) or "none"
-        found = f"{path} is not a table: its lines have different numbers of fields ({shown}, ...)"
-        raise InputError(found, f"{TABLE_OF_NUMBERS}, the same number of fields in each row", "write it again")
-    delimiter = max(fitting, key=lambda delimiter: widths[delimiter][-1])
+        why = (
+            "it has a single line" if len(widest) == 1 else f"its lines have different numbers of fields ({shown}, ...)"
+        )
+        found = f"{path} is not a table: {why}"
+        raise InputError(found, f"{expected}, the same number of fields in each row", "write it again")
+    # Labels may contain blanks and commas, by chance as many in each row.
+    delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
     first, *rows = tried[delimiter]
-    if delimiter != "," and (comma := next((f for row in rows for f in row[1:] if re.fullmatch(r"-?\d+,\d+", f)), "")):
+    commas = (field for row in rows for field in row[1:] if re.fullmatch(r"-?\d+,\d+", field))
+    if delimiter != "," and expected == TABLE_OF_NUMBERS and (comma := next(commas, "")):
         remedy = f"write it with dots (write.csv in R), or convert it, for example 'tr , . < {path.name} > dots.csv'"
         raise InputError(f"{path} with decimal commas (e.g. '{comma}')", "numbers with decimal points", remedy)
     corner, header = (first[0], first[1:]) if len(first) == len(rows[0]) else ("", first)
@@ -152,6 +162,19 @@ def sniff(path: Path) -> Layout:
             break
         num_about_genes += 1
     return Layout(delimiter, corner, header, num_about_genes, len(comments))
+
+
+def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
+    """Read a table of text about cells, which are named in its first column; also return the name of its delimiter.
+
+    `expected` describes the table in errors.
+    """
+    layout = sniff(path, expected)
+    with _open_table(path) as stream:
+        lines = islice(stream, layout.num_comments, None)
+        next(row for row in csv.reader(lines, delimiter=layout.delimiter) if row)
+        table = pd.read_csv(stream, header=None, sep=layout.delimiter, dtype=str, index_col=0)
+    return table.set_axis(layout.header, axis=1), DELIMITERS[layout.delimiter]
 
 
 def _is_header(comment: str, lines: list[str]) -> bool:

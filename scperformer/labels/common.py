@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from scperformer.labels.ontology import Ontology
+from scperformer.labels.ontology import Ontology, spelling
 
 
 def common_labels(own: Sequence[str], other: Sequence[str], ontology: Ontology) -> dict[str, str]:
@@ -10,7 +10,7 @@ def common_labels(own: Sequence[str], other: Sequence[str], ontology: Ontology) 
 
     A true label that the model lacks, such as CD4 T, takes in the labels of the model that are types of it, such as
     memory and naive CD4 T. If there are none, it is taken in by the label of the model that it is the nearest type of.
-    Labels without a term, or without a relative, stay.
+    A label without a term is another spelling of a label of the model, or it stays, as one without a relative.
 
     Parameters
     ----------
@@ -30,9 +30,11 @@ def common_labels(own: Sequence[str], other: Sequence[str], ontology: Ontology) 
         elif parents := [known for known in own if terms.get(known) in above[label]]:
             nearest = max(parents, key=lambda known: len(above[known]))
             takes_in[terms[nearest]] = nearest
+    own_spelling = {spelling(label): label for label in own}
     merged = {}
     for label in (*own, *other):
         found = [term for term in above.get(label, ()) if term in takes_in]
         # The most general of them takes in the others, too.
-        merged[label] = takes_in[min(found, key=lambda term: len(ontology.ancestors(term)))] if found else label
+        same = label if label in own or label in terms else own_spelling.get(spelling(label), label)
+        merged[label] = takes_in[min(found, key=lambda term: len(ontology.ancestors(term)))] if found else same
     return merged

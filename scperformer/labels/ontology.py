@@ -6,6 +6,7 @@ with common cell types of blood, immune system, pancreas and lung.
 
 import csv
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,12 +37,12 @@ class Ontology:
     version: str  # date of the release, or as the file states it
     names: dict[str, str]
     parents: dict[str, list[str]]  # by the relation is_a
-    ids: dict[str, str]  # the id of each name and synonym, in the form of `_key`
+    ids: dict[str, str]  # the id of each name and synonym, in the form of `spelling`
 
     def term(self, label: str) -> str | None:
-        """Return the id of the term with this name or exact synonym; "naive B" also finds "naive B cell"."""
-        key = _key(label)
-        return self.ids.get(key) or (self.ids.get(f"{key} cell") if len(key) > 1 else None)
+        """Return the id of the term with this name or exact synonym; "monocyte, classical" is "classical monocyte"."""
+        last, _, first = label.partition(",")
+        return self.ids.get(spelling(label)) or self.ids.get(spelling(f"{first} {last}"))
 
     def ancestors(self, term: str) -> set[str]:
         """Return a term and all its ancestors by is_a."""
@@ -54,23 +55,32 @@ class Ontology:
         return ancestors
 
 
-def _key(text: str) -> str:
-    """Return a name in the form for comparisons: lower case, singular, with single blanks between words."""
-    key = re.sub(r"[\s_]+", " ", text.casefold()).strip().replace("-cell", " cell")
-    return re.sub(r"(?<=[^\W\d]{2})s$", "", re.sub(r"\bcells\b", "cell", key))
+def spelling(text: str) -> str:
+    """Return a name in the form for comparisons, in which spellings of one name are equal.
+
+    It has lower case and single blanks. Plurals, "cell" at the end, hyphens, commas, and + or "positive" behind a
+    marker are left out, so that "CD8-positive, alpha-beta T cells" and "CD8+ alpha beta T" are the same.
+    """
+    key = re.sub("[\u2010-\u2015\u2212]", "-", unicodedata.normalize("NFKC", text).casefold())
+    key = re.sub(r"-(?=[\s,/)]|$)", " negative ", key)  # CD16- is not CD16
+    key = re.sub(r"(?<=\w)\+(?=\W|$)|(?<=\d)\+|[- ]positive\b", " ", key)
+    words = re.sub(r"[-_,\s]+", " ", key).strip()
+    words = re.sub(r"(?<=[^\W\d]{2})s$", "", re.sub(r"\bcells\b", "cell", words))
+    return re.sub("(?<=..) cell$", "", words)  # but D may be a cluster where "D cell" is a type
 
 
-def _ids_by_key(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
+def _ids_byspelling(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
     """Return the id of each name and synonym.
 
     A key that has several ids gets that of the name, else that of the packaged table; else it is ambiguous and left
     out.
     """
-    pairs = {(_key(text), term) for text, term in synonyms if term in names}
+    pairs = {(spelling(text), term) for text, term in synonyms if term in names}
     num_terms = Counter(key for key, _ in pairs)
     ids = {key: term for key, term in pairs if num_terms[key] == 1}
     ids |= {key: term for key, term in packaged.items() if term in names}
-    return ids | {_key(name): term for term, name in names.items()}
+    num_names = Counter(map(spelling, names.values()))
+    return ids | {key: term for term, name in names.items() if num_names[key := spelling(name)] == 1}
 
 
 @cache
@@ -82,7 +92,7 @@ def packaged_ontology() -> Ontology:
     names = {row["id"]: row["name"] for row in rows}
     synonyms = [(text, row["id"]) for row in rows for text in row["synonyms"].split("|") if text]
     parents = {row["id"]: [row["parent"]] for row in rows if row["parent"]}
-    return Ontology(TABLE_VERSION, names, parents, _ids_by_key(names, synonyms, {}))
+    return Ontology(TABLE_VERSION, names, parents, _ids_byspelling(names, synonyms, {}))
 
 
 def read_obo(path: str | Path) -> Ontology:
@@ -120,7 +130,7 @@ def read_obo(path: str | Path) -> Ontology:
             names.pop(term, None)
     if not names:
         raise InputError(f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again")
-    return Ontology(version, names, parents, _ids_by_key(names, synonyms, packaged_ontology().ids))
+    return Ontology(version, names, parents, _ids_byspelling(names, synonyms, packaged_ontology().ids))
 
 
 def _lines(path: str | Path, expected: str) -> Iterator[str]:

@@ -12,10 +12,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean, escape_formula, join_names, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
 from scperformer.config import EvaluateConfig
+from scperformer.files import read_texts
 from scperformer.labels import NO_CALL, common_labels, label_texts, packaged_ontology, read_pairs, spelled_as
 from scperformer.reports.read_annotations import Annotated, cell_table, common_tree, read_annotated
 from scperformer.trust import calibration_error
@@ -58,13 +60,17 @@ class Evaluation:
 def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
     """Return the true label of each cell of a sample, N strings or None.
 
-    They are in a column of obs, or of the CSV or TSV file `table`. It has cell names in its first column and a row per
-    cell, in any order.
+    They are in a column of obs, or of the file `table`, a table of text. It has cell names in its first column and a
+    row per cell, in any order.
     """
-    columns = sample.obs if table is None else _read_table(Path(table), truth_key)
+    columns = sample.obs
+    place = str(sample.path)
+    if table is not None:
+        columns, delimiter = _read_table(Path(table), truth_key)
+        place = f"{table} (separated by {delimiter}s)"
     if truth_key not in columns:
         others = ", ".join(str(name) for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
-        found = f"no column '{truth_key}' in {sample.path if table is None else table}"
+        found = f"no column '{truth_key}' in {place}"
         remedy = f"{did_you_mean(truth_key, columns.columns)}set truth_key=... to the column of true labels"
         raise InputError(found, f"one of {others}" if others else "a column of true labels", remedy)
     truth = columns[truth_key]
@@ -97,21 +103,18 @@ def _in_order_of_cells(truth: pd.Series, sample: Annotated, table: str) -> pd.Se
     return truth.reindex(cells)
 
 
-def _read_table(path: Path, truth_key: str) -> pd.DataFrame:
-    """Read a CSV or TSV table of true labels, with the names of cells as index and strings as values."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            separator = "\t" if "\t" in file.readline() else ","
-        table = pd.read_csv(path, sep=separator, dtype=str, index_col=0)
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        remedy = f"give a CSV or TSV file with cell names in the first column and a column '{truth_key}'"
-        raise InputError(f"{path} cannot be read ({reason})", "a table of true labels", remedy) from error
+def _read_table(path: Path, truth_key: str) -> tuple[pd.DataFrame, str]:
+    """Read a table of true labels, with the names of cells as index; also return the name of its delimiter."""
+    if not path.is_file():
+        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
+        raise InputError(f"no file {path}", "a table of true labels", remedy)
+    expected = f"a table with cell names in the first column and true labels in a column '{truth_key}'"
+    table, delimiter = read_texts(path, expected)
     repeated = table.index[table.index.duplicated()]
     if len(repeated):
         found = f"cell '{repeated[0]}' has more than one row in {path}"
         raise InputError(found, "one row per cell", "remove the other rows")
-    return table
+    return table, delimiter
 
 
 def _examples(labels: list[str]) -> str:

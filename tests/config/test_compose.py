@@ -216,7 +216,7 @@ def test_options_of_python_are_those_of_the_command_line(options, words):
         ({"optim.lr": float("inf")}, "optim.lr=inf; expected a number"),
         ({"optim.lr": 10**400}, "optim.lr=1000.*; expected a number"),
         ({"model.linear_powers": [0.5, float("nan")]}, "model.linear_powers=nan; expected a number"),
-        ({"unlabelled": "x"}, r"unlabelled=x; expected a list, such as unlabelled=\[x\]"),
+        ({"unlabelled": None}, r"unlabelled=null; expected a list: write it as unlabelled=\[...\]"),
         ({"trainer": "gpu", "trainer.dim": 3}, "option trainer.dim; expected one of trainer.accelerator"),
         ({"hydra.run.dir": "x"}, "option hydra.run.dir; expected an option of 'train'"),
         ({"_target_": "os.system"}, "option _target_; expected an option"),
@@ -225,6 +225,13 @@ def test_options_of_python_are_those_of_the_command_line(options, words):
 def test_options_of_python_that_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         config_from("train", {"inputs": ["a.h5ad"], "label_key": "x"} | options)
+
+
+def test_one_value_of_a_list_needs_no_brackets():
+    options = {"inputs": ["a.h5ad"], "truth_key": "x"}
+    assert config_from("evaluate", options | {"truth_path": "t, 1.csv"}).truth_path == ["t, 1.csv"]
+    assert make_config("evaluate", ["inputs=a.h5ad", "truth_key=x", "truth_path=t.csv"]).truth_path == ["t.csv"]
+    assert make_config("train", ["inputs=[a.h5ad]", "label_key=x", "head.hidden=64"]).head.hidden == [64]
 
 
 def test_threads_make_options_at_the_same_time():

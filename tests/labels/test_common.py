@@ -26,11 +26,24 @@ def changed(own: list[str], other: list[str]) -> dict[str, str]:
         (["Treg"], {}),  # a relative of labels of the model, but none is a type of the other
         (["T cell", "CD4 T"], dict.fromkeys(("Naive CD4 T", "Memory CD4 T", "CD8 T", "CD4 T"), "T cell")),
         (["no such type"], {}),
+        (["CD8 T cell"], {"CD8 T": "CD8 T cell"}),
+        (["CD8-positive, alpha-beta T cells"], {"CD8 T": "CD8-positive, alpha-beta T cells"}),
+        (
+            ["naive CD4+ T cell", "memory CD4+ T cell"],
+            {"Naive CD4 T": "naive CD4+ T cell", "Memory CD4 T": "memory CD4+ T cell"},
+        ),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else "",
 )
 def test_labels_are_merged_to_what_both_mean(other, expected):
     assert changed(OWN, other) == expected
+
+
+def test_other_spellings_of_labels_without_a_term_are_merged():
+    assert changed(["Tumour-2 LGR5+", "B"], ["tumour 2 LGR5-positive cells"]) == {
+        "tumour 2 LGR5-positive cells": "Tumour-2 LGR5+"
+    }
+    assert changed(["Tumour-2 LGR5+", "B"], ["tumour 2 LGR5-", "tumour 1 LGR5+"]) == {}
 
 
 def test_the_nearest_type_of_the_model_takes_in_a_true_label():

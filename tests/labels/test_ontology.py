@@ -97,6 +97,15 @@ def obo(tmp_path):
         ("AT2", "CL:0002063"),
         ("lymphatic endothelial cells", "CL:0002138"),
         ("CD14- Mono", "unknown"),
+        ("CD16 negative monocytes", "unknown"),
+        ("naive CD4+ T cells", "CL:0000895"),
+        ("CD8-positive T-cells", "CL:0000625"),
+        ("T cell, CD8+", "CL:0000625"),
+        ("CD8\u207a T cell", "CL:0000625"),  # a superscript
+        ("monocyte, classical", "CL:0000860"),
+        ("CD56 bright NK", "CL:0000938"),
+        ("T/NK cells", "unknown"),
+        ("D", "unknown"),  # a cluster, not a D cell
         ("C", "unknown"),
         ("cluster 3", "unknown"),
     ],

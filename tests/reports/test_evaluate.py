@@ -215,6 +215,40 @@ def test_truth_from_a_table_equals_truth_in_obs(tmp_path, samples, name, separat
     assert from_table["samples"] == in_obs["samples"]
 
 
+def in_layout(table: str, layout: str) -> None:
+    """Write a table of two columns as Excel or R write it."""
+    rows = [line.split(",") for line in Path(table).read_text().splitlines()]
+    if layout == "Excel":
+        Path(table).write_text("\n".join(";".join(row) for row in rows), encoding="utf-8-sig")
+    elif layout == "Excel, Unicode text":
+        Path(table).write_text("\n".join("\t".join(row) for row in rows), encoding="utf-16")
+    else:  # write.table of R: no field above the names, and quotes
+        lines = ['"type" "batch, kit"', *(f'"{cell}" "{label}" "b 1"' for cell, label in rows[1:])]
+        Path(table).write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("layout", ["Excel", "Excel, Unicode text", "R"])
+def test_truth_tables_of_excel_and_r_are_read(tmp_path, samples, layout):
+    in_obs = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    table = truth_table(tmp_path, samples[0])
+    in_layout(table, layout)
+    from_table = read_evaluation(evaluate(tmp_path, samples[:1], [table], truth_key="type", overwrite=True)).metrics
+    assert from_table["samples"] == in_obs["samples"]
+    separator = {"Excel": "semicolon", "Excel, Unicode text": "tab", "R": "blank"}[layout]
+    with pytest.raises(InputError, match=rf"no column 'nope' in .*truth.csv \(separated by {separator}s\); .* type"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="nope", overwrite=True)
+
+
+def test_commas_and_blanks_in_labels_separate_nothing(tmp_path, samples):
+    cells = samples[0].obs_names
+    labels = np.where(np.arange(60) % 2, "x, y", "y, z").astype(object)
+    for separator in ";,":
+        frame = pd.DataFrame({"cell type": labels}, index=cells.rename("cell name"))
+        frame.to_csv(tmp_path / "truth.csv", sep=separator)
+        with pytest.raises(InputError, match=r"has none of the true labels in 'cell type' \(e.g. 'x, y', 'y, z'\)"):
+            evaluate(tmp_path, samples[:1], [str(tmp_path / "truth.csv")], truth_key="cell type")
+
+
 def numbered(sign: str = "") -> dict[str, str]:
     """Return new names for the labels: numbers, as of clusters."""
     labels = annotated_sample().uns["scperformer"]["model"]["labels"]
@@ -306,7 +340,7 @@ def test_missing_truth_key_lists_the_columns(tmp_path, samples):
     with pytest.raises(InputError, match=r"no column 'nope' in .*s0.*; expected one of bulk_labels, percent_mito"):
         evaluate(tmp_path, samples, truth_key="nope")
     table = truth_table(tmp_path, samples[0])
-    with pytest.raises(InputError, match=r"no column 'nope' in .*truth.csv; expected one of type"):
+    with pytest.raises(InputError, match=r"no column 'nope' in .*truth.csv \(.*\); expected one of type"):
         evaluate(tmp_path, samples[:1], [table], truth_key="nope")
 
 
@@ -330,10 +364,10 @@ def test_table_of_other_cells_is_refused(tmp_path, samples):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"truth.csv cannot be read \(No such file"),
-        ("", "truth.csv cannot be read"),
+        (None, "no file .*truth.csv; expected a table of true labels"),
+        ("", "truth.csv is not a table"),
         ("cell,type\na,B\na,T\n", "cell 'a' has more than one row in"),
-        ("cell,type\n", "none of the 60 cells"),
+        ("cell,type\n", "truth.csv is not a table: it has a single line"),
     ],
     ids=["missing", "empty", "cell-twice", "no-rows"],
 )
