@@ -4,10 +4,12 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import accumulate
 
 MAX_SHOWN_LENGTH = 60  # characters; longer names are cut in messages
+MAX_LISTED_LENGTH = 180  # characters of a list of names in a message
 MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has about 150
 MIB = 2**20
 GIB = 2**30
@@ -72,6 +74,19 @@ def shortened(name: object) -> str:
     """Return a name for a message, cut if it is very long."""
     text = str(name)
     return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}..."
+
+
+def listed(names: Iterable[object]) -> str:
+    """Join names by commas for a message, as many as fit into 180 characters: "B, NK and 34 more"."""
+    texts = [str(name) for name in names]
+    num = max(1, sum(end <= MAX_LISTED_LENGTH for end in accumulate(len(text) + 2 for text in texts)))
+    more = f" and {len(texts) - num} more" if num < len(texts) else ""
+    return ", ".join(text[:MAX_LISTED_LENGTH] for text in texts[:num]) + more
+
+
+def named(num_cells: Mapping[str, int]) -> str:
+    """Name labels with their numbers of cells: "'B cell' (1), 'T cell' (3) and 34 more"."""
+    return listed(f"'{shortened(label)}' ({num:,})" for label, num in num_cells.items())
 
 
 def in_time(seconds: float) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import named
 from scperformer.base.progress import progress
 from scperformer.cells.corpus import read_genes
 from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
@@ -18,7 +19,9 @@ from scperformer.cells.reference_labels import (
     TERM_SUFFIX,
     LabelSelection,
     Terms,
-    require_labels,
+    deepest_labels,
+    log_coarser,
+    log_left_out,
     settle_batches,
     settle_rare_labels,
     settle_terms,
@@ -35,6 +38,7 @@ from scperformer.cells.splits import (
 from scperformer.config import TrainConfig
 from scperformer.files import PREPARED_KEY, open_stored, read_cells, reading
 from scperformer.genes import find_panel
+from scperformer.labels import label_texts
 
 log = logging.getLogger(__name__)
 
@@ -84,44 +88,43 @@ class _Labelled:
     batch_names: list[str]
 
 
-def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float) -> _Labelled:
+def _label(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | Path, max_val: float) -> _Labelled:
     """Settle the labels of cells that have passed the filters, and split these cells.
 
     `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
     """
-    rare = settle_rare_labels(require_labels(obs, cfg.label_key, path), cfg.data, path)
+    log_coarser(obs, labels, cfg.label_key)
+    rare = settle_rare_labels(labels, cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"
         raise InputError(found, "two or more labels", "choose another label_key or add cells")
     if not usable.all():
-        num_left_out = int((~usable).sum())
-        num_rare = sum(rare.done["labels"].values()) if rare.done.get("policy") == "drop" else 0
-        text = "%d cells are left out: %d without a label, %d of rare labels"
-        log.warning(text, num_left_out, num_left_out - num_rare, num_rare)
+        log_left_out(label_texts(obs[cfg.label_key]), labels, rare)
     obs = obs[usable]
-    labels = rare.labels[usable].to_numpy(str)
-    names = sorted(set(labels.tolist()))
-    terms = settle_terms(obs, labels, cfg, path, merged=rare.done.get("into"))
+    texts = rare.labels[usable].to_numpy(str)
+    names = sorted(set(texts.tolist()))
+    terms = settle_terms(obs, texts, cfg, path, merged=rare.done.get("into"))
     values = split_values(obs, cfg.data, np.ones(len(obs), dtype=bool), path)
     sides = None if values is None else values.to_numpy(str)
-    numbers = np.searchsorted(names, labels).astype(np.int64)
+    numbers = np.searchsorted(names, texts).astype(np.int64)
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
     split = split_cells(numbers, names, sides, capped, cfg.seed)
     batch_names, batches = settle_batches(obs, numbers, cfg.batch_key, path)
     return _Labelled(usable, numbers, names, terms, split, rare, batches, batch_names)
 
 
-def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
+def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
     """Return which cells are test cells, boolean; None if there are none.
 
-    A missing column of labels or of the split is refused here, before the expression is read.
+    A missing column of the split is refused here, before the expression is read.
     """
-    labelled = require_labels(obs, cfg.label_key, path).notna().to_numpy()
-    values = split_values(obs, cfg.data, labelled, path)
+    values = split_values(obs, cfg.data, labels.notna().to_numpy(), path)
     if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
         return None
-    log.info("%d of %d cells are test cells: they are left out of the training", is_test.sum(), len(is_test))
+    only = labels[labels.isin(set(labels[is_test].dropna()) - set(labels[~is_test]))].value_counts().to_dict()
+    lost = f"; the model will not know labels that only they have: {named(only)}" if only else ""
+    log.info("%d of %d cells are test cells: they are left out of the training%s", is_test.sum(), len(is_test), lost)
     return is_test
 
 
@@ -160,17 +163,22 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
     first = source.path if isinstance(source, Sample) else source[0]
     path = first if len(sources) == 1 else f"the {len(sources)} files"
-    tables = _read_obs(sources, cfg)
-    is_test = _test_cells(pd.concat(tables, ignore_index=True), cfg, path)
+    obs = pd.concat(_read_obs(sources, cfg), ignore_index=True)
+    labels = deepest_labels(obs, cfg, path)
+    is_test = _test_cells(obs, labels, cfg, path)
     if is_test is not None and isinstance(source, Sample):
         # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
         return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg)
     collection = make_collection(sources, cfg, left_out=is_test)
-    kept = [table.iloc[part.kept] for table, part in zip(tables, collection.parts, strict=True)]
+    starts = np.cumsum([0, *(part.findings.num_cells for part in collection.parts)])
+    kept = np.concatenate([start + part.kept for start, part in zip(starts, collection.parts, strict=False)])
+    given = labels if is_test is None else labels[~is_test]
+    if lost := given[~given.isin(set(labels.iloc[kept])) & given.notna()].value_counts().to_dict():
+        log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", cfg.data.min_genes, named(lost))
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     has_split_key = cfg.data.split_key is not None
     max_val = math.inf if isinstance(source, Sample) or has_split_key else MAX_VAL_CELLS
-    labelled = _label(pd.concat(kept, ignore_index=True), cfg, path, max_val)
+    labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
     num_genes = len(collection.genes)
     panel = ""
     if cfg.conditions.genes is not None:

@@ -9,25 +9,29 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean, name_problem
+from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.config import DataConfig, TrainConfig
 from scperformer.labels import (
     UNKNOWN_TERM,
     LabelTree,
     find_terms,
+    first_container,
     joined_by_terms,
     label_texts,
+    means_no_label,
     pairs_of_columns,
     read_pairs,
     spelled_as,
     tree_of_pairs,
+    without_no_labels,
 )
 
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
-NUM_NAMED = 5  # labels that a message names
 MAX_SHOWN_CHARACTERS = 80  # length of an invalid label in a message
+MAX_OUTLINE = 240  # characters of a label tree in the log
+MERGED_LABEL = "other"  # of rare labels with `data.rare_labels=merge`
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 
 
@@ -40,19 +44,19 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
     for key in obs.columns:
         column = obs[key]
         is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
-        num = 0 if is_number else label_texts(column).nunique()
+        num = 0 if is_number or first_container(column) is not None else label_texts(column).nunique()
         if 2 <= num <= min(MAX_LABELS, len(obs) // 2):
             columns[str(key)] = num
     return columns
 
 
 def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Series:
-    """Return the labels of the cells as text; see `label_texts`.
+    """Return the labels of the cells as text, with NaN for texts that mean no label; see `label_texts`.
 
     Raises
     ------
     InputError
-        The column is missing (the message lists likely columns), is empty, or holds numbers with decimals.
+        The column is missing (the message lists likely columns), is empty, or holds numbers with decimals or lists.
     """
     remedy = "set label_key=... to the column of labels"
     likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
@@ -65,22 +69,55 @@ def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Se
     column = obs[label_key]
     if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
         raise InputError(f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, options)
-    labels = label_texts(column)
+    texts = label_texts(column)
+    labels = without_no_labels(texts)
     if labels.isna().all():
-        raise InputError(f"no cell of {path} has a label in obs['{label_key}']", "labelled cells", remedy, options)
+        example = "" if texts.isna().all() else f" ('{shortened(texts.dropna().iloc[0])}' means none)"
+        found = f"no cell of {path} has a label in obs['{label_key}']{example}"
+        raise InputError(found, "labelled cells", remedy, options)
     return labels
+
+
+def deepest_labels(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> pd.Series:
+    """Return the label of each cell on the finest of the levels `label_keys` on which it has one; NaN without any."""
+    labels = require_labels(obs, cfg.label_key, path)
+    for key in reversed(cfg.label_keys[:-1]):
+        labels = labels.where(labels.notna(), require_labels(obs, key, path))
+    return labels
+
+
+def log_coarser(obs: pd.DataFrame, labels: pd.Series, label_key: str) -> None:
+    """Log the cells that have no label in the column of the finest level, but keep one of a coarser level."""
+    is_coarser = labels.notna() & without_no_labels(label_texts(obs[label_key])).isna()
+    if is_coarser.any():
+        text = "%d cells have no label in obs['%s'] and keep the label of a coarser level: %s"
+        log.info(text, is_coarser.sum(), label_key, named(labels[is_coarser].value_counts().to_dict()))
+
+
+def log_left_out(texts: pd.Series, labels: pd.Series, rare: "LabelSelection") -> None:
+    """Log the cells that are left out: without a label, with a text that means no label, and of rare labels.
+
+    Parameters
+    ----------
+    texts
+        What the column of labels says of each cell.
+    labels
+        The label of each cell; NaN for texts that mean no label.
+    """
+    no_labels = texts[labels.isna()].value_counts().to_dict()
+    numbers = {
+        "without a label": int((labels.isna() & texts.isna()).sum()),
+        "of rare labels": int((labels.notna() & rare.labels.isna()).sum()),
+        f"whose label means none: {named(no_labels)}; to keep one as a type, rename it": sum(no_labels.values()),
+    }
+    shown = ", ".join(f"{num} {what}" for what, num in numbers.items() if num)
+    log.warning("%d cells are left out: %s", sum(numbers.values()), shown)
 
 
 def rare_labels(labels: pd.Series, min_cells: int) -> dict[str, int]:
     """Return the labels with fewer than `min_cells` cells and their numbers of cells, in alphabetical order."""
     counts = labels.value_counts()
     return {str(label): int(counts[label]) for label in sorted(counts.index[counts < min_cells])}
-
-
-def named(num_cells: dict[str, int]) -> str:
-    """Name labels with their numbers of cells, as in "'B cell' (1), 'T cell' (3) and 2 more"."""
-    more = f" and {len(num_cells) - NUM_NAMED} more" if len(num_cells) > NUM_NAMED else ""
-    return ", ".join(f"'{label}' ({num})" for label, num in list(num_cells.items())[:NUM_NAMED]) + more
 
 
 def rare_note(rare: dict[str, int], min_cells: int) -> str:
@@ -123,14 +160,9 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
         remedy = "set data.rare_labels=keep, merge or drop to keep them, merge them into one label, or leave them out"
         raise InputError(found, f"at least {least} cells of each label", remedy)
     if policy == "merge":
-        name = data.rare_label_name
-        if name not in rare and (labels == name).any():
-            found = f"label '{name}' of {int((labels == name).sum())} cells in {path}"
-            remedy = "set data.rare_label_name to another name"
-            raise InputError(found, "a name for merged labels that no other label has", remedy)
-        labels = labels.where(~is_rare, name)
-        done["into"] = name
-        note += f"; merged into '{name}' ({num_rare})"
+        labels = labels.where(~is_rare, MERGED_LABEL)
+        done["into"] = MERGED_LABEL
+        note += f"; merged into '{MERGED_LABEL}' ({int((labels == MERGED_LABEL).sum())})"
     elif policy == "drop":
         labels = labels.where(~is_rare)
         note += f"; their {num_rare} cells are left out"
@@ -205,7 +237,7 @@ def settle_terms(
     names = sorted(set(labels.tolist()))
     terms, ontology = find_terms(names, _given_terms(obs, labels, names, cfg, path, merged), cfg.ontology)
     num_known = sum(term != UNKNOWN_TERM for term in terms)
-    shown = ", ".join(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
+    shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
     log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
     tree = _given_tree(obs, labels, names, cfg, path, merged)
     if tree is not None and ontology is not None:
@@ -214,7 +246,8 @@ def settle_terms(
     elif ontology is not None:
         tree = joined_by_terms(names, terms, ontology)
     if tree is not None:
-        log.info("label tree of %d levels: %s", tree.num_levels, tree.outline)
+        outline = tree.outline if len(tree.outline) <= MAX_OUTLINE else f"{len(tree.nodes)} nodes, on the model card"
+        log.info("label tree of %d levels: %s", tree.num_levels, outline)
     return Terms(terms, tree, None if ontology is None else ontology.version)
 
 
@@ -242,6 +275,7 @@ def _given_tree(
     if cfg.label_tree is not None:
         pairs = read_pairs(cfg.label_tree, "a CSV or TSV table with a child and its parent in each row")
         pairs = pairs[1:] if pairs and [name.lower() for name in pairs[0]] == ["child", "parent"] else pairs
+        pairs = [pair for pair in pairs if not any(map(means_no_label, pair))]
         columns = [spelled_as(names, column) for column in zip(*pairs, strict=True)]
         pairs = list(zip(*columns, strict=True))
     elif cfg.label_keys:

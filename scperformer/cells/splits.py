@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean
-from scperformer.cells.reference_labels import NUM_NAMED, named
+from scperformer.base.messages import did_you_mean, listed, named
 from scperformer.config import DataConfig
 from scperformer.labels import label_texts
 
@@ -121,8 +120,8 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
 
 
 def _quoted(values: Sequence[str]) -> str:
-    """List the first values in quotes."""
-    return ", ".join(f"'{value}'" for value in values[:NUM_NAMED]) + (" ..." if len(values) > NUM_NAMED else "")
+    """List values in quotes."""
+    return listed(f"'{value}'" for value in values)
 
 
 def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int) -> Split:

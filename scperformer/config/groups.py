@@ -111,7 +111,6 @@ class DataConfig(Options):
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
     rare_labels: str = choice("keep", "merge", "drop", "error")  # labels of fewer than `data.min_cells_per_label` cells
     min_cells_per_label: int = option(2, ONE_OR_MORE)  # a label with fewer cells is rare
-    rare_label_name: str = option("other", NAME)  # with `data.rare_labels=merge`: their common label
     # true: load all cells; false: leave them on disk; auto: by size; see docs/training.md#more-cells-than-memory
     in_memory: Any = AUTO
     balance: str = choice("none", "sqrt", "balanced")  # how often an epoch shows rare labels; balanced: all equally

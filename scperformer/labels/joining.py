@@ -8,6 +8,7 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.labels.ontology import UNKNOWN_TERM, find_terms, joined_by_terms, read_pairs
+from scperformer.labels.texts import means_no_label
 from scperformer.labels.tree import LabelTree
 
 MAP = "a CSV or TSV table with a label of a study and its joint label in each row"
@@ -56,6 +57,9 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
         if label not in labels and label not in targets:
             remedy = f"{did_you_mean(label, labels)}write the labels as the studies have them"
             raise InputError(f"label '{label}' in {path}", f"labels such as '{labels[0]}'", remedy)
+        if means_no_label(target):
+            found = f"'{target}' as the joint label of '{label}' in {path}, which means no label"
+            raise InputError(found, "names of cell types", "leave the cells out with an empty label in their study")
         if joint_of.setdefault(label, target) != target:
             found = f"two joint labels of '{label}' in {path} ('{joint_of[label]}' and '{target}')"
             raise InputError(found, "one joint label for each label", "leave one of them out")

@@ -34,6 +34,7 @@ from scperformer.labels import (
     cluster_labels,
     final_call,
     majority_labels,
+    means_no_label,
     over_cluster,
     resolution_of_celltypist,
     term_column,
@@ -123,6 +124,8 @@ class CallColumns:
         novelty = scores if held_out is None else novelty_share(scores / self.factor, held_out.scores)
         safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
         unknown = (1 - novelty <= self.false_alarms) | (safety < self.min_confidence) | empty
+        # An imported model may have a label that means none, such as "Unknown".
+        unknown |= np.array([means_no_label(label) for label in self.saved.labels])[best]
         if "prob_match" in obs:
             unknown |= (obs["prob_match"] == UNASSIGNED).to_numpy()
         columns = {

@@ -13,12 +13,20 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
-from scperformer.base.messages import did_you_mean, escape_formula, join_names, split_names
+from scperformer.base.messages import did_you_mean, escape_formula, join_names, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
 from scperformer.config import EvaluateConfig
 from scperformer.files import read_texts
-from scperformer.labels import NO_CALL, common_labels, label_texts, packaged_ontology, read_pairs, spelled_as
+from scperformer.labels import (
+    NO_CALL,
+    common_labels,
+    label_texts,
+    packaged_ontology,
+    read_pairs,
+    spelled_as,
+    without_no_labels,
+)
 from scperformer.reports.read_annotations import Annotated, cell_table, common_tree, read_annotated
 from scperformer.trust import calibration_error
 
@@ -76,7 +84,10 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     truth = columns[truth_key]
     if table is not None:
         truth = _in_order_of_cells(truth, sample, table)
-    texts = label_texts(truth)
+    given = label_texts(truth)
+    texts = without_no_labels(given)
+    if no_labels := given[texts.isna()].value_counts().to_dict():
+        log.warning("%s: cells whose true label means none are left out: %s", sample.name, named(no_labels))
     names = texts.dropna().unique()
     spelled = dict(zip(names, spelled_as(sample.model_labels, names), strict=True))
     return texts.map(spelled).where(texts.notna(), None).to_numpy(object)

@@ -70,7 +70,6 @@ RANGES = {
         "split_key": "donor",
         "rare_labels": "x",
         "min_cells_per_label": 0,
-        "rare_label_name": " ",
     },
     "tokens": {"name": "x", "num_bins": 0, "unexpressed": "x"},
     "model": {

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer.labels import label_texts, spelled_as
+from scperformer.labels import label_texts, means_no_label, spelled_as
 
 NAN = None  # a missing label in these lists
 COLUMNS = {
@@ -40,3 +40,19 @@ def test_texts_are_spelled_as_a_model_spells_its_labels():
     assert spelled_as(["1", "2"], ["1.0", "2", "x"]) == ["1", "2", "x"]
     assert spelled_as(["1.0", "2.0"], ["1", "2.0"]) == ["1.0", "2.0"]  # the model is of an earlier version
     assert spelled_as(["1", "1.0"], ["1.0", "1"]) == ["1.0", "1"]
+
+
+MEAN_NONE = """unknown|Unknown cell|unknown_celltype_label|cell type unknown|UNASSIGNED|un-assigned|unclassified|
+Unannotated|Unlabeled|unlabelled|not assigned|Doublet|doublet cells|Multiplet|low quality|Low-quality_cells|LowQuality|
+doublets/low quality|NA|n/a|#N/A|<NA>|nan|None|null|-|?|--|???|–|."""
+MEAN_A_TYPE = "B|CD8 T|NK|Nerve|other|unknown T cell|none of these|cell|Naive|doublet T-B|1|null cell lymphoma|Ⅳ|+|🧠"
+
+
+@pytest.mark.parametrize("text", MEAN_NONE.replace("\n", "").split("|"))
+def test_texts_that_mean_no_label(text):
+    assert means_no_label(text)
+
+
+@pytest.mark.parametrize("text", MEAN_A_TYPE.split("|"))
+def test_names_of_types_mean_a_label(text):
+    assert not means_no_label(text)

@@ -89,6 +89,15 @@ def test_cells_without_truth_are_counted_and_left_out(tmp_path, samples):
     assert metrics["samples"]["s0"]["num_cells"] == 56
 
 
+def test_cells_whose_true_label_means_none_are_left_out_and_named(tmp_path, samples, caplog):
+    samples[0].obs[TRUTH_KEY] = samples[0].obs[TRUTH_KEY].astype(object)
+    samples[0].obs.iloc[:3, samples[0].obs.columns.get_loc(TRUTH_KEY)] = ["unknown", "Unknown cell", "unknown"]
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    assert (metrics["num_cells"], metrics["num_without_truth"]) == (97, 3)
+    assert metrics["truth_labels_not_in_model"] == []
+    assert "s0: cells whose true label means none are left out: 'unknown' (2), 'Unknown cell' (1)" in caplog.text
+
+
 def test_sample_without_truth_has_no_scores(tmp_path, samples):
     samples[1].obs[TRUTH_KEY] = ""
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics

@@ -109,6 +109,47 @@ def test_unlabelled_cells_are_left_out_and_said(counts_adata, caplog):
     assert "6 cells are left out: 6 without a label" in caplog.text
 
 
+def test_cells_whose_label_means_none_are_left_out_and_named(counts_adata, caplog):
+    counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
+    counts_adata.obs.iloc[:9, 0] = [None, "doublet", *7 * ["unknown"]]
+    reference = make_reference(Sample(counts_adata, Path("x")), config("x"))
+    assert reference.label_names == ["B cell", "Monocyte", "T cell"]
+    said = "9 cells are left out: 1 without a label, 8 whose label means none: 'unknown' (7), 'doublet' (1); to keep"
+    assert said in caplog.text
+
+
+def test_cells_keep_their_deepest_label(counts_adata, caplog):
+    """T cells have no label on the finest level, and one of them none on the middle one."""
+    kind = counts_adata.obs["cell_type"].astype(object)
+    subtype = np.where(np.arange(120) < 60, " 1", " 2")
+    counts_adata.obs["middle"] = kind.where(kind != "Monocyte", "unassigned")
+    counts_adata.obs["coarse"] = kind.where(kind == "Monocyte", "lymphoid")
+    counts_adata.obs["fine"] = (kind + subtype).where(kind != "T cell", None)
+    with caplog.at_level("INFO", logger="scperformer"):
+        cfg = make_config("train", ["inputs=[x]", "label_keys=[coarse,middle,fine]", "experiment=linear"])
+        reference = make_reference(Sample(counts_adata, Path("x")), cfg)
+    assert reference.label_names == ["B cell 1", "B cell 2", "Monocyte 1", "Monocyte 2", "T cell"]
+    assert reference.counts.tolist() == [20, 20, 20, 20, 40]
+    assert reference.terms.tree.path("T cell") == ["lymphoid", "T cell"]
+    assert reference.terms.tree.path("B cell 1") == ["lymphoid", "B cell", "B cell 1"]
+    assert reference.terms.tree.path("Monocyte 1") == ["Monocyte", "Monocyte 1"]
+    assert "40 cells have no label in obs['fine'] and keep the label of a coarser level: 'T cell' (40)" in caplog.text
+
+
+def test_labels_that_vanish_are_named(counts_adata, caplog):
+    """Not only their number of cells: those that the filters drop, and those that only test cells have."""
+    counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
+    counts_adata.obs.iloc[:5, 0] = ["empty"] * 2 + ["held out"] * 3
+    counts_adata.obs["split"] = ["train"] * 2 + ["test"] * 10 + ["train"] * 54 + ["val"] * 54
+    counts_adata.X = counts_adata.X.multiply(np.arange(120)[:, None] > 1).tocsr()
+    cfg = config("x", "data.split=column", "data.split_key=split", "data.min_genes=50")
+    with caplog.at_level("INFO", logger="scperformer"):
+        reference = make_reference(Sample(counts_adata, Path("x")), cfg)
+    assert set(reference.label_names) == {"B cell", "T cell", "Monocyte"}
+    assert "the model will not know labels that only they have: 'held out' (3)" in caplog.text
+    assert "labels whose cells are all dropped by data.min_genes=50: 'empty' (2)" in caplog.text
+
+
 def test_labels_follow_their_cells(counts_adata):
     # The filters drop cells: the labels of those that stay must still be theirs.
     x = counts_adata.X.tolil()
