@@ -13,15 +13,17 @@ import scanpy as sc
 from anndata import AnnData
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 
 from scperformer.base.errors import InputError
-from scperformer.base.pictures import colour_of
+from scperformer.base.pictures import colour_of, text_colour_on
 from scperformer.labels import NO_CALL
 from scperformer.reports.cell_map import AUTO, draw
+from scperformer.reports.composition import value_colours
 from scperformer.reports.expression import measured_genes
 from scperformer.reports.layout import MIN_CELLS
 from scperformer.reports.read_annotations import of_cells
-from scperformer.reports.tables import UNKNOWN_COLOUR
+from scperformer.reports.tables import UNKNOWN_COLOUR, order_labels
 
 if TYPE_CHECKING:
     from scperformer.explanations.explain import Explanation
@@ -52,9 +54,16 @@ def _column_of_obs(adata: AnnData, name: str, key: str) -> str:
     return column
 
 
-def _colours(column: pd.Series) -> dict[str, str]:
-    """Return the colour of each category. It does not depend on which categories occur among the cells."""
-    return {category: colour_of(place) for place, category in enumerate(column.astype("category").cat.categories)}
+def _colours(adata: AnnData, column: str, key: str) -> dict[str, str]:
+    """Return the colour of each category of a column, as in the report: unknown is grey, and has no other colour.
+
+    Columns of the user have the colours of their categories, whichever of these occur.
+    """
+    categories = adata.obs[column].astype("category").cat.categories
+    if not column.startswith(f"{key}_"):
+        return {category: colour_of(place) for place, category in enumerate(categories)}
+    labels = order_labels([of_cells(adata, key)])
+    return value_colours(adata.obs[column].value_counts().index, labels)
 
 
 def _own_axes(ax: Axes | None, width: float, height: float) -> Axes:
@@ -124,7 +133,7 @@ def embedding(
         cells.obsm[basis] = coordinates
     for name in columns:
         if name in cells.obs and isinstance(cells.obs[name].dtype, pd.CategoricalDtype):
-            colour = _colours(cells.obs[name])
+            colour = _colours(adata, name, key_added)
             cells.obs[name] = cells.obs[name].cat.remove_unused_categories()
             cells.uns[f"{name}_colors"] = [colour[category] for category in cells.obs[name].cat.categories]
     limits = [(0, 1) if name == f"{key_added}_confidence" else (None, None) for name in columns]
@@ -151,7 +160,7 @@ def _map_of_report(adata: AnnData, key: str, seed: int) -> tuple[np.ndarray, np.
 
 def composition(
     adata: AnnData,
-    groupby: str,
+    groupby: str | None = None,
     color: str = "call",
     *,
     key_added: str = "scperformer",
@@ -166,17 +175,18 @@ def composition(
     adata
         N annotated cells.
     groupby
-        A column of obs, such as the sample or the donor.
+        A column of obs, such as the sample or the donor. None: all cells are one group.
     color
         The column whose values are counted: call, label, level1, ...
     key_added
         Prefix of the annotation.
     """
-    label, groups = (_column_of_obs(adata, name, key_added) for name in (color, groupby))
-    shares = pd.crosstab(adata.obs[groups], adata.obs[label], normalize="index")
-    axes = _own_axes(ax, 8, 1 + 0.4 * len(shares))
-    shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata.obs[label]))
-    axes.set(xlabel="share of cells", ylabel=groupby, xlim=(0, 1))
+    label = _column_of_obs(adata, color, key_added)
+    groups = "all" if groupby is None else adata.obs[_column_of_obs(adata, groupby, key_added)]
+    shares = pd.crosstab(groups, adata.obs[label], normalize="index")
+    axes = _own_axes(ax, 8, max(1 + 0.4 * len(shares), 0.5 + 0.25 * shares.shape[1]))  # the legend has a line a value
+    shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata, label, key_added))
+    axes.set(xlabel="share of cells", ylabel=groupby or "cells", xlim=(0, 1))
     for bars in axes.containers:
         if bars.get_label() == NO_CALL:
             for bar in bars:
@@ -194,25 +204,30 @@ def confusion(
     show: bool = False,
     save: File | None = None,
 ) -> Axes:
-    """Draw the confusion matrix of an evaluation, with true labels as rows and predicted labels as columns.
+    """Draw the confusion matrix of an evaluation with its numbers; true labels are rows, predicted labels columns.
 
     Parameters
     ----------
     evaluation
         The result of `evaluate`.
     normalize
-        Draw shares of the cells of each true label instead of numbers of cells.
+        Draw percentages of the cells of each true label instead of numbers of cells.
     """
     table = evaluation.confusion
     table = table.loc[table.sum(axis=1) > 0, (table.sum(axis=0) > 0) | (table.sum(axis=1) > 0)]
     if normalize:
-        table = table.div(table.sum(axis=1), axis=0)
+        table = 100 * table.div(table.sum(axis=1), axis=0)
     axes = _own_axes(ax, 2.5 + 0.4 * table.shape[1], 2 + 0.4 * table.shape[0])
     image = axes.imshow(table.to_numpy(), cmap="Blues", vmin=0)
+    for row, column in zip(*np.nonzero(table.to_numpy()), strict=True):
+        number = table.iat[row, column]
+        colour = text_colour_on(to_hex(tuple(image.cmap(image.norm(number)))))
+        text = "<1" if 0 < number < 0.5 else f"{number:.0f}"
+        axes.text(column, row, text, color=colour, fontsize=7, ha="center", va="center")
     axes.set_xticks(range(table.shape[1]), table.columns, rotation=90)
     axes.set_yticks(range(table.shape[0]), table.index)
     axes.set(xlabel="predicted label", ylabel="true label")
-    axes.get_figure().colorbar(image, ax=axes, label="share of the true label" if normalize else "cells")  # type: ignore[union-attr]
+    axes.get_figure().colorbar(image, ax=axes, label="% of the true label" if normalize else "cells")  # type: ignore[union-attr]
     _finish(axes, show, save)
     return axes
 
@@ -225,7 +240,7 @@ def markers(
     show: bool = False,
     save: File | None = None,
 ) -> Axes:
-    """Draw a dot plot of the expression of the genes that contribute most to each label.
+    """Draw a dot plot of the expression of the genes that contribute most to each label, among the listed ones.
 
     Parameters
     ----------
@@ -236,7 +251,7 @@ def markers(
     """
     cells = explanation.adata
     key = explanation.key
-    means = cells.varm[f"{key}_contributions"]
+    means = cells.varm[f"{key}_contributions"][cells.var["listed"]]
     labels = [str(label) for label in cells.uns[key]["labels"]]
     order = zip(labels, means.columns, strict=True)
     genes = {label: means[column].nlargest(num_genes).index.tolist() for label, column in order}

@@ -45,7 +45,8 @@ def draw_reliability(curves: Mapping[str, Any]) -> bytes:
         columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
         confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_BIN_CALLS]
         axes.plot(confidence, accuracy, color=colour_of(place), linewidth=1.5, label=name)
-        axes.scatter(confidence, accuracy, color=colour_of(place), s=10 + 150 * num_cells / num_cells.sum())
+        size = 10 + 150 * num_cells / num_cells.sum()
+        axes.scatter(confidence, accuracy, color=colour_of(place), s=size, clip_on=False, zorder=3)
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:

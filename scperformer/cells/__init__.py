@@ -37,6 +37,7 @@ from scperformer.cells.quality import (
     low_quality,
     measure_quality,
     mitochondrial,
+    technical,
     why_no_doublets,
 )
 from scperformer.cells.query import (

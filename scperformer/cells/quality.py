@@ -1,7 +1,9 @@
 """The quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. No cell is filtered."""
 
 import math
+import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +25,9 @@ HIGH_MADS = 3  # above the median of the mitochondrial share
 MIN_HIGH_SHARE = 0.08  # a lower mitochondrial share is never high
 FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
 HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher share usually means a dying cell
-MITOCHONDRIAL_PREFIXES = ("MT-", "MT.")  # R writes the dot
+# Symbols in upper case. R writes a dot for the dash. RPS6KA1 and its kin are kinases, not ribosomal proteins.
+MITOCHONDRIAL = re.compile(r"MT[-.]")
+TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
 # `check` describes a large file by a sample of its cells, in runs of successive cells.
 MAX_SAMPLED_CELLS = 5000
 NUM_RUNS = 50
@@ -135,21 +139,32 @@ def _sample(rows: Rows) -> Rows:
     return Rows(sparse.vstack([sparse.csr_matrix(rows.block(start, start + length)) for start in starts], "csr"))
 
 
-def mitochondrial(var: pd.DataFrame) -> np.ndarray:
-    """Return which genes are mitochondrial, by a symbol such as MT-ND1 or mt-Nd1, or by a human Ensembl id; boolean."""
+def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
+    """Return which genes have a symbol that matches from its start, in any case, or a human Ensembl id of one."""
     stored = list(map(str, var.index))
     plain = without_affixes(without_affixes(stored, "human")[0], "mouse")[0]
     ids: set[str | None] = set()
-    is_mito = np.zeros(len(plain), dtype=bool)
+    matches = np.zeros(len(plain), dtype=bool)
     for names in (stored, plain, *name_columns(var).values()):  # MT- itself may be the prefix of most stored names
         pairs = ids_and_symbols([name.strip() for name in names])
         if not ids and any(gene_id for gene_id, _ in pairs):  # the table takes a while to read
-            symbols = human_genes().symbols
-            ids = {gene_id for gene_id, symbol in symbols.items() if symbol.startswith(MITOCHONDRIAL_PREFIXES)}
-        is_mito |= [
-            (symbol or "").upper().startswith(MITOCHONDRIAL_PREFIXES) or gene_id in ids for gene_id, symbol in pairs
-        ]
-    return is_mito
+            ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
+        matches |= [bool(pattern.match((symbol or "").upper())) or gene_id in ids for gene_id, symbol in pairs]
+    return matches
+
+
+def mitochondrial(var: pd.DataFrame) -> np.ndarray:
+    """Return which genes are mitochondrial, by a symbol such as MT-ND1 or mt-Nd1, or by a human Ensembl id; boolean."""
+    return _has_symbol(var, MITOCHONDRIAL)
+
+
+def technical(names: Iterable[str]) -> np.ndarray:
+    """Return which genes are ribosomal, mitochondrial or MALAT1; boolean.
+
+    Their expression depends on the protocol and the state of a cell more than on its type, so that lists of genes leave
+    them out.
+    """
+    return _has_symbol(pd.DataFrame(index=pd.Index(list(names), dtype=object)), TECHNICAL)
 
 
 def why_no_doublets(findings: Findings) -> str:

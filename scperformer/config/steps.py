@@ -359,6 +359,7 @@ class ReportConfig(_FileOptions):
     group_by: list[str] = field(default_factory=list)
     # obs column with clusters; null: those of the annotation, of leiden or another usual name, else made for the page
     cluster_key: str | None = None
+    all_genes: bool = False  # list ribosomal and mitochondrial genes and MALAT1 among the markers, too
     seed: int = option(0, SEED)  # seed of the map and of the choice of its cells
 
 
@@ -372,6 +373,7 @@ class ExplainConfig(ExpressionOptions):
     output: str | None = None  # a folder; null: INPUT.explanation beside the input
     label: str | None = None  # explain the logit of this label in all cells; null: of the label of each cell
     cells: Any = 200  # cells of each label, a random sample, or all
+    all_genes: bool = False  # list ribosomal and mitochondrial genes and MALAT1 in the page and its tables, too
     seed: int = option(0, SEED)  # seed of the choice of cells and of the genes that the deletion test draws
 
     def __post_init__(self) -> None:

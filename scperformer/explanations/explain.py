@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
-from scperformer.cells import find_query
+from scperformer.cells import find_query, technical
 from scperformer.config import ExplainConfig, PredictConfig, checked
 from scperformer.explanations.contributions import SUM_TOLERANCE, Contributions, find_contributions
 from scperformer.explanations.page import (
@@ -139,6 +139,7 @@ def explain_cells(
         log.info("the model keeps no cells of its reference, so its marker genes are unknown")
     names = cells.obs_names[sample.rows].astype(str)
     explanation = _as_anndata(sample, contributions, ranks, names, saved.genes, cfg.key_added)
+    explanation.var["listed"] = True if cfg.all_genes else ~technical(saved.genes)
     explanation.uns[cfg.key_added] = {
         "model": {"name": saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
         "label": cfg.label or "",

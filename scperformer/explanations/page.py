@@ -25,8 +25,10 @@ DELETED = {"contribution": "largest contributions", "random": "random", "express
 DPI = 140
 
 
-def gene_tables(explanation: AnnData, key: str) -> dict[str, pd.DataFrame]:
-    """Return a table of all genes for each label of the cells, in descending order of the mean contribution.
+def gene_tables(explanation: AnnData, key: str, *, listed: bool = True) -> dict[str, pd.DataFrame]:
+    """Return a table of genes for each label of the cells, in descending order of the mean contribution.
+
+    Only `listed` genes are in it (column `listed` of var), or else all.
 
     Its columns are `mean`; `rank` among the markers of the explained label (NaN: unknown); and the mean `attention` to
     the gene, if cells read genes.
@@ -37,7 +39,8 @@ def gene_tables(explanation: AnnData, key: str) -> dict[str, pd.DataFrame]:
     for place, label in enumerate(explanation.uns[key]["labels"]):
         columns = {column: table.iloc[:, place] for column, table in known.items() if table is not None}
         columns = {"mean": columns["mean"], "rank": np.nan} | columns
-        tables[label] = pd.DataFrame(columns).sort_values("mean", ascending=False, kind="stable")
+        table = pd.DataFrame(columns)[explanation.var["listed"] | (not listed)]
+        tables[label] = table.sort_values("mean", ascending=False, kind="stable")
     return tables
 
 
@@ -48,7 +51,8 @@ def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
     count, because other cells need not express its markers.
     """
     explained = explanation.uns[key]["label"]
-    ranks = {label: table["rank"] for label, table in gene_tables(explanation, key).items() if explained in ("", label)}
+    tables = gene_tables(explanation, key, listed=False)
+    ranks = {label: table["rank"] for label, table in tables.items() if explained in ("", label)}
     return {label: int((rank.head(NUM_TOP) <= NUM_TOP).sum()) for label, rank in ranks.items() if rank.notna().any()}
 
 

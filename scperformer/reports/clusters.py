@@ -12,6 +12,7 @@ from anndata import AnnData
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
+from scperformer.cells import technical
 from scperformer.labels import leiden_clusters
 from scperformer.reports.cell_map import Drawn
 from scperformer.reports.read_annotations import Annotated, as_text
@@ -64,8 +65,11 @@ def find_clusters(samples: Sequence[Annotated], drawn: Drawn, cluster_key: str |
     return Clusters(names=[str(number) for number in range(codes.max() + 1)], codes=codes, source=source)
 
 
-def cluster_markers(clusters: Clusters, drawn: Drawn) -> list[str]:
-    """Return the first markers of each cluster among the most variable genes, by scanpy's t-test; empty if unknown."""
+def cluster_markers(clusters: Clusters, drawn: Drawn, *, all_genes: bool = True) -> list[str]:
+    """Return the first markers of each cluster among the most variable genes, by scanpy's t-test; empty if unknown.
+
+    Without `all_genes`, ribosomal and mitochondrial genes and MALAT1 are left out.
+    """
     if drawn.values is None or not drawn.num_variable or len(clusters.names) < 2:
         return [""] * len(clusters.names)
     import scanpy
@@ -74,8 +78,9 @@ def cluster_markers(clusters: Clusters, drawn: Drawn) -> list[str]:
     groups = [name for name, size in zip(clusters.names, sizes, strict=True) if size >= 2]
     obs = pd.DataFrame({"cluster": pd.Categorical.from_codes(clusters.codes, clusters.names)})
     obs.index = obs.index.astype(str)
-    cells = AnnData(drawn.values.x[:, : drawn.num_variable], obs=obs)
-    cells.var_names = drawn.genes[: drawn.num_variable].astype(str)
+    genes = drawn.genes[: drawn.num_variable].astype(str)
+    kept = np.arange(len(genes)) if all_genes else np.flatnonzero(~technical(genes))
+    cells = AnnData(drawn.values.x[:, kept], obs=obs, var=pd.DataFrame(index=genes[kept]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about genes without expression
         options = {"method": "t-test_overestim_var", "n_genes": NUM_MARKERS}

@@ -1,7 +1,7 @@
 """The composition of samples: shares of calls, labels and levels, in the order of similar samples, and their tests."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,13 +80,18 @@ def group_columns(
     return groups
 
 
+def value_colours(values: Iterable[str], labels: Sequence[Label]) -> dict[str, str]:
+    """Return the colour of each value: of the label of this name, grey for unknown, or one that no label has."""
+    known = {label.name: label.colour for label in labels} | {NO_CALL: UNKNOWN_COLOUR}
+    free = (colour for place in range(1000) if (colour := colour_of(place)) not in known.values() or place > 30)
+    return {value: known.get(value) or next(free) for value in values}
+
+
 def _kind(name: str, texts: npt.NDArray[Any], labels: Sequence[Label]) -> dict[str, Any]:
     """Return the values of a kind of composition, the most frequent first and unknown last, with their colours."""
     counts = pd.Series(texts).value_counts()
     values = [value for value in counts.index if value != NO_CALL] + [NO_CALL] * (NO_CALL in counts)
-    known = {label.name: label.colour for label in labels} | {NO_CALL: UNKNOWN_COLOUR}
-    free = (colour for place in range(1000) if (colour := colour_of(place)) not in known.values() or place > 30)
-    return {"name": name, "values": values, "colours": [known.get(value) or next(free) for value in values]}
+    return {"name": name, "values": values, "colours": list(value_colours(values, labels).values())}
 
 
 def composition_data(

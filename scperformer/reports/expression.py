@@ -26,6 +26,7 @@ from scperformer.cells import (
     normalise,
     plan_alignment,
     stored_expression,
+    technical,
 )
 from scperformer.files import Rows, open_cells, reading
 from scperformer.genes import human_genes, id_kind, ids_and_symbols
@@ -314,8 +315,10 @@ class GeneTable:
         return np.array(columns, dtype=np.int64)
 
 
-def combine(profiles: Sequence[LabelProfile], labels: Sequence[int]) -> GeneTable | None:
+def combine(profiles: Sequence[LabelProfile], labels: Sequence[int], *, all_genes: bool = True) -> GeneTable | None:
     """Combine the profiles of samples; None with fewer than two labels, which have no markers.
+
+    Without `all_genes`, ribosomal and mitochondrial genes and MALAT1 are left out.
 
     A marker is expressed by a tenth of the cells of its label, and its mean is at least twice that of the other cells.
     Its score is the t statistic of Welch's test against the other cells with overestimated variance: the number of the
@@ -353,13 +356,15 @@ def combine(profiles: Sequence[LabelProfile], labels: Sequence[int]) -> GeneTabl
         shares = num_expressing / num
         changes = np.log2((np.expm1(means) + 1e-9) / (np.expm1(other_means) + 1e-9))  # as scanpy's logfoldchanges
     is_marker = np.isfinite(scores) & (shares >= MIN_EXPRESSING) & (changes >= MIN_CHANGE)
+    contributions = _mean_contributions(profiles, genes)
+    kept = slice(None) if all_genes else ~technical(genes)
     return GeneTable(
-        genes=genes,
-        means=means,
-        shares=shares,
-        markers=np.where(is_marker, scores, -np.inf),
-        changes=changes,
-        contributions=_mean_contributions(profiles, genes),
+        genes=genes[kept],
+        means=means[:, kept],
+        shares=shares[:, kept],
+        markers=np.where(is_marker, scores, -np.inf)[:, kept],
+        changes=changes[:, kept],
+        contributions=None if contributions is None else contributions[:, kept],
     )
 
 

@@ -96,7 +96,7 @@ def read_content(
                 profiles = expression.merged([*profiles, profile])
             shown.update()
     known = [place for place in range(num_used) if labels[place].name != NO_CALL]
-    genes = expression.combine(profiles, known)
+    genes = expression.combine(profiles, known, all_genes=cfg.all_genes)
     shown_genes = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
     drawn = cell_map.draw(
         samples,
@@ -273,7 +273,7 @@ def _tables(content: Content) -> dict[str, Any]:
     found = content.clusters
     cluster_table = None
     if found is not None:
-        markers = clusters.cluster_markers(found, content.drawn)
+        markers = clusters.cluster_markers(found, content.drawn, all_genes=content.cfg.all_genes)
         cluster_table = clusters.cluster_table(found, cells.iloc[content.drawn.chosen], content.final, markers)
     return {
         "sample_table": tables.sample_table(summaries, content.failed, evaluation),

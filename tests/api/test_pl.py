@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 
 import scperformer as scp
 from scperformer.base.errors import InputError
-from scperformer.base.pictures import colour_of
 from scperformer.reports.cell_map import draw
 from scperformer.reports.read_annotations import of_cells
+from scperformer.reports.tables import UNKNOWN_COLOUR, order_labels
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +87,39 @@ def test_unknown_cells_are_hatched(annotated):
     assert {container.get_label(): container[0].get_hatch() for container in bars} == {"B": None, "unknown": "////"}
 
 
+def test_calls_have_the_colours_of_the_report(annotated):
+    own = annotated.copy()
+    labels = own.obs["scperformer_label"].astype(str)
+    own.obs["scperformer_call"] = pd.Categorical(["unknown"] * 10 + labels.iloc[10:].tolist())
+    own.obs["scperformer_unknown"] = [True] * 10 + [False] * (own.n_obs - 10)
+    colours = {label.name: label.colour.lower() for label in order_labels([of_cells(own, "scperformer")])}
+    assert colours["unknown"] == UNKNOWN_COLOUR.lower()
+    for name in ("call", "label"):
+        column = own.obs[f"scperformer_{name}"].astype(str)
+        legend = scp.pl.embedding(own, name, basis="X_map").get_legend()
+        drawn = {
+            text.get_text(): to_hex(mark.get_facecolor())
+            for text, mark in zip(legend.texts, legend.legend_handles, strict=True)
+        }
+        assert drawn == {label: colours[label] for label in set(column)}
+
+
+def test_composition_of_all_cells_is_one_bar(annotated):
+    bars = scp.pl.composition(annotated).containers
+    shares = annotated.obs["scperformer_call"].value_counts(normalize=True)
+    assert {bar.get_label(): [part.get_width() for part in bar] for bar in bars} == {
+        label: [pytest.approx(share)] for label, share in shares.items() if share
+    }
+
+
 def test_composition_shows_shares(annotated):
     axes = scp.pl.composition(annotated, "sample", "label")
     shares = pd.crosstab(annotated.obs["sample"], annotated.obs["scperformer_label"], normalize="index")
-    labels = list(annotated.obs["scperformer_label"].cat.categories)
+    colours = {label.name: label.colour.lower() for label in order_labels([of_cells(annotated, "scperformer")])}
     assert [bars.get_label() for bars in axes.containers] == list(shares)
     for bars in axes.containers:
         assert [bar.get_width() for bar in bars] == pytest.approx(shares[bars.get_label()].iloc[::-1].tolist())
-        assert to_hex(bars[0].get_facecolor()) == colour_of(labels.index(bars.get_label())).lower()
+        assert to_hex(bars[0].get_facecolor()) == colours[bars.get_label()]
     assert axes.get_ylabel() == "sample"
 
 
@@ -107,8 +132,11 @@ def test_confusion_shows_shares_or_cells(annotated):
     evaluation = scp.evaluate(annotated, "cell_type")
     counts = scp.pl.confusion(evaluation, normalize=False)
     np.testing.assert_array_equal(counts.images[0].get_array(), evaluation.confusion)
+    written = {tuple(map(int, text.get_position()[::-1])): int(text.get_text()) for text in counts.texts}
+    table = evaluation.confusion.to_numpy()
+    assert written == {(row, column): table[row, column] for row, column in zip(*np.nonzero(table), strict=True)}
     shares = scp.pl.confusion(evaluation)
-    np.testing.assert_allclose(shares.images[0].get_array().sum(axis=1), 1)
+    np.testing.assert_allclose(shares.images[0].get_array().sum(axis=1), 100)
     assert (shares.get_xlabel(), shares.get_ylabel()) == ("predicted label", "true label")
 
 

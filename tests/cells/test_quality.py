@@ -18,6 +18,7 @@ from scperformer.cells import (
     low_quality,
     measure_quality,
     mitochondrial,
+    technical,
     why_no_doublets,
 )
 from scperformer.cells.quality import count_doublets, valley
@@ -115,6 +116,13 @@ def test_shares_of_logarithms_equal_those_of_counts(cells, base):
 def test_empty_cells(cells):
     found = measure_quality(Rows(cells.X * 0), cells.var, detect_expression(cells))
     assert (found.num_empty, found.num_few_genes, found.median_mitochondrial) == (90, 90, None)
+
+
+def test_technical_genes_by_name_or_id():
+    listed = ["RPS6KA1", "RPSAP58X", "MTOR", "CD3D", "MRPL1", "RPE65", "ENSG00000167286"]
+    left_out = ["RPL13A", "Rps27l", "RPS4Y1", "RPL36AL", "RPLP0", "RPSA", "RPL13AP5", "MT-ND1", "mt-Co1", "Malat1"]
+    left_out += ["ENSG00000251562", "ENSG00000142541"]  # MALAT1, RPL13A
+    assert technical(listed + left_out).tolist() == [False] * len(listed) + [True] * len(left_out)
 
 
 def test_mitochondrial_genes_by_name_id_or_column():

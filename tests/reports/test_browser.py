@@ -306,3 +306,6 @@ def test_page_fits_its_window(page, width):
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_timeout(300)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    canvas = page.locator("#figure-map .canvas")
+    drawn = canvas.locator(".main-svg").first.evaluate("svg => svg.getBoundingClientRect().width")
+    assert drawn == pytest.approx(canvas.evaluate("canvas => canvas.clientWidth"), abs=2)

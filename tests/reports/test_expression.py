@@ -98,6 +98,18 @@ def test_marker_scores_are_those_of_scanpy(cells, names, profiles):
         assert list(table.genes[best]) == list(wanted)
 
 
+def test_technical_genes_are_left_out_unless_wanted(names, profiles):
+    every = expression.combine(profiles, range(len(names)))
+    some = expression.combine(profiles, range(len(names)), all_genes=False)
+    kinases = ("RPS6K",)  # of ribosomal proteins
+    left_out = ("RPL", "RPS", "MT-", "MALAT1")
+    kept = np.array([not gene.startswith(left_out) or gene.startswith(kinases) for gene in every.genes])
+    assert 0 < kept.sum() < len(kept)
+    assert list(some.genes) == list(every.genes[kept])
+    np.testing.assert_array_equal(some.markers, every.markers[:, kept])
+    np.testing.assert_array_equal(some.means, every.means[:, kept])
+
+
 def test_quality_is_that_of_all_cells(cells, profiles):
     x = cells[0].X.toarray()
     np.testing.assert_array_equal(profiles[0].quality["num_genes"], (x > 0).sum(axis=1))

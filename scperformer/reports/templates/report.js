@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("report-data").textContent);
-  const config = { displayModeBar: false, responsive: true, showTips: false };
+  const config = { displayModeBar: false, showTips: false };
   const base = {
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: "#1d2733" },
     margin: { l: 10, r: 16, t: 12, b: 44 },
@@ -53,8 +53,14 @@
     place.querySelector("figcaption").append(element("span", { className: "tools" }, downloads(figure.name, size)));
   }
 
-  // Figures are as wide as the window, so they are scaled down for printing.
+  // A figure gets a new size with its place: when the window changes, or a folded section is opened.
   const canvases = [...document.querySelectorAll(".canvas")];
+  const fitting = new ResizeObserver((places) => {
+    for (const { target } of places) if (target.clientWidth && target.layout) Plotly.relayout(target, { autosize: true });
+  });
+  canvases.forEach((canvas) => fitting.observe(canvas));
+
+  // Figures are as wide as the window, so they are scaled down for printing.
   const shrink = (canvas) => (canvas.style.zoom = Math.min(1, 680 / canvas.offsetWidth));
   addEventListener("beforeprint", () => canvases.forEach(shrink));
   addEventListener("afterprint", () => canvases.forEach((canvas) => (canvas.style.zoom = "")));
@@ -118,18 +124,13 @@
     box.querySelector("h3").after(tools);
   }
 
-  // Sections are folded; a link opens its own, and a figure that was drawn while it was hidden gets its size.
+  // Sections are folded; a link opens its own.
   const open = (id) => {
     const folded = document.getElementById(id)?.querySelector("details.folded");
     if (folded) folded.open = true;
   };
   for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => open(link.hash.slice(1)));
   open(location.hash.slice(1));
-  for (const folded of document.querySelectorAll("details")) {
-    folded.addEventListener("toggle", () => {
-      if (folded.open) for (const canvas of folded.querySelectorAll(".canvas.js-plotly-plot")) Plotly.Plots.resize(canvas);
-    });
-  }
 
   // A line says where there is more than a box shows.
   const cue = (scroll) => {
