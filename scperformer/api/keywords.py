@@ -69,11 +69,19 @@ def with_options(text: str, keywords: Sequence[str], step: str) -> str:
 
 
 def config_of(step: str, options: Options | None, **named: Any) -> Any:
-    """Make the options of a step; None stands for the default of the step, which presets may change."""
+    """Make the options of a step; None stands for the default of the step, which presets may change.
+
+    A class as `attention` is registered, and chosen by its name.
+    """
     given = {name: value for name, value in named.items() if value is not None}
     if options is not None and not isinstance(options, Mapping):
         raise InputError(f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
-    return config_from(step, given | dict(options or {}))
+    given |= dict(options or {})
+    if isinstance(mechanism := given.get("attention"), type):
+        from scperformer.attention import register_attention  # imports torch
+
+        given["attention"] = register_attention(mechanism).__name__.lower()
+    return config_from(step, given)
 
 
 def listed(cells: Any, *, several: bool = True, in_memory: bool = False) -> list[File | AnnData]:

@@ -18,6 +18,7 @@ from scperformer.config import PretrainConfig, TrainConfig
 from scperformer.model import INFO, PACKAGED_MODEL, library_folder, read_model
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.attention import Attention
     from scperformer.network import Model
 
 
@@ -134,6 +135,7 @@ def train(
     *,
     output: File | None = None,
     model: str | None = None,
+    attention: "str | type[Attention] | None" = None,
     seed: int = TrainConfig.seed,
     init: "Trained | File | None" = None,
     tissue: str | None = TrainConfig.tissue,
@@ -152,10 +154,12 @@ def train(
         The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
     model
         Preset of the encoder: performer (the default), pooled, tiny, base or scbert.
+    attention
+        A mechanism by its name, such as softmax, or a class of your own; None: favor.
     batch_key
         Column of obs with the batch, donor or study of each cell: whole ones are held out where held-out cells decide.
     options
-        More options of `train` by their full names, such as `{"trainer.max_epochs": 5, "attention": "softmax"}`.
+        More options of `train` by their full names, such as `{"trainer.max_epochs": 5}`.
 
     Returns
     -------
@@ -168,8 +172,8 @@ def train(
     """
     from scperformer.training.train import run_train, train_cells
 
-    named = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init}
-    named |= {"tissue": tissue, "batch_key": batch_key}
+    named: dict[str, Any] = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init}
+    named |= {"tissue": tissue, "batch_key": batch_key, "attention": attention}
     cfg = config_of("train", options, inputs=paths_of(cells), **named, resume=resume, overwrite=overwrite)
     if not isinstance(cells, AnnData):
         return _trained(run_train(cfg))
@@ -182,6 +186,7 @@ def pretrain(
     *,
     output: File | None = None,
     model: str | None = None,
+    attention: "str | type[Attention] | None" = None,
     seed: int = PretrainConfig.seed,
     init: "Trained | File | None" = None,
     resume: bool = PretrainConfig.resume,
@@ -198,6 +203,8 @@ def pretrain(
         The model folder to write; None: INPUT.encoder beside the first file. Cells in memory need it.
     model
         Preset of the encoder: performer (the default), tiny, base or scbert.
+    attention
+        A mechanism by its name, such as softmax, or a class of your own; None: favor.
     options
         More options of `pretrain` by their full names, such as `{"model": "tiny", "trainer.max_epochs": 5}`.
 
@@ -212,7 +219,8 @@ def pretrain(
     """
     from scperformer.training.pretrain import pretrain_cells, run_pretrain
 
-    named = {"output": output, "model": model, "seed": seed, "init": init, "resume": resume, "overwrite": overwrite}
+    named = {"output": output, "model": model, "attention": attention, "seed": seed, "init": init}
+    named |= {"resume": resume, "overwrite": overwrite}
     several = listed(cells, in_memory=True)
     cfg = config_of("pretrain", options, inputs=paths_of(several, in_memory=True), **named)
     in_memory = [one for one in several if isinstance(one, AnnData)]

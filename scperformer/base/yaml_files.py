@@ -8,12 +8,25 @@ import yaml
 
 MAX_BYTES = 2**20  # of a file: far above the size of any file of options
 MAX_DEPTH = 20  # of nested lists and mappings; files of options have four levels
+KINDS = ("null", "bool", "int", "float", "str", "seq", "map")  # of values
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Hydra reads it: 1e-4 is a number, too; PyYAML follows YAML 1.1, in which it must be 1.0e-4."""
+    """YAML as Hydra reads it: 1e-4 is a number, too; PyYAML follows YAML 1.1, in which it must be 1.0e-4.
+
+    Dates are texts, and the other kinds of YAML, such as `!!binary` and `!!set`, are refused.
+    """
 
 
+_Loader.yaml_constructors = {
+    tag: make
+    for tag, make in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in KINDS
+}
+_Loader.yaml_implicit_resolvers = {
+    start: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+    for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$"), list("-+0123456789")
 )

@@ -23,7 +23,7 @@ from scperformer.base.messages import did_you_mean
 from scperformer.base.progress import progress
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
 from scperformer.command.help import help_text, program_text
-from scperformer.command.words import FLAGS, first_line, own_presets, to_overrides
+from scperformer.command.words import FLAGS, PLUGIN, first_line, own_presets, to_overrides
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,22 @@ def _run(name: str, config: Any) -> None:
         import_function(STEPS[name][0], f"run_{name}")(config)
 
 
-def run_step(name: str, words: list[str]) -> int:
+def load_plugins(files: list[str]) -> None:
+    """Execute files, which register mechanisms of attention."""
+    if files:
+        from scperformer.attention import load_plugin  # imports torch
+
+        for file in files:
+            load_plugin(file)
+
+
+def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     """Run a step, once or as a sweep (-m), or print its configuration (--cfg); return the exit code.
+
+    Parameters
+    ----------
+    plugins
+        Files with mechanisms of attention.
 
     Raises
     ------
@@ -82,6 +96,10 @@ def run_step(name: str, words: list[str]) -> int:
     """
     from scperformer.config import command_line, hand_to_hydra, make_config, tree_of_words, yaml_text
 
+    if name == "workflow" and plugins:
+        remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
+        raise InputError(f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
+    load_plugins(plugins)
     overrides = to_overrides(words, name)
     first_flag = next((place for place, word in enumerate(overrides) if word in FLAGS), len(overrides))
     flags = overrides[first_flag:]
@@ -99,14 +117,14 @@ def run_step(name: str, words: list[str]) -> int:
     if "-m" in flags:
         if not STEPS[name][1]:
             raise InputError(f"'{name}' with -m", f"one run of the {name}", "leave -m out")
-        return run_sweep(name, overrides, own)
+        return run_sweep(name, overrides, own, plugins)
     overrides = [word for word in overrides if not word.startswith(FROM_LIGHTNING)]
-    with command_line(sys.argv[0], name, *words):
+    with command_line(sys.argv[0], *_plugin_words(plugins), name, *words):
         _run(name, make_config(name, overrides, own))
     return 0
 
 
-def run_sweep(name: str, overrides: list[str], own: Path | None) -> int:
+def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[str]) -> int:
     """Run a step once for each combination of values; print the table of the runs, and return the exit code.
 
     Parameters
@@ -117,6 +135,8 @@ def run_sweep(name: str, overrides: list[str], own: Path | None) -> int:
         Options of the step with one or several values, and options of Hydra.
     own
         The user's folder of presets.
+    plugins
+        Files with mechanisms of attention.
 
     Returns
     -------
@@ -138,6 +158,7 @@ def run_sweep(name: str, overrides: list[str], own: Path | None) -> int:
         from scperformer.config import command_line, make_config, quoted, sweep_job
 
         set_up_logging()
+        load_plugins(plugins)
         folder, chosen = sweep_job()
         log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
         try:
@@ -146,7 +167,9 @@ def run_sweep(name: str, overrides: list[str], own: Path | None) -> int:
                 config = replace(config, output=str(folder / Path(config.output or STEPS[name][1]).name))
                 record_output(config.output)
                 # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
-                with command_line(program, name, *chosen, f"output={quoted(config.output)}", *presets):
+                with command_line(
+                    program, *_plugin_words(plugins), name, *chosen, f"output={quoted(config.output)}", *presets
+                ):
                     _run(name, config)
         except Exception as error:  # noqa: BLE001 - the other jobs of the sweep run all the same
             refuse(error)
@@ -227,6 +250,22 @@ def main(argv: list[str] | None = None) -> int:
         return say_ended(error)
 
 
+def _plugin_words(files: list[str]) -> list[str]:
+    """Return the words that name files with mechanisms, before the step."""
+    return [word for file in files for word in (PLUGIN, file)]
+
+
+def _plugins_of(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split words into the files of --plugin before the step, and the step with its words."""
+    files = []
+    while words[:1] == [PLUGIN]:
+        if len(words) < 3:
+            raise InputError(" ".join(words), f"{PLUGIN} FILE.py STEP ...", "add what is missing")
+        files.append(words[1])
+        words = words[2:]
+    return files, words
+
+
 def run_words(words: list[str]) -> int:
     """Print help or run a step; return the exit code."""
     if not words or words[0] in ("-h", "--help", "help"):
@@ -235,8 +274,8 @@ def run_words(words: list[str]) -> int:
     if words[0] == "--version":
         print(version("scperformer"))
         return 0
-    step, *rest = words
     try:
+        plugins, (step, *rest) = _plugins_of(words)
         if step not in STEPS:
             remedy = f"{did_you_mean(step, STEPS)}'scperformer --help' shows examples"
             raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
@@ -246,7 +285,7 @@ def run_words(words: list[str]) -> int:
             print(help_text(step, next(iter(own_words[help_flag + 1 :]), None)))
             return 0
         set_up_logging()
-        return run_step(step, rest)
+        return run_step(step, rest, plugins)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - every other error ends here, as one line

@@ -111,6 +111,7 @@ examples:
   scperformer STEP --help       examples and options of one step
   scperformer STEP --cfg job    every option of a step with the value it would have
   scperformer STEP --config F   options from a YAML file, as for the workflow
+  scperformer --plugin F STEP   an attention mechanism in a Python file: docs/own_mechanism.md
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
 HELP = {text.partition(" ")[0]: text for text in TEXTS.split("\n\n")}
 WIDTH = 116  # characters of a line of the list of options

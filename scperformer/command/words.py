@@ -21,6 +21,7 @@ FIRST_WORDS = {
 }
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # as in Hydra; the value after each, None: no value
+PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
 CONFIG = "--config"  # a flag of our own: the word after it is a YAML file with options
 OPTION_FLAGS = {"--json": "json=true"}  # flags that stand for an option
 MAX_NAMED_FILES = 3  # the line that a command logs first names so many files, and only counts more
@@ -114,6 +115,8 @@ def _flag(word: str, step: str, rest: Iterator[str]) -> list[str]:
     """Return a flag and its value, taken from `rest`; refuse all other words that begin with '-'."""
     from scperformer.config import closest_option
 
+    if word == PLUGIN:
+        raise InputError(f"{word} after '{step}'", "it before the step", f"write scperformer --plugin FILE {step} ...")
     if word not in FLAGS:
         name = closest_option(word, step)
         remedy = f"write {name}=VALUE" if name else "write a file name that starts with '-' as ./-name"

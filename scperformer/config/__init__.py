@@ -1,9 +1,9 @@
 """Every option with its type, default and range; the only room that knows Hydra.
 
 Files in reading order: groups (rules for values, and the options of training by group), steps (the options of each
-step), options (the same as a user reads them), presets (YAML files with options, by group), words (options as words of
-a command), earlier (options of earlier versions), compose (presets and options become the dataclass of a step), file
-(options from a file of the user), sweeps (runs that Hydra launches).
+step), options (the same as a user reads them), mechanisms (attention mechanisms of others), presets (YAML files with
+options, by group), words (options as words of a command), compose (presets and options become the dataclass of a step),
+file (options from a file of the user), sweeps (runs that Hydra launches).
 """
 
 from scperformer.config.compose import config_from, make_config, tree_of_words, yaml_text
@@ -29,8 +29,8 @@ from scperformer.config.groups import (
     option,
     require,
 )
+from scperformer.config.mechanisms import CONTRACT, register_mechanism, registered_mechanism, registered_names
 from scperformer.config.options import closest_option, groups_of, option_texts, text_options
-from scperformer.config.presets import PLUGINS
 from scperformer.config.steps import (
     WORKFLOW_KEYS,
     AdaptConfig,

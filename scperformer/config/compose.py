@@ -12,9 +12,8 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
-from scperformer.config.earlier import current_options, current_preset
 from scperformer.config.options import closest_option
-from scperformer.config.presets import chosen_presets, merge, preset_groups, step_values
+from scperformer.config.presets import chosen_presets, merge, preset_groups, require_mechanism, step_values
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import SWITCH, Word, interpolated, read_words, require_flat
 
@@ -34,6 +33,8 @@ def _unknown(name: str, step: str, tree: Mapping[str, Any], text: str) -> InputE
     if name == "model" and "model_path" in tree:  # model=FOLDER was meant to name a trained model
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
         return InputError(f"a preset of 'model' ({text})", f"an option of '{step}'", remedy)
+    if name == "attention.name":
+        return InputError(f"option {name}", f"an option of '{step}'", "choose the mechanism with attention=NAME")
     near = closest_option(name, step)
     near = f"did you mean {near}? " if near else ""
     group, _, inside = name.partition(".")
@@ -63,25 +64,22 @@ def option_tree(step: str, options: Mapping[str, Any], own: Path | None = None) 
     groups = preset_groups(step)
     schema = SCHEMAS[step]
     tree = {entry.name: _default(entry) for entry in fields(schema)}
-    values = current_options({name: value for name, value in options.items() if name not in groups}, tree)
-    choices = {name: current_preset(name, value) for name, value in options.items() if name in groups}
-    if ":" in str(choices.get("attention", "")):  # a class of the user's own file
-        values = {"attention.name": choices["attention"]} | values
-        choices["attention"] = "plugin"
-    presets = chosen_presets(step, choices, own)
+    presets = chosen_presets(step, {name: value for name, value in options.items() if name in groups}, own)
     for content in (*(preset.values for preset in presets.values()), step_values(step)):
         # No dataclass of this room lists the options of a mechanism of attention: its preset does.
-        if isinstance(mechanism := content.get("attention"), dict):
-            merge(tree, {"attention": mechanism})
-        others = {name: value for name, value in content.items() if name != "attention"}
-        for name, value in current_options(_flat(others), tree).items():
+        mechanism = {name: value for name, value in content.items() if name == "attention" and isinstance(value, dict)}
+        merge(tree, mechanism)
+        others = {name: value for name, value in content.items() if name not in mechanism}
+        for name, value in _flat(others).items():
             if not _exists(name, tree):
                 raise _unknown(name, step, tree, name)
             _set(tree, name, value)
-    is_plugin = choices.get("attention") == "plugin"  # no preset lists the options of a class of the user
-    for name, value in values.items():
-        group, _, option = name.partition(".")
-        if not _exists(name, tree) and not (is_plugin and group == "attention" and option):
+    if "attention" in tree:
+        require_mechanism(tree["attention"].get("name"))
+    for name, value in options.items():
+        if name in groups:
+            continue
+        if not _exists(name, tree):
             raise _unknown(name, step, tree, f"{name}={value}")
         _set(tree, name, value)
     return tree
@@ -108,11 +106,11 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _exists(name: str, tree: Mapping[str, Any]) -> bool:
-    """Return whether a full name is that of an option; a group itself is none."""
+    """Return whether a full name is that of an option; a group itself is none, nor is the name of a mechanism."""
     group, _, option = name.partition(".")
     inside = tree.get(group)
     if option:
-        return isinstance(inside, dict) and option in inside
+        return isinstance(inside, dict) and option in inside and name != "attention.name"
     return group in tree and not isinstance(inside, dict)
 
 
@@ -187,7 +185,6 @@ def config_from(step: str, options: Mapping[str, Any], own: Path | None = None) 
     if step == "train" and tree["label_key"] == UNSET and tree["label_keys"]:
         tree["label_key"] = tree["label_keys"][-1]
     missing = sorted(name for name, value in tree.items() if value == UNSET)
-    missing += ["attention.name"] if tree.get("attention", {}).get("name") == UNSET else []
     if missing:
         remedy = f"add {missing[0]}=... to 'scperformer {step}'"
         raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)

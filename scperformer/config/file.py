@@ -11,13 +11,11 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
 from scperformer.config.compose import option_tree
-from scperformer.config.presets import interpolation, require_allowed
 from scperformer.config.steps import SCHEMAS, WORKFLOW_KEYS
 from scperformer.config.words import option_words, read_words
 
 KEYS = (*WORKFLOW_KEYS, "overrides")
 EXPECTED = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
-LITERAL = "write the value itself: nothing is put in place of ${...} in a file"
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
@@ -64,14 +62,14 @@ def words_from_file(content: Any, step: str, where: str) -> dict[str, str]:
     Raises
     ------
     InputError
-        The step has no such option or preset: so options of Hydra, which can call any function, are refused, too. Or a
-        value holds ${...}, or names a class of another file that the user has not allowed ($SCPERFORMER_PLUGINS).
+        The step has no such option or preset: so options of Hydra, which can call any function, are refused, too.
     """
     options = _options(content, where)
-    if (text := interpolation(options)) is not None:
-        raise InputError(f"{where}: '{text}'", "a plain value", LITERAL)
-    for name in ("attention", "attention.name"):
-        require_allowed(options.get(name), where)
+    for name, value in options.items():
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, str | int | float | None):
+                found = f"{where}: {name}, a value of type {type(item).__name__}"
+                raise InputError(found, "a text, a number, true, false, null, or a list of them", "correct it")
     try:
         option_tree(step, options)
     except InputError as error:
@@ -95,8 +93,6 @@ def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})", EXPECTED, "check its path and its content") from error
     content = _mapping(content or {}, path, KEYS)
-    if (text := interpolation([value for key, value in content.items() if key != "overrides"])) is not None:
-        raise InputError(f"{path}: '{text}'", "a plain value", LITERAL)
     named = _mapping(content.get("overrides") or {}, f"{path}: overrides", tuple(SCHEMAS))
     words = words_from_file(named.get(step) or {}, step, f"{path}: overrides: {step}")
     if step == "train" and content.get("label_key") and "label_keys" not in words:

@@ -6,10 +6,9 @@ they are read by its rules: a preset that the user chooses replaces one that a p
 overrides an earlier one. The file of a step, such as conf/train.yaml, has the order of the groups.
 """
 
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
+from scperformer.config.mechanisms import registered_mechanism, registered_names
 
-# The environment variable in which the user allows classes of other files: MODULE:CLASS, separated by commas.
-PLUGINS = "SCPERFORMER_PLUGINS"
 NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its group
 GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")  # the first line of a preset that sets options of any group
 EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
@@ -61,7 +59,8 @@ class Preset:
 def preset_names(group: str, own: Path | None = None) -> list[str]:
     """Return the names of the presets of a group, sorted; `own` is the user's folder of presets."""
     folders = [conf_dir() / group, *([own / group] if own is not None else [])]
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    names = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    return sorted(names | set(registered_names() if group == "attention" else ()))
 
 
 def read_preset(group: str, name: object, own: Path | None = None, *, word: str | None = None) -> Preset:
@@ -75,6 +74,9 @@ def read_preset(group: str, name: object, own: Path | None = None, *, word: str 
         return _read_packaged(file)
     if is_name and own is not None and (own / file).is_file():
         return _read(own / file, group, is_own=True)
+    if is_name and group == "attention" and (mechanism := registered_mechanism(str(name))) is not None:
+        options = {"name": name, **asdict(mechanism.Options())}
+        return Preset({group: options}, {}, options, is_global=False, is_own=True)
     known = preset_names(group, own)
     remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
     found = word or f"{group}={'null' if name is None else name}"
@@ -87,7 +89,7 @@ def _read_packaged(file: str) -> Preset:
 
 
 def _read(path: Path, group: str, *, is_own: bool) -> Preset:
-    """Read the file of a preset; refuse one that is not made of plain values, or names a class that is not allowed."""
+    """Read the file of a preset; refuse one that is not made of plain values."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             is_global = GLOBAL.match(file.readline().rstrip()) is not None
@@ -95,16 +97,11 @@ def _read(path: Path, group: str, *, is_own: bool) -> Preset:
         content = {} if content is None else content
         if not isinstance(content, dict) or any(not isinstance(key, str) for key in content):
             raise ValueError("no mapping of names to values")
-        if (text := interpolation(content)) is not None:
-            raise ValueError(f"'{text}', which stands for another value")
         chooses = _choices(content.get("defaults", []))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
     options = {key: value for key, value in content.items() if key != "defaults"}
     values = options if is_global else {group: options}
-    attention = values.get("attention")
-    if is_own and isinstance(attention, dict):
-        require_allowed(attention.get("name"), str(path))
     return Preset(values, chooses, content, is_global, is_own)
 
 
@@ -122,14 +119,12 @@ def _choices(defaults: Any) -> dict[str, str]:
     return chooses
 
 
-def require_allowed(name: object, where: str) -> None:
-    """Refuse MODULE:CLASS as the mechanism in a file, unless the user has allowed it: it runs code.
-
-    `where` is the file, for errors.
-    """
-    if isinstance(name, str) and ":" in name and name not in os.environ.get(PLUGINS, "").split(","):
-        expected = "a mechanism of scperformer, as a class of another file runs code"
-        raise InputError(f"{where}: attention={name}", expected, f"set {PLUGINS}={name} if you trust it")
+def require_mechanism(name: object) -> None:
+    """Refuse a name of no mechanism of attention, which a preset of the user may have."""
+    packaged = {path.stem for path in (conf_dir() / "attention").glob("*.yaml")}
+    if not isinstance(name, str) or (name not in packaged and registered_mechanism(name) is None):
+        expected = f"one of {', '.join(sorted(packaged | set(registered_names())))}"
+        raise InputError(f"a preset with the mechanism {name}", expected, "correct its name")
 
 
 def chosen_presets(step: str, choices: Mapping[str, Any], own: Path | None = None) -> dict[str, Preset]:
@@ -160,11 +155,3 @@ def merge(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
             merge(tree[name], value)
         else:
             tree[name] = dict(value) if isinstance(value, dict) else value
-
-
-def interpolation(value: Any) -> str | None:
-    """Return the first text in a value of YAML that Hydra would replace by another value, such as ${oc.env:HOME}."""
-    if isinstance(value, str):
-        return value if "${" in value else None
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((found for found in map(interpolation, parts) if found is not None), None)

@@ -7,16 +7,14 @@ holds was read as plain values (presets.py). So no file can set an option of Hyd
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.config.compose import option_tree
-from scperformer.config.earlier import current_options, current_preset
 from scperformer.config.presets import conf_dir, preset_groups, read_preset
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import Word, read_words
@@ -63,64 +61,22 @@ def _values(word: Word) -> list[Any]:
     return word.value if word.several else [word.value]
 
 
-def _current_words(words: Sequence[Word], groups: Mapping[str, Any], tree: Mapping[str, Any]) -> list[Word]:
-    """Return words with the current names of options and presets; options that are constants now are left out.
-
-    Parameters
-    ----------
-    groups
-        The groups of presets of the step.
-    tree
-        The options of the step with their defaults, nested by group.
-    """
-    current = []
-    for word in words:
-        before = _values(word)
-        if word.name in groups:
-            name = word.name
-            values = [current_preset(name, value) for value in before]
-        else:
-            options = [current_options({word.name: value}, tree) for value in before]
-            name = next((name for each in options for name in each), "")
-            if not name:  # in every run, a constant or the default
-                continue
-            values = [each.get(name, tree.get(name)) for each in options]
-        if values == before:  # ranges and quotes stay as they were given
-            current.append(replace(word, name=name, text=word.text.replace(word.name, name, 1)))
-        else:
-            text = f"{name}={','.join(map(str, values))}"
-            current.append(replace(word, name=name, text=text, value=values if word.several else values[0]))
-    return current
-
-
 def words_for_hydra(step: str, words: Sequence[str], own: Path | None) -> list[str]:
-    """Check the words of a sweep, register presets and plug-ins with Hydra, and return the words as Hydra takes them.
+    """Check the words of a sweep, register presets with Hydra, and return the words as Hydra takes them.
 
-    Hydra knows neither attention=MODULE:CLASS as a preset nor the options of such a mechanism. `own` is the user's
-    folder of presets.
+    `own` is the user's folder of presets.
     """
-    from hydra.core.config_store import ConfigStore
-
     _store_schema(step)
     groups = preset_groups(step)
-    current = _current_words(read_words(words), groups, option_tree(step, {}, own))
-    for word in current:
+    read = read_words(words)
+    for word in read:
         if not word.changes:
             raise InputError(f"option {word.text}", f"an option of '{step}' as option=value", "leave + and ~ out")
         for value in _values(word) if word.name in groups else []:
-            if word.name == "attention" and ":" in str(value):
-                ConfigStore.instance().store(group="attention", name=value, node={"name": value})
-            else:
-                read_preset(word.name, value, own, word=word.text)
-                _store_own(word.name, value, own)
-    option_tree(step, {word.name: _values(word)[0] for word in current}, own)  # refuses unknown options
-    handed = []
-    for word in current:
-        one_plugin = word.name == "attention" and not word.several and ":" in str(word.value)
-        handed += ["attention=plugin", f"attention.name='{word.value}'"] if one_plugin else [word.text]
-    if "attention=plugin" in handed:
-        handed = [re.sub("^attention[.](?!name=)", "+attention.", word) for word in handed]
-    return handed
+            read_preset(word.name, value, own, word=word.text)
+            _store_own(word.name, value, own)
+    option_tree(step, {word.name: _values(word)[0] for word in read}, own)  # refuses unknown options
+    return [word.text for word in read]
 
 
 def hand_to_hydra(
@@ -166,6 +122,4 @@ def sweep_job() -> tuple[Path, list[str]]:
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()
-    # Hydra escapes the colon of MODULE:CLASS, and `words_for_hydra` adds the "+" of its options.
-    words = [word.replace("\\:", ":") if word.startswith("attention=") else word for word in job.overrides.task]
-    return Path(job.runtime.output_dir), [word.removeprefix("+") for word in words]
+    return Path(job.runtime.output_dir), list(job.overrides.task)

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from scperformer.attention import MECHANISMS, Sizes, make_attention
+from scperformer.attention import Sizes, all_mechanisms, make_attention
 from scperformer.base.pictures import colour_of, png
 from scperformer.config import AnalyzeConfig
 from scperformer.explanations.attention_maps import Layers
@@ -33,7 +33,7 @@ COLUMNS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk", "m
 
 def linear_mechanisms() -> dict[str, str]:
     """Return the mechanisms that are not quadratic and have a size, with the option that sets it."""
-    options = {name: mechanism.size_option for name, mechanism in MECHANISMS.items() if not mechanism.quadratic}
+    options = {name: mechanism.size_option for name, mechanism in all_mechanisms().items() if not mechanism.quadratic}
     return {name: option for name, option in options.items() if option is not None}
 
 
@@ -61,7 +61,7 @@ def approximation_errors(
         shape = Sizes(num_heads=num_heads, head_dim=head_dim, length=length)
         exact = {
             shared_qk: [cell.exact_map(shared_qk) @ cell.v_HLE.double() for cell in cells]
-            for shared_qk in {False} | {MECHANISMS[name].shared_qk for name in mechanisms}
+            for shared_qk in {False} | {all_mechanisms()[name].shared_qk for name in mechanisms}
         }
         for cell, exact_HLE in zip(cells, exact[False], strict=True):
             errors_of_mean += relative_error(cell.v_HLE.mean(dim=1, keepdim=True).expand_as(exact_HLE), exact_HLE)

@@ -13,7 +13,7 @@ import torch
 from anndata import AnnData
 from torch.overrides import TorchFunctionMode
 
-from scperformer.attention import MustBeAllowed
+from scperformer.attention import PluginProblem
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells import find_query, read_genes
@@ -232,7 +232,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
                 raise ValueError(f"weights '{name}' of type {weights[name].dtype}")
         network = untrained()
         network.load_state_dict(given)
-    except MustBeAllowed:
+    except PluginProblem:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""

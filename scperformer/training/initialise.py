@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from scperformer.attention import allow_attention, attention_options
+from scperformer.attention import PluginProblem, attention_options, with_source
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells import Reference, align
@@ -117,7 +117,7 @@ def _given(group: Any, usual: Any) -> dict[str, Any]:
 
 def adopt_options(cfg: Config, init: Init | None) -> Config:
     """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
-    allow_attention(str(cfg.attention["name"]))
+    cfg = replace(cfg, attention=with_source(cfg.attention))
     if init is None:
         if cfg.model.encoder:
             require_encoder(cfg.tokens, cfg.model, cfg.attention)
@@ -133,6 +133,8 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
         attention = saved.config["attention"]
         target_sum = float(saved.config["target_sum"])
         theirs = encoder_options(tokens, model, attention, target_sum)
+    except PluginProblem:
+        raise
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(init.path), "its configuration cannot be read") from error
     usual = NetworkConfig(inputs=[""])

@@ -43,7 +43,6 @@ def test_every_step_composes_to_its_dataclass(step):
 def test_every_choice_composes(group, choice):
     step, options = ("pretrain", TRAIN[:1]) if group == "masking" else ("train", TRAIN)
     layers = ["model=tiny"] if group == "head" and choice != "weighted" else []  # the default model has its own head
-    layers += ["attention.name=mine"] if choice == "plugin" else []
     assert isinstance(make_config(step, [*options, *layers, f"{group}={choice}", VECTORS]), SCHEMAS[step])
 
 

@@ -61,11 +61,13 @@ def test_the_command_line_goes_before_the_file(file):
         ("overrides: {predict: {alpha: 1, alpha: 2}}", "'alpha' twice"),
         ("a: &a [1]\noverrides: *a", r"cannot be read \(an alias, \*a"),
         ("a: &a [x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]", "an alias"),
+        ("overrides: {predict: {alpha: !!binary aGk=}}", "cannot be read .could not determine a constructor"),
+        ("overrides: {predict: {alpha: !!set {a, b}}}", "cannot be read .could not determine a constructor"),
+        ("overrides: {predict: {deny_labels: [[a]]}}", "deny_labels, a value of type list; expected a text, a number"),
         ("overrides: " + 30 * "[", "more than 20 lists or mappings in each other"),
         ("overrides: " + 30 * "{a: ", "more than 20 lists or mappings in each other"),
         ("#" + (2**20) * "x", "more than 1,048,576 bytes"),
         ("\xff\xfe", "cannot be read"),
-        ("model_path: ${oc.env:HOME}", r"'\$\{oc.env:HOME\}'; expected a plain value"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path, content, message):
@@ -99,13 +101,15 @@ HOSTILE = {
     "added by force": ["++seed=3"],
     "removed": ["~seed=3"],
     "package": ["model@hydra.callbacks=tiny"],
-    "environment": ["tissue=${oc.env:HOME}"],
-    "environment in a list": ["unlabelled=[${oc.env:HOME}]"],
-    "environment in a mapping": {"unlabelled": ["${oc.env:HOME}"]},
-    "decoded": ["tissue=${oc.decode:x}"],
     "sweep": ["seed=1,2"],
     "class of a file": ["attention=evil:Mechanism"],
     "class of a file by its name": {"attention.name": "evil:Mechanism"},
+    "class of a file in a list": {"attention": ["evil:Mechanism"]},
+    "class of a file in a word with a list": ["attention=[evil:Mechanism]"],
+    "file by the flag": {"--plugin": "evil.py"},
+    "file by the flag in a word": ["--plugin=evil.py"],
+    "option called plugin": {"plugin": "evil.py"},
+    "source of the mechanism": {"attention.source": "evil.py"},
     "preset elsewhere": {"model": "../../evil"},
     "flag": ["--config-dir=."],
 }
@@ -126,11 +130,17 @@ def test_a_hostile_file_is_refused_and_nothing_runs(case, flags, tmp_path, monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.pkl", "evil.py", "my.yaml"]
 
 
-def test_a_class_that_the_user_allows_may_be_in_a_file(tmp_path, monkeypatch):
-    (tmp_path / "my.yaml").write_text("overrides: {train: [attention=my_attention:Mean]}")
-    monkeypatch.setenv("SCPERFORMER_PLUGINS", "other:One,my_attention:Mean")
+def test_a_date_is_a_text(tmp_path):
+    (tmp_path / "my.yaml").write_text("overrides: {train: {tissue: 2026-11-26}}")
     words = to_overrides(["a.h5ad", "label_key=x", "--config", str(tmp_path / "my.yaml")], "train")
-    assert make_config("train", words).attention["name"] == "my_attention:Mean"
+    assert make_config("train", words).tissue == "2026-11-26"
+
+
+@pytest.mark.parametrize("words", ["['tissue=${oc.env:HOME}']", "{tissue: '${oc.env:HOME}'}"])
+def test_nothing_is_put_in_place_of_a_text_of_a_file(words, tmp_path):
+    (tmp_path / "my.yaml").write_text(f"overrides: {{train: {words}}}")
+    words = to_overrides(["a.h5ad", "label_key=x", "--config", str(tmp_path / "my.yaml")], "train")
+    assert make_config("train", words).tissue == "${oc.env:HOME}"
 
 
 PRESETS = {
@@ -139,10 +149,15 @@ PRESETS = {
     "target": "# @package _global_\nmodel: {_target_: os.system}",
     "defaults of Hydra": "# @package _global_\ndefaults: [{override /hydra/launcher: submitit_local}]",
     "another file": "# @package _global_\ndefaults: [/etc/passwd]",
-    "environment": "# @package _global_\ntissue: ${oc.env:HOME}",
     "tag": "# @package _global_\ntissue: !!python/object/apply:os.system [touch marked]",
     "alias": "# @package _global_\na: &a [1]\nb: *a",
     "class of a file": "# @package _global_\nattention: {name: 'evil:Mechanism'}",
+    "class of a file by its full name": "# @package _global_\nattention.name: 'evil:Mechanism'",
+    "class of a file in a list": "# @package _global_\nattention: ['evil:Mechanism']",
+    "class of a file as a name": "# @package _global_\nattention: {name: ['evil:Mechanism']}",
+    "mechanism as a text": "# @package _global_\nattention: evil:Mechanism",
+    "choice of a class": "# @package _global_\ndefaults: [{override /attention: 'evil:Mechanism'}]",
+    "flag": "# @package _global_\n--plugin: evil.py",
     "list": "[1, 2]",
 }
 

@@ -408,8 +408,13 @@ OPTIONS = {
     "unknown head": ("train", ["head.name=two"], ("head.name=two", "mean, cls, conv, weighted")),
     "unknown attention": (
         "train",
+        ["attention=two"],
+        ("attention=two", "a preset of 'attention' (conv, evo, favor, linformer, lsh, rbf, softmax, window)"),
+    ),
+    "attention by its full name": (
+        "train",
         ["attention.name=two"],
-        ("attention=two", "one of conv, evo, favor, linformer, lsh, rbf, softmax, window"),
+        ("attention.name", "choose the mechanism with attention=NAME"),
     ),
     "no branch": (
         "train",

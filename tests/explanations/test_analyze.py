@@ -173,7 +173,7 @@ def test_curve_of_the_identity_is_a_straight_line():
 @pytest.fixture(scope="module")
 def favor_errors() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scperformer.explanations.approximation.MECHANISMS", {"favor": MECHANISMS["favor"]})
+        patch.setattr("scperformer.explanations.approximation.all_mechanisms", lambda: {"favor": MECHANISMS["favor"]})
         cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
         return approximation_errors([cells, cells], 100, sizes=[16, 64, 256], num_draws=10, seed=0)
 

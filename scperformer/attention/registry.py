@@ -1,0 +1,146 @@
+"""The mechanisms by name: those of scperformer, and those of others.
+
+Others are classes given in Python, files named by the flag --plugin of the command line, and entry points of installed
+packages. A name alone never imports a file.
+"""
+
+import hashlib
+import inspect
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from scperformer.attention.additive import Rbf
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.conv import Conv
+from scperformer.attention.favor import Favor, PublishedFavor
+from scperformer.attention.lsh import Lsh
+from scperformer.attention.softmax import Linformer, Softmax
+from scperformer.attention.window import Evo, Window
+from scperformer.base.errors import InputError, one_line
+from scperformer.config import CONTRACT, checked, register_mechanism, registered_mechanism, registered_names
+
+MECHANISMS: dict[str, type[Attention]] = {
+    mechanism.__name__.lower(): mechanism for mechanism in (Conv, Evo, Favor, Linformer, Lsh, Rbf, Softmax, Window)
+}
+
+
+class PluginProblem(InputError):
+    """A model needs a mechanism that is not there, or that has another source: the model itself is not damaged."""
+
+
+def register_attention(mechanism: type[Attention], name: str | None = None) -> type[Attention]:
+    """Register a mechanism as attention=NAME, by default the name of its class in lower case; also a class decorator.
+
+    The class fulfils the contract of `Attention` and has a dataclass `Options(AttentionOptions)`.
+
+    Raises
+    ------
+    InputError
+        It is no such class, or scperformer itself has a mechanism of this name.
+    """
+    if not (isinstance(mechanism, type) and issubclass(mechanism, Attention)):
+        raise InputError(f"the mechanism {one_line(repr(mechanism))}", CONTRACT, "see docs/own_mechanism.md")
+    name = name or mechanism.__name__.lower()
+    if name in MECHANISMS:
+        raise InputError(
+            f"a mechanism called {name}", "a name that scperformer does not use itself", "rename the class"
+        )
+    register_mechanism(name, mechanism)
+    return mechanism
+
+
+def load_plugin(file: str) -> None:
+    """Execute a Python file and register the mechanisms that it defines, by the names of their classes in lower case.
+
+    Raises
+    ------
+    InputError
+        It cannot be executed, or defines no mechanism.
+    """
+    name = f"scperformer_plugin_{Path(file).stem}"
+    spec = spec_from_file_location(name, file) if Path(file).suffix == ".py" and Path(file).is_file() else None
+    if spec is None or spec.loader is None:
+        raise InputError(f"--plugin {file}", "a Python file (.py) that exists", "check its path")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for their module there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # any error may occur: the file is the user's own program
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise InputError(f"--plugin {file} cannot be executed ({reason})", CONTRACT, "correct it") from error
+    defined = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Attention) and value.__module__ == name
+    ]
+    if not defined:
+        raise InputError(f"--plugin {file} without a mechanism", CONTRACT, "see docs/own_mechanism.md")
+    for mechanism in defined:
+        register_attention(mechanism)
+
+
+def source_hash(mechanism: type[Attention]) -> str:
+    """Return the SHA-256 of the file in which a class is defined; in a script or notebook, of the class alone."""
+    try:
+        if mechanism.__module__ != "__main__":
+            source = Path(inspect.getfile(mechanism)).read_text(encoding="utf-8")
+        else:
+            try:
+                source = inspect.getsource(mechanism)
+            except (OSError, TypeError):  # Python finds the methods of a class in a notebook, and not the class
+                functions = [value for value in vars(mechanism).values() if isinstance(value, FunctionType)]
+                source = "".join(map(inspect.getsource, functions))
+    except (OSError, TypeError, ValueError) as error:
+        found = f"the mechanism {mechanism.__name__}, whose source Python cannot read"
+        raise InputError(found, "a class in a file", "write it into a file and import it") from error
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
+    """Return the class of a mechanism and its options, given its `name` and the options that are not defaults.
+
+    `source` is the hash of the source with which a model was trained. Unknown mechanisms and options are refused,
+    another source, and values of another type or out of range.
+    """
+    options = dict(attention)
+    name = str(options.pop("name", None))
+    source = options.pop("source", None)
+    mechanism = MECHANISMS.get(name) or registered_mechanism(name)
+    if mechanism is None:
+        expected = f"one of {', '.join([*MECHANISMS, *registered_names()])}"
+        if source is None:
+            raise InputError(f"attention={name}", expected, "choose with attention=NAME")
+        remedy = "name its file with --plugin FILE.py, install its package, or call register_attention in Python"
+        raise PluginProblem(f"a model with attention={name}, a mechanism that is not there", expected, remedy)
+    if source is not None and source != source_hash(mechanism):
+        expected = f"the source with which this model was trained (SHA-256 {str(source)[:12]})"
+        raise PluginProblem(
+            f"another source of attention={name}", expected, "use that source, or train the model again"
+        )
+    checked_options = checked(mechanism.Options, options, "attention.")
+    is_published = isinstance(checked_options, Favor.Options) and checked_options.is_published
+    return PublishedFavor if is_published else mechanism, checked_options
+
+
+def all_mechanisms() -> dict[str, type[Attention]]:
+    """Return the classes of all mechanisms by their names."""
+    return MECHANISMS | {name: registered_mechanism(name) for name in registered_names()}
+
+
+def with_source(attention: dict[str, Any]) -> dict[str, Any]:
+    """Add the hash of its source to the options of a mechanism that is not part of scperformer."""
+    if attention["name"] in MECHANISMS:
+        return attention
+    mechanism, _ = attention_options(attention)
+    return attention | {"source": source_hash(mechanism)}
+
+
+def make_attention(attention: dict[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
+    """Build a mechanism from its name and options; raises the errors of `attention_options`."""
+    mechanism, options = attention_options(attention)
+    return mechanism(sizes, options, generator)
