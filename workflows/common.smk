@@ -104,12 +104,12 @@ def memory(wildcards, input, attempt):
 
 
 def flat_memory(wildcards, input, attempt):
-    """Estimate the megabytes of a job that reads its samples in blocks (docs/performance.md#memory-of-predict)."""
+    """Estimate the megabytes of a job that reads its samples in blocks (docs/results.md#memory-of-predict)."""
     return attempt * (2000 + max(map(size_of, input.sample)) // (20 * 10**6))
 
 
 def predict_minutes(wildcards, input):
-    """Allow an hour and, for each 10 MB of cells, a minute: many times what was measured (docs/performance.md#memory-of-predict)."""
+    """Allow an hour and, for each 10 MB of cells, a minute: many times what was measured (docs/results.md#memory-of-predict)."""
     return 60 + sum(map(size_of, input.sample)) // 10**7
 
 

@@ -109,7 +109,7 @@ def counts_of(cells, genes: list[str]) -> np.ndarray:
 
 
 def main() -> None:
-    """Write what a user of scBERT has, for docs/scbert.md, with the genes of reference.h5ad in this folder."""
+    """Write what a user of scBERT has, for docs/from_other_tools.md, with the genes of reference.h5ad here."""
     reference = ad.read_h5ad("reference.h5ad")
     genes = list(reference.var_names[np.argsort(-np.asarray(reference.X.sum(axis=0)).ravel())[:60]])
     labels = np.array(sorted(reference.obs["cell_type"].unique()), dtype=object)

@@ -1,4 +1,4 @@
-"""Write query.h5ad into this folder, the cells of expected.npz, for docs/scvi_tools.md."""
+"""Write query.h5ad into this folder, the cells of expected.npz, for docs/from_other_tools.md#scvi-tools."""
 
 from pathlib import Path
 
