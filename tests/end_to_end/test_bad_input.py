@@ -527,7 +527,7 @@ def test_truth_tables(sample, tmp_path, refused):
     annotated_sample().write_h5ad(sample)
     pd.DataFrame({"cell": ["nobody"], "truth": ["B"]}).to_csv(tmp_path / "truth.csv", index=False)
     evaluate = ("evaluate", sample, "truth_key=truth")
-    assert mentions(refused(*evaluate, "truth_path=[none.csv]"), "none.csv cannot be read", "a column 'truth'")
+    assert mentions(refused(*evaluate, "truth_path=[none.csv]"), "no file none.csv", "a table of true labels")
     assert mentions(refused(*evaluate, "truth_path=[truth.csv,truth.csv]"), "1 tables", "truth_path")
     assert mentions(refused(*evaluate, "truth_path=[truth.csv]"), "none of the 140 cells", "'nobody'")
     error = refused("evaluate", sample, "truth_key=label", "truth_path=[truth.csv]")
