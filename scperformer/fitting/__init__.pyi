@@ -36,4 +36,5 @@ from .performer import encoder_facts as encoder_facts
 from .performer import gene_vectors as gene_vectors
 from .performer import start_performer as start_performer
 from .shift import find_shift as find_shift
-from .shift import look_at as look_at
+from .shift import known_cells as known_cells
+from .shift import known_when_adapted as known_when_adapted

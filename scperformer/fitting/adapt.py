@@ -21,7 +21,7 @@ from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.files import default_output, open_cells
 from scperformer.fitting.adapted import fit_to_condition, with_encoder_weight
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
-from scperformer.fitting.shift import find_shift
+from scperformer.fitting.shift import find_shift, known_cells
 from scperformer.genes import MIN_PANEL, find_panel
 from scperformer.model import (
     INFO,
@@ -79,7 +79,7 @@ def adapt_model(
     """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
 
     A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
-    unless it is given. With `with_shift`, also find how far the file is from the reference, and log it; if it is of
+    unless it is given. With `with_shift`, also find how far the file is from the reference; if it is of
     another study, let the encoder weigh less, and find the factors of its genes.
 
     Raises
@@ -113,19 +113,21 @@ def adapt_model(
         if _was_adapted_to(saved, condition):
             record["expected_accuracy"] = record["accuracy_with_all_genes"]
     elif cfg.adapt == "auto" and not adapting_pays(query.plan.overlap.informative_share, share):
-        log.info("%s: genes and depth are like the reference's", query.path)
+        log.info("%s: the model is used as it is, as the file has its genes and depth", query.path)
         record["expected_accuracy"] = record["accuracy_with_all_genes"]
     else:
         model = _adapted_to(model, reference_cells, condition, query.path, cfg)
         query = query.of_genes(condition.measured)
         expected = model.saved.provenance["expected_accuracy"]
         record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
-    shift, factors = find_shift(query, model, reference_cells, condition) if with_shift else (None, None)
+    shift = factors = None
+    if with_shift and (known := known_cells(model.saved)) is not None:
+        shift, factors, _ = find_shift(query, known, saved, reference_cells, condition, model)
     if record["adapted"] and (shift is None or shift.kind not in (OTHER, FAR)):
         _log_accuracy(query.path, record)  # of the reference's study: it says little about another one
+    if factors is not None:
+        log.info("%s: per-gene batch effects are corrected before annotation", query.path)
     if shift is not None:
-        done = "" if factors is None else "; gene effects are taken out of its cells before they are called"
-        log.info("%s: %s%s", query.path, shift.text, done)
         model = with_encoder_weight(model, shift.encoder_weight)
     return Adapted(model, query, record, shift, factors)
 
@@ -153,7 +155,9 @@ def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_sh
     weights = np.ones(len(found)) if is_far.all() else 1.0 - is_far
     weights /= weights.sum()
     members = [Member(study, each, float(weight)) for (study, each), weight in zip(found, weights, strict=True)]
-    nearest_first = np.argsort(np.where(np.isnan(ratios), np.inf, ratios), kind="stable")
+    shifts = [member.adapted.shift for member in members]
+    distances = [(math.inf, math.inf) if shift is None else shift.distance for shift in shifts]
+    nearest_first = sorted(range(len(members)), key=distances.__getitem__)
     nearest = members[nearest_first[0]].adapted
     shown = ", ".join(f"{members[place].study.name} ({ratios[place]:.1f})" for place in nearest_first)
     log.info("%s: the studies by their distance, as novelty of the file: %s", query.path, shown)

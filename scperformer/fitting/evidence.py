@@ -304,14 +304,19 @@ def compare_batches(
     of_called = batches[called]
     numbers = range(int(batches.max()) + 1)
     accuracy = [float(is_right[of_called == batch].mean()) if (of_called == batch).any() else None for batch in numbers]
+    return {"accuracy": accuracy, "gene_effects": effects_of_batches(x, labels, batches)}
+
+
+def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray) -> float:
+    """Return the largest gene effects between the cells of a batch and the others, which have the same labels."""
     effects = []
-    for batch in numbers:
+    for batch in range(int(batches.max()) + 1):
         is_batch = batches == batch
         is_shared = np.isin(labels, labels[~is_batch])
         if (is_batch & is_shared).sum() >= MIN_CELLS:
             others = np.unique(labels[~is_batch], return_inverse=True)[1]
             effects.append(gene_effects(x[is_batch & is_shared], x[~is_batch], others))
-    return {"accuracy": accuracy, "gene_effects": max(effects, default=0.0)}
+    return max(effects, default=0.0)
 
 
 @torch.no_grad()

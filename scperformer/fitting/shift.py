@@ -1,69 +1,106 @@
 """How far a file is from the reference, by some of its cells; trust/shift.py says what the numbers mean."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
+from threadpoolctl import threadpool_limits
 
 from scperformer.cells import Query, stratified_sample
 from scperformer.fitting.condition import Condition, reduced, seen_rows
-from scperformer.model import ReferenceCells, both_have_a_part, linear_logits
+from scperformer.model import ReferenceCells, SavedModel, both_have_a_part, linear_logits
 from scperformer.trust import (
     MIN_CELLS,
     OTHER,
     Profile,
     Shift,
-    fit_profile,
+    fit_novelty,
     gene_effects,
     gene_factors,
     label_means,
     make_shift,
     most_alike,
-    novelty_share,
     without_effects,
 )
 
 if TYPE_CHECKING:
     from scperformer.network import Model  # needs torch, which `check` does without
 
-# Cells of a file and of a model by which `check` sees whether the two are alike.
-LOOK_CELLS = 300
-LOOK_KEPT = 1000
 NUM_ROUNDS = 2  # of calling some cells and finding the factors of their genes; a third changes nothing
 
 
+@dataclass(frozen=True)
+class KnownCells:
+    """What cells of the reference look like in the condition of a file, with which its cells are compared."""
+
+    profile: Profile
+    scores: np.ndarray  # novelty scores of held-out cells
+    has_both: bool  # whether the model has a linear branch and an encoder
+    batch_effects: float  # gene effects between batches of the reference
+
+
+def known_cells(saved: SavedModel) -> KnownCells | None:
+    """Return what the held-out calls of a model say about known cells; None for a model without them."""
+    if saved.held_out is None:
+        return None
+    profile = Profile(**saved.held_out.profile)
+    return KnownCells(profile, saved.held_out.scores, both_have_a_part(saved.scales), saved.batch_effects)
+
+
+def known_when_adapted(saved: SavedModel, reference_cells: ReferenceCells, condition: Condition) -> KnownCells | None:
+    """Return the same as `known_cells` of a model that is adapted to a condition, without adapting it."""
+    from scperformer.fitting.evidence import effects_of_batches, evidence_folds  # needs torch
+    from scperformer.fitting.linear import MAX_DUAL
+
+    if saved.held_out is None or saved.provenance.get("kept_cells", {}).get("simulated", False):
+        return None
+    seed = int(saved.provenance["seed"])
+    cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_DUAL, seed))
+    labels = np.unique(cells.labels, return_inverse=True)[1]
+    x = reduced(cells, condition, saved.config["target_sum"], seed)
+    folds = evidence_folds(cells.labels, seed, cells.batches)
+    if not folds.is_dealt.any():
+        return None
+    with threadpool_limits(1):
+        profile, scores = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, seed)
+    effects = 0.0 if cells.batches is None else effects_of_batches(x, labels, cells.batches)
+    return KnownCells(profile, scores[folds.is_dealt], both_have_a_part(saved.scales), effects)
+
+
 def find_shift(
-    query: Query, model: "Model", reference_cells: ReferenceCells | None, condition: Condition
-) -> tuple[Shift | None, np.ndarray | None]:
-    """Return the shift of a file for a model, and the factors of its genes if it is of another study.
+    query: Query,
+    known: KnownCells,
+    saved: SavedModel,
+    reference_cells: ReferenceCells | None,
+    condition: Condition,
+    model: "Model | None" = None,
+) -> tuple[Shift, np.ndarray | None, np.ndarray]:
+    """Return the shift of a file, for `check` and `predict` alike, and the factors of its genes for `predict`.
 
     Parameters
     ----------
     query
-        The cells of the file with the genes of the model.
+        The cells of the file with the genes of `known`.
+    saved, reference_cells, condition
+        The model before adapting, the cells that it keeps, and the condition of the file: with them, gene effects are
+        found. No cells: they are not known.
     model
-        The model, which may have been adapted to the file.
-    reference_cells, condition
-        The cells that the model before adapting keeps, and the condition of the file: with them, gene effects are
-        found. None: they are not known.
+        The model, which may have been adapted to the file; None: factors of genes are not wanted.
 
     Returns
     -------
-    The shift, None for a model without held-out calls; and how many times as much of each gene of the model the file
-    has as the reference, float32 G (see `trust.without_effects`), None if there is nothing to take out.
+    The shift. How many times as much of each gene of the model the file has as the reference, float32 G (see
+    `trust.without_effects`); None if there is nothing to take out. The novelty scores of the cells that were looked at.
     """
-    saved = model.saved
-    if saved.held_out is None:
-        return None, None
     rows = seen_rows(query)
     x = query.some(rows)
     x = x[_expressed(x)]
-    scores = Profile(**saved.held_out.profile).scores(x)
-    known = saved.held_out.scores
-    numbers: dict[str, Any] = {"has_both": both_have_a_part(saved.scales), "batch_effects": saved.batch_effects}
+    scores = known.profile.scores(x)
+    numbers: dict[str, Any] = {"has_both": known.has_both, "batch_effects": known.batch_effects}
     if reference_cells is None or len(scores) < MIN_CELLS:
-        return make_shift(scores, known, math.nan, **numbers), None
+        return make_shift(scores, known.scores, math.nan, **numbers), None, scores
     own = x
     # The kept cells of an imported model have its genes alone, and are normalised over these.
     if not query.measured.all() or saved.imported:
@@ -72,11 +109,11 @@ def find_shift(
     alike = most_alike(scores)
     kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
     effects = gene_effects(own[alike], kept, np.unique(reference_cells.labels, return_inverse=True)[1])
-    shift = make_shift(scores, known, effects, **numbers)
-    if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
-        return shift, None
+    shift = make_shift(scores, known.scores, effects, **numbers)
+    if model is None or shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
+        return shift, None, scores
     means = label_means(kept, reference_cells.labels, len(saved.labels))
-    return shift, _gene_factors(model, x[alike], own[alike], query.measured, means, shift.way)
+    return shift, _gene_factors(model, x[alike], own[alike], query.measured, means, shift.way), scores
 
 
 def _gene_factors(
@@ -112,31 +149,6 @@ def _linear_calls(model: "Model", x: csr_matrix) -> np.ndarray:
         return logits.argmax(axis=1)
     assert model.baseline is not None  # only imported models have none
     return model.baseline.predict(x)
-
-
-def look_at(query: Query, reference_cells: ReferenceCells, condition: Condition, rate: float) -> tuple[float, Shift]:
-    """Return the share of up to 300 cells of a file that look like none of the labels, and the shift, for `check`.
-
-    `predict` asks the same of all cells, and of its model. Here one half of up to 1,000 kept cells, reduced to the
-    condition of the file, shows what the labels look like, and the other half what known cells score; `rate` of these
-    are flagged.
-    """
-    rows = stratified_sample(reference_cells.labels, LOOK_KEPT, seed=0)
-    rows = rows[np.argsort(reference_cells.labels[rows], kind="stable")]  # of each label, every second one is fitted
-    some = reference_cells.some(rows)
-    kept = reduced(some, condition, query.plan.target_sum, seed=0)
-    in_fit = np.arange(len(rows)) % 2 == 0
-    profile = fit_profile(kept[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])
-    known = profile.scores(kept[~in_fit])
-    x = query.of_genes(condition.measured).some(query.spread(LOOK_CELLS))
-    scores = profile.scores(x)
-    is_expressed = _expressed(x)
-    effects = math.nan
-    if is_expressed.sum() >= MIN_CELLS:
-        alike = np.flatnonzero(is_expressed)[most_alike(scores[is_expressed])]
-        effects = gene_effects(x[alike], kept, np.unique(some.labels, return_inverse=True)[1])
-    shift = make_shift(scores[is_expressed], known, effects)
-    return float((1 - novelty_share(scores / shift.factor, known) <= rate).mean()), shift
 
 
 def _expressed(x: csr_matrix) -> np.ndarray:

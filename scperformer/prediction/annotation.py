@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -113,7 +114,8 @@ class Annotation:
             f"{len(self.obs):,} cells were annotated by the model {model['name']} ({tissue}{len(self.labels)} labels)"
         )
         text += f": {', '.join(first)}; {self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
-        if (shift := self.record.get("shift")) is not None:
+        shift = self.record.get("shift")
+        if shift is not None and not (math.isnan(shift["expected_lowest"]) and len(self.record["warnings"])):
             ends = shift["expected_lowest"], shift["expected_highest"]
             kind = shift["kind"]
             expected = expected_text(*ends, kind)

@@ -43,19 +43,17 @@ from scperformer.labels import (
 )
 from scperformer.model import HeldOut, SavedModel, branch_names
 from scperformer.trust import (
-    FAR,
-    MAX_UNKNOWN,
     OTHER,
     Shift,
     calibration,
     expected_text,
-    foreign_text,
+    file_text,
+    file_warning,
     held_out_coverage,
     label_sets,
     novelty_share,
     set_texts,
     set_threshold,
-    unsure_text,
 )
 
 if TYPE_CHECKING:
@@ -140,21 +138,40 @@ class CallColumns:
         is_cell = _is_cell(self.query.plan.findings.droplets, len(best))
         if self.counts_encoder:
             made.record |= self._share_of_encoder(by_encoder[is_cell & ~empty])
+        warning = ""
         if held_out is not None:
             made.record |= self._evidence(held_out, confidence[is_cell])
-            made.warnings = self._warnings(float(unknown[is_cell].sum()) / int(is_cell.sum()), **made.record["fit"])
+            warning = file_warning(
+                None if self.shift is None else self.shift.kind,
+                float(unknown[is_cell].sum()) / int(is_cell.sum()),
+                len(self.saved.labels),
+                self.saved.tissue,
+                self.query.plan.findings.text,
+                confidence=made.record["fit"]["mean_confidence"],
+                held_out=made.record["fit"]["held_out_confidence"],
+            )
+        if warning:
+            made.warnings = [file_text(self.shift, warning)]
+        elif self.shift is not None:
+            log.info("%s: %s", self.query.path, self.shift.text)
         if self.shift is not None:
-            made.record["shift"] = self.shift.record() | self._accuracy_to_expect(confidence[is_cell & ~empty])
+            expected = self._accuracy_to_expect(confidence[is_cell & ~empty], is_known=not warning)
+            made.record["shift"] = self.shift.record() | expected
         return made
 
-    def _accuracy_to_expect(self, confidence: np.ndarray) -> dict[str, float]:
-        """Return the lowest and the highest accuracy to expect in this file, and log them with their reason."""
+    def _accuracy_to_expect(self, confidence: np.ndarray, is_known: bool) -> dict[str, float]:
+        """Return the lowest and the highest accuracy to expect in this file, and log them with their reason.
+
+        They are NaN if they are not known, as the file has a warning.
+        """
         assert self.shift is not None
+        if not is_known:
+            return {"expected_lowest": math.nan, "expected_highest": math.nan}
         lowest = highest = self.expected_accuracy
         if self.saved.batch_accuracies and not math.isnan(self.expected_accuracy):
             lowest = min(lowest, *self.saved.batch_accuracies)
             highest = max(highest, *self.saved.batch_accuracies)
-        if self.shift.kind in (OTHER, FAR):
+        if self.shift.kind == OTHER:
             lowest, highest = self.shift.expected_accuracy(float(pd.Series(confidence).mean()))
         log.info("%s: %s", self.query.path, expected_text(lowest, highest, self.shift.kind))
         return {"expected_lowest": lowest, "expected_highest": highest}
@@ -183,16 +200,6 @@ class CallColumns:
                 "held_out_confidence": float(_probabilities(held_out).max(axis=1).mean()),
             },
         }
-
-    def _warnings(self, unknown_share: float, mean_confidence: float, held_out_confidence: float) -> list[str]:
-        """Return a warning if the cells are unlike the reference, by their novelty or else by their confidence."""
-        is_far = self.shift is not None and self.shift.kind == FAR
-        if is_far or unknown_share > MAX_UNKNOWN:
-            values = self.query.plan.findings.text
-            return [foreign_text(unknown_share, len(self.saved.labels), self.saved.tissue, values)]
-        if self.shift is not None and self.shift.kind == OTHER:  # a lower confidence is expected
-            return []
-        return list(filter(None, [unsure_text(mean_confidence, held_out_confidence)]))
 
 
 @dataclass

@@ -44,7 +44,7 @@ from scperformer.cells import (
 )
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.files import BackedH5ad, default_output, open_cells, read_cells, reading
-from scperformer.fitting import adapting_pays, depth_share, find_condition, look_at
+from scperformer.fitting import adapting_pays, depth_share, find_condition, find_shift, known_cells, known_when_adapted
 from scperformer.genes import KIND_NAMES, guess_species, id_kind
 from scperformer.model import (
     ReferenceCells,
@@ -56,7 +56,7 @@ from scperformer.model import (
     resolve_model,
 )
 from scperformer.prediction import require_not_annotated
-from scperformer.trust import FAR, MAX_UNKNOWN, foreign_text
+from scperformer.trust import file_text, file_warning, novelty_share
 
 KnownCells = Sequence[tuple[SavedModel, ReferenceCells]]  # models with the cells that they keep
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
@@ -132,11 +132,14 @@ def _check_expression(
     found = [_compared(query.of_model(part) if model.studies else query, part, cells) for part, cells in known]
     adapts = any(each["condition"]["adapts"] for each in found)
     if found:  # of several studies, the nearest one shows how far the file is
-        nearest: Checked = min(found, key=_distance)
+        nearest: Checked = min(found, key=lambda each: each["shift"].distance if "shift" in each else (math.inf,))
         result |= nearest
-    if "shift" in result and (result["shift"]["kind"] == FAR or result["unlike_share"] > MAX_UNKNOWN):
-        text = foreign_text(result["unlike_share"], len(model.labels), model.tissue, findings.text)
-        result["notes"].append(text)
+    if "shift" in result:
+        shift = result["shift"]
+        warning = file_warning(shift.kind, result["unlike_share"], len(model.labels), model.tissue, findings.text)
+        names = ("kind", "novelty_ratio", "gene_effects", "num_cells")
+        numbers = {name: None if (value := getattr(shift, name)) != value else value for name in names}
+        result["shift"] = numbers | {"text": file_text(shift, warning)}
     if not adapts:  # an adapted model has no attention, so that cells may have any number of genes
         require_short(query, model)
     require_regular(cells, path)
@@ -156,20 +159,13 @@ def _compared(query: Query, model: SavedModel, reference_cells: ReferenceCells) 
     result: Checked = {
         "condition": {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
     }
-    if model.held_out is not None and query.rows.shape[0]:
-        unlike, shift = look_at(query, reference_cells, condition, PredictConfig.false_alarms)
-        numbers = {
-            name: None if isinstance(value, float) and value != value else value
-            for name, value in shift.record().items()
-        }
-        result |= {"unlike_share": unlike, "shift": numbers | {"text": shift.text}}
+    known = known_when_adapted(model, reference_cells, condition) if adapts else known_cells(model)
+    if known is not None and query.rows.shape[0]:
+        seen = query.of_genes(condition.measured) if adapts else query
+        shift, _, scores = find_shift(seen, known, model, reference_cells, condition)
+        is_unlike = 1 - novelty_share(scores / shift.factor, known.scores) <= PredictConfig.false_alarms
+        result |= {"unlike_share": float(is_unlike.mean()) if len(scores) else 1.0, "shift": shift}
     return result
-
-
-def _distance(compared: Checked) -> float:
-    """Return the novelty ratio of a file; infinite if it is not known."""
-    ratio = compared.get("shift", {}).get("novelty_ratio")
-    return math.inf if ratio is None else float(ratio)
 
 
 def next_command(path: str, cfg: CheckConfig, *more: str) -> str:

@@ -22,4 +22,4 @@ from scperformer.trust.shift import (
     most_alike,
     tempered,
 )
-from scperformer.trust.unlike import MAX_UNKNOWN, foreign_text, unsure_text
+from scperformer.trust.unlike import MAX_UNKNOWN, file_text, file_warning, foreign_text, unsure_text

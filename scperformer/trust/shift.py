@@ -39,7 +39,7 @@ TINY = 1e-12  # in place of 0, where a quotient is taken
 LIKE = "like the reference"
 OTHER = "another protocol or state"
 FAR = "another tissue"
-FEW = "too few cells to say"
+FEW = "too few cells to say"  # how far they are
 ADVICE = {OTHER: "labels are plausible, confidence is lowered", FAR: "do not use these labels"}
 
 
@@ -74,6 +74,11 @@ class Shift:
         return min(1.0, max(0.0, way))
 
     @property
+    def distance(self) -> tuple[float, float]:
+        """What orders studies by their distance to a file; infinite if it is not known."""
+        return (math.inf, math.inf) if math.isnan(self.novelty_ratio) else (self.way, self.novelty_ratio)
+
+    @property
     def factor(self) -> float:
         """By how much novelty scores are divided: in another study all cells look novel, and not for their type.
 
@@ -106,15 +111,18 @@ class Shift:
         return max(0.0, mean_confidence - LOWER), min(1.0, mean_confidence + HIGHER)
 
     @property
+    def numbers(self) -> str:
+        """Both numbers, for the log."""
+        if self.kind == FEW:
+            return f"{self.num_cells} cells"
+        numbers = f"novelty {self.novelty_ratio:.1f} x the reference's"
+        return numbers + ("" if math.isnan(self.gene_effects) else f", gene effects {self.gene_effects:.2f}")
+
+    @property
     def text(self) -> str:
         """Both numbers and what they mean, for the log."""
-        if self.kind == FEW:
-            return "too few cells to say how far they are from the reference"
-        numbers = f"novelty {self.novelty_ratio:.1f} x the reference's"
-        if not math.isnan(self.gene_effects):
-            numbers += f", gene effects {self.gene_effects:.2f}"
         advice = f": {ADVICE[self.kind]}" if self.kind in ADVICE else ""
-        return f"{self.kind}{advice} ({numbers})"
+        return f"{self.kind}{advice} ({self.numbers})"
 
     def record(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -147,7 +147,7 @@ def test_confidences_far_below_those_of_held_out_cells_are_warned_of(folder, sam
     with caplog.at_level(logging.WARNING, "scperformer"):
         fit = annotated(mixed, folder, "shift=false", "false_alarms=0").uns["scperformer"]["fit"]
     assert fit["mean_confidence"] < fit["held_out_confidence"] - 0.15
-    said = f"mean confidence {fit['mean_confidence']:.2f}, but {fit['held_out_confidence']:.2f} for held-out cells"
+    said = f"mean confidence is {fit['mean_confidence']:.2f}, and {fit['held_out_confidence']:.2f} in held-out cells"
     assert said in caplog.text
 
 

@@ -1,6 +1,7 @@
 """The check of files: its verdict, its text and its JSON."""
 
 import json
+import logging
 import shlex
 from pathlib import Path
 from uuid import uuid4
@@ -539,3 +540,19 @@ def test_cells_unlike_the_labels_are_noted(write, monkeypatch, capsys, foreign):
     assert (result["unlike_share"] < 0.2) == (not foreign)
     said = "look like none of the 9 labels of this model: is it the right tissue? This model was trained on blood."
     assert (said in capsys.readouterr().out) == foreign
+
+
+@pytest.mark.parametrize("num_genes", [None, 3000], ids=["as it is", "adapted"])
+def test_check_and_predict_say_the_same_of_a_file(write, monkeypatch, caplog, num_genes):
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
+    cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20, :num_genes].copy()
+    cells.X = cells.X.multiply(np.random.default_rng(0).integers(1, 4, cells.n_vars)).tocsr()  # another protocol
+    (result,) = checked(write(cells, "some.h5ad"))
+    caplog.set_level(logging.INFO, "scperformer")
+    (output,) = run_predict(PredictConfig(inputs=[result["file"]]))
+    found = ad.read_h5ad(output).uns["scperformer"]["shift"]
+    assert result["condition"]["adapts"] == (num_genes is not None)
+    assert {name: result["shift"][name] for name in ("kind", "novelty_ratio", "gene_effects", "num_cells")} == {
+        name: found[name] for name in ("kind", "novelty_ratio", "gene_effects", "num_cells")
+    }
+    assert f"{result['file']}: {result['shift']['text']}" in caplog.messages

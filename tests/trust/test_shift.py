@@ -12,6 +12,8 @@ from scperformer.trust import (
     OTHER,
     Shift,
     expected_text,
+    file_text,
+    file_warning,
     make_shift,
     most_alike,
     tempered,
@@ -97,3 +99,17 @@ def test_a_temperature_divides_the_logits():
     np.testing.assert_allclose(tempered(proba, 1.3), softmax(logits / 1.3), atol=1e-6)
     assert tempered(proba, 1.0) is proba
     np.testing.assert_array_equal(tempered(proba, 1.3)[7:9], tempered(proba[7:9], 1.3))
+
+
+@pytest.mark.parametrize("unknown", [0.1, 0.8], ids=["few unknown", "most unknown"])
+@pytest.mark.parametrize("confidence", [0.9, 0.6], ids=["sure", "unsure"])
+@pytest.mark.parametrize("numbers", [(1.0, 0.05), (9.0, 0.6), (40.0, 1.2), (math.nan, math.nan)], ids=str)
+def test_a_file_has_one_sentence_without_contradiction(numbers, confidence, unknown):
+    shift = Shift(*numbers, num_cells=100)
+    warning = file_warning(shift.kind, unknown, 9, "blood", confidence=confidence, held_out=0.95)
+    assert bool(warning) == (shift.kind == FAR or unknown > 0.5 or (confidence < 0.7 and shift.kind != OTHER))
+    text = file_text(shift, warning)
+    assert text.endswith(warning)
+    assert not warning or not {word for word in (LIKE, "plausible", "unlike") if word in text}
+    assert ("do not use these labels" in text) == (shift.kind == FAR)
+    assert file_text(None, warning) == warning
