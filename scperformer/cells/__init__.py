@@ -8,6 +8,7 @@ In reading order:
 - Cells to learn from: `on_disk` (several files as one collection, filtered and normalised), `preprocess` (a prepared
   copy of a file), `reference_labels`, `splits`, `reference` (labelled cells), `corpus` (cells for pretraining).
 - Cells to annotate: `query` (with the genes of a model), `quality` (empty cells, mitochondrial expression, doublets).
+- Cells that occur twice: `repeats`.
 
 Cells and genes are filtered in one place, `on_disk.make_collection`, block by block, for cells in memory and on disk
 alike. scanpy filters and normalises cells to learn from, and finds doublets. It takes over a second to import, so cells
@@ -57,4 +58,5 @@ from scperformer.cells.reference_labels import (
     require_labels,
     settle_batches,
 )
+from scperformer.cells.repeats import are_among, cell_hashes, linear
 from scperformer.cells.splits import stratified_sample

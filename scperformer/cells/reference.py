@@ -55,6 +55,7 @@ class Reference:
     summary: str  # the expression and the filters, for users
     split: Split
     rare: LabelSelection
+    cell_names: np.ndarray  # N; for cells of files that stay on disk, their row numbers
     batches: np.ndarray | None = None  # index of the batch of each cell, int64, N; None: they are not known
     batch_names: list[str] = field(default_factory=list)
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
@@ -163,7 +164,9 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
     first = source.path if isinstance(source, Sample) else source[0]
     path = first if len(sources) == 1 else f"the {len(sources)} files"
-    obs = pd.concat(_read_obs(sources, cfg), ignore_index=True)
+    tables = _read_obs(sources, cfg)
+    cell_names = np.concatenate([table.index for table in tables])
+    obs = pd.concat(tables, ignore_index=True)
     labels = deepest_labels(obs, cfg, path)
     is_test = _test_cells(obs, labels, cfg, path)
     if is_test is not None and isinstance(source, Sample):
@@ -179,13 +182,15 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     has_split_key = cfg.data.split_key is not None
     max_val = math.inf if isinstance(source, Sample) or has_split_key else MAX_VAL_CELLS
     labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
+    cell_names = cell_names[kept]
     num_genes = len(collection.genes)
     panel = ""
     if cfg.conditions.genes is not None:
         collection = _reduce_to_panel(collection, cfg.conditions.genes, cfg.species)
         panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
     if not isinstance(source, Sample):
-        return _stream_reference(collection, labelled, cfg, f"{len(sources)} files{panel}", sample_val=has_split_key)
+        origin = f"{len(sources)} files{panel}"
+        return _stream_reference(collection, labelled, cfg, origin, cell_names=cell_names, sample_val=has_split_key)
     summary = _filter_summary(source, collection, num_genes, cfg.data.target_sum) + panel
     return Reference(
         x=collection.read(np.flatnonzero(labelled.is_usable)),
@@ -196,6 +201,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
         summary=summary,
         split=labelled.split,
         rare=labelled.rare,
+        cell_names=cell_names[labelled.is_usable],
         batches=labelled.batches,
         batch_names=labelled.batch_names,
     )
@@ -219,7 +225,13 @@ def _filter_summary(source: Sample, collection: Collection, num_genes: int, targ
 
 
 def _stream_reference(
-    collection: Collection, labelled: _Labelled, cfg: TrainConfig, origin: str, sample_val: bool
+    collection: Collection,
+    labelled: _Labelled,
+    cfg: TrainConfig,
+    origin: str,
+    *,
+    cell_names: np.ndarray,
+    sample_val: bool,
 ) -> Reference:
     """Return a reference whose training cells stay on disk; cells for linear fits and validation are loaded.
 
@@ -249,6 +261,7 @@ def _stream_reference(
         summary=summary,
         split=Split(*rows, split.done, [*split.notes, *notes]),
         rare=labelled.rare,
+        cell_names=cell_names[numbers[loaded]],
         batches=None if labelled.batches is None else labelled.batches[loaded],
         batch_names=labelled.batch_names,
         stream=Stream(collection, numbers[split.train], labels[split.train]),

@@ -35,6 +35,8 @@ from .linear import fit_logistic as fit_logistic
 from .performer import encoder_facts as encoder_facts
 from .performer import gene_vectors as gene_vectors
 from .performer import start_performer as start_performer
+from .repeats import find_repeats as find_repeats
+from .repeats import joined_repeats as joined_repeats
 from .shift import find_shift as find_shift
 from .shift import known_cells as known_cells
 from .shift import known_when_adapted as known_when_adapted

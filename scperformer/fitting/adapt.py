@@ -21,6 +21,7 @@ from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.files import default_output, open_cells
 from scperformer.fitting.adapted import fit_to_condition, with_encoder_weight
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
+from scperformer.fitting.repeats import Repeats, find_repeats, joined_repeats
 from scperformer.fitting.shift import find_shift, known_cells
 from scperformer.genes import MIN_PANEL, find_panel
 from scperformer.model import (
@@ -50,6 +51,7 @@ class Adapted:
     shift: Shift | None = None  # how far the cells are from the reference; None: not asked for, or not known
     gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before calls; None: none are
     members: "list[Member]" = field(default_factory=list)  # of a model of several studies
+    repeats: Repeats = field(default_factory=Repeats)  # cells of the reference among those of the file
 
     def as_in_reference(self, x: csr_matrix) -> csr_matrix:
         """Return aligned cells of the file, CSR float32 N x G, without the gene effects of another study."""
@@ -92,6 +94,7 @@ def adapt_model(
     saved = model.saved
     condition = condition or find_condition(query, with_depth=cfg.adapt != "false")
     reference_cells = None if cfg.adapt == "false" else load_reference_cells(saved, model.path)
+    repeats = find_repeats(query, saved, reference_cells)
     if cfg.adapt == "true" and reference_cells is None:
         found = f"adapt=true and a model that keeps no cells ({model.path})"
         remedy = f"{saved.how_to_complete}, or leave adapt=true out"
@@ -129,7 +132,7 @@ def adapt_model(
         log.info("%s: per-gene batch effects are corrected before annotation", query.path)
     if shift is not None:
         model = with_encoder_weight(model, shift.encoder_weight)
-    return Adapted(model, query, record, shift, factors)
+    return Adapted(model, query, record, shift, factors, repeats=repeats)
 
 
 def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_shift: bool) -> Adapted:
@@ -174,7 +177,8 @@ def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_sh
             "novelty_ratio": ratios,
         },
     }
-    return Adapted(model, query, record, nearest.shift, members=members)
+    repeats = joined_repeats([member.adapted.repeats for member in members])
+    return Adapted(model, query, record, nearest.shift, members=members, repeats=repeats)
 
 
 def _adapted_to(

@@ -40,6 +40,7 @@ from scperformer.model.registry import (
 from scperformer.model.saved_model import (
     ANNOTATOR,
     ENCODER,
+    HASHES,
     SavedModel,
     Study,
     both_have_a_part,

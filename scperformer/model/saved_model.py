@@ -16,6 +16,7 @@ ENCODER = "encoder"
 BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
 SCORES = ("accuracy", "macro_f1", "loss")  # of a branch on out-of-fold cells
 ENCODER_FACTS = ("kind", "size", "attention", "device")  # that a model records about its encoder, in words
+HASHES = "reference.hashes"  # in the weights: a hash of each cell of the reference (cells/repeats.py), uint64
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 
@@ -40,7 +41,8 @@ class SavedModel:
     config: dict[str, Any]  # groups tokens, model, attention, head and the number target_sum: all to build the network
     metrics: dict[str, Any]
     provenance: dict[str, Any]
-    weights: dict[str, np.ndarray] = field(repr=False)  # model.*: the network's state; baseline.weight, baseline.bias
+    # model.*: the network's state; baseline.weight, baseline.bias; reference.hashes
+    weights: dict[str, np.ndarray] = field(repr=False)
     hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
     kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
     reference_cells: ReferenceCells | None = field(

@@ -177,15 +177,16 @@ def make_annotation(
     }
     if constraints:
         record["constraints"] = constraints
-    notices: list[str] = []
+    record["repeats"] = {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}
+    notices = list(filter(None, [adapted.repeats.warning(cells)]))
     obs = pd.DataFrame(index=pd.RangeIndex(query.rows.shape[0]))
     for group in _column_groups(cells, adapted, options, cfg, is_constrained=bool(constraints)):
         made = group.make(read, obs)
         obs = obs.assign(**made.columns)
         record |= made.record
-        for warning in made.warnings:
-            log.warning("%s: %s", query.path, warning)
         notices += made.warnings
+    for notice in notices:
+        log.warning("%s: %s", query.path, notice)
     if adapted.gene_factors is not None:
         record["shift"]["gene_factors"] = adapted.gene_factors
     record["warnings"] = np.array(notices, dtype=object)

@@ -44,7 +44,16 @@ from scperformer.cells import (
 )
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.files import BackedH5ad, default_output, open_cells, read_cells, reading
-from scperformer.fitting import adapting_pays, depth_share, find_condition, find_shift, known_cells, known_when_adapted
+from scperformer.fitting import (
+    adapting_pays,
+    depth_share,
+    find_condition,
+    find_repeats,
+    find_shift,
+    joined_repeats,
+    known_cells,
+    known_when_adapted,
+)
 from scperformer.genes import KIND_NAMES, guess_species, id_kind
 from scperformer.model import (
     ReferenceCells,
@@ -129,7 +138,11 @@ def _check_expression(
     require_fit(cells, plan, model, predict, path)
     query = Query(path, rows, plan, gene_table(cells, findings.source), cfg)
     find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
-    found = [_compared(query.of_model(part) if model.studies else query, part, cells) for part, cells in known]
+    parts = [(query.of_model(part) if model.studies else query, part, kept) for part, kept in known]
+    found = [_compared(*part) for part in parts]
+    repeats = joined_repeats([find_repeats(*part) for part in parts])
+    result["repeats"] = {"num_seen": repeats.num_seen, "num_cells": len(repeats.rows)}
+    result["notes"] += filter(None, [repeats.warning(cells)])
     adapts = any(each["condition"]["adapts"] for each in found)
     if found:  # of several studies, the nearest one shows how far the file is
         nearest: Checked = min(found, key=lambda each: each["shift"].distance if "shift" in each else (math.inf,))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
-from scperformer.base.messages import did_you_mean, escape_formula, join_names, named, split_names
+from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
 from scperformer.config import EvaluateConfig
@@ -286,8 +286,19 @@ def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluatio
         truths = _mapped(truths, cfg.truth_map, cfg.truth_key)
     evaluation = compare(samples, truths, cfg.truth_key, cfg.match)
     evaluation.metrics["samples_without_truth"] = without
+    evaluation.metrics["repeats"] = _repeats(samples)
     _log_scores(evaluation.metrics)
     return evaluation
+
+
+def _repeats(samples: list[Annotated]) -> dict[str, dict[str, int]]:
+    """Return how many cells of each sample are cells of the reference, of those that `predict` looked at; log them."""
+    repeats = {sample.name: dict(sample.facts.get("repeats", {"num_seen": 0, "num_cells": 0})) for sample in samples}
+    for name, found in repeats.items():
+        if found["num_cells"]:
+            share = in_percent(found["num_cells"] / found["num_seen"])
+            log.warning("%s: %s of its cells are cells of the reference: its scores are too high", name, share)
+    return {name: {key: int(num) for key, num in found.items()} for name, found in repeats.items()}
 
 
 def _mapped(truths: list[npt.NDArray[np.object_]], path: str, truth_key: str) -> list[npt.NDArray[np.object_]]:

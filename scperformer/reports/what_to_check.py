@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from natsort import natsorted
 
-from scperformer.base.messages import shortened
+from scperformer.base.messages import in_percent, shortened
 from scperformer.reports.clusters import Clusters
 from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.read_annotations import Failed
@@ -130,6 +130,11 @@ def _sample_warnings(summary: dict[str, Any]) -> list[Warned]:
     if is_unfiltered:
         for warning in map(str, facts["warnings"]):
             warn("are unfiltered: most of their barcodes are empty droplets", f"{name}: {warning}.")
+    repeats = facts.get("repeats", {"num_cells": 0})
+    if repeats["num_cells"]:
+        share = in_percent(repeats["num_cells"] / repeats["num_seen"])
+        sentence = f"{share} of the cells of {name} are cells of the reference: their confidence is too high."
+        warn("contain cells of the reference, whose confidence is too high; of their cells", sentence, share)
     shift = facts.get("shift", {})
     if shift.get("kind") == OTHER:
         text = f"{name} is of {OTHER}: its labels are plausible, its confidence is lowered"

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import in_percent, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells import (
     Reference,
     Sample,
+    are_among,
+    cell_hashes,
     find_query,
+    linear,
     make_reference,
     settle_batches,
     settle_in_memory,
@@ -29,7 +34,7 @@ from scperformer.cells import (
 from scperformer.config import AUTO, PredictConfig, TrainConfig
 from scperformer.files import checksum, read_cells
 from scperformer.fitting import adapt_model, branch_scales, call_block
-from scperformer.genes import map_genes_of_files
+from scperformer.genes import GeneMap, map_genes_of_files
 from scperformer.labels import JointLabels, StudyLabels, join_labels
 from scperformer.model import HeldOut, SavedModel, Study
 from scperformer.network import JoinedModel, as_model
@@ -115,7 +120,9 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
     ]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)
     log.info("%d labels of %d studies: %s", len(joint.labels), len(studies), ", ".join(joint.labels))
-    genes = _joint_genes([study.name for study in studies], references, cfg)
+    tables = [pd.DataFrame(index=reference.genes) for reference in references]
+    genes, maps = map_genes_of_files(tables, [study.name for study in studies], None, cfg.species)
+    repeats = _repeats([study.name for study in studies], references, maps)
     with opened_run(cfg, output, data_checksum) as folder:
         parts = []
         for number, (study, reference) in enumerate(zip(studies, references, strict=True), start=1):
@@ -128,7 +135,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
             assert saved is not None, "fitted branches are trained by one process"
             parts.append(Study(study.name, replace(saved, name=study.name), joint.meanings[number - 1]))
         whole = _joined(parts, joint, genes, cfg, folder, data_checksum)
-        write_trained(_with_evidence(whole, references, cfg), output, folder, overwrite=cfg.overwrite)
+        write_trained(_with_evidence(whole, references, repeats, cfg), output, folder, overwrite=cfg.overwrite)
     return output
 
 
@@ -158,10 +165,38 @@ def _reference(study: StudySource, cfg: TrainConfig) -> Reference:
     return make_reference(Sample(read_cells(study.cells, cfg.orientation), study.cells), settled)
 
 
-def _joint_genes(names: Sequence[str], references: Sequence[Reference], cfg: TrainConfig) -> list[str]:
-    """Return the genes of all studies, each once; refuse studies with different kinds of gene names."""
-    tables = [pd.DataFrame(index=reference.genes) for reference in references]
-    return map_genes_of_files(tables, list(names), None, cfg.species)[0]
+def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequence[GeneMap]) -> list[np.ndarray]:
+    """Return which cells of each study are also in another one, boolean N, by the genes that the two share; log them.
+
+    Raises
+    ------
+    InputError
+        A study has no cells of its own.
+    """
+    repeats = [np.zeros(len(reference.labels), dtype=bool) for reference in references]
+    texts: dict[tuple[int, int], str] = {}  # what each pair of studies shares
+    for pair in combinations(range(len(references)), 2):
+        targets = [maps[number].target for number in pair]
+        shared, *columns = np.intersect1d(targets[0], targets[1], return_indices=True)
+        one, other = (
+            cell_hashes(linear(references[number].x[:, genes[shared >= 0]]))
+            for number, genes in zip(pair, columns, strict=True)
+        )
+        in_other = are_among(one, other)
+        repeats[pair[0]] |= in_other
+        repeats[pair[1]] |= are_among(other, one)
+        if in_other.any():
+            rows = int(in_other.argmax()), int((other == one[in_other.argmax()]).argmax())
+            examples = [shortened(references[number].cell_names[row]) for number, row in zip(pair, rows, strict=True)]
+            text = f"{in_other.sum()} cells of {names[pair[0]]} ({in_percent(in_other.mean())})"
+            texts[pair] = f"{text} are also in {names[pair[1]]}, such as '{examples[0]}', there '{examples[1]}'"
+    for number, is_repeat in enumerate(repeats):
+        if is_repeat.all():
+            found = next(text for pair, text in texts.items() if number in pair)
+            raise InputError(found, f"cells of {names[number]} alone", "leave one of the two files out")
+    for text in texts.values():
+        log.warning("%s: these do not count for the accuracy of each study by the others", text)
+    return repeats
 
 
 def _joined(
@@ -232,13 +267,15 @@ def _as_far_as_told_apart(meaning: np.ndarray, others: Sequence[Study]) -> np.nd
     return (meaning.astype(int) @ same) > 0
 
 
-def _call_by_others(whole: SavedModel, number: int, reference: Reference, cfg: TrainConfig) -> _Called:
-    """Call cells of a study by the models of the others, adapted to them and weighted as for any file."""
+def _call_by_others(
+    whole: SavedModel, number: int, reference: Reference, is_repeat: np.ndarray, cfg: TrainConfig
+) -> _Called:
+    """Call cells of a study that no other study has by the models of the others, weighted as for any file."""
     study = whole.studies[number]
     others = [other for place, other in enumerate(whole.studies) if place != number]
     known = np.logical_or.reduce([other.meaning.any(axis=0) for other in others])
     meaning = _as_far_as_told_apart(study.meaning, others)[reference.labels] & known
-    rows = np.flatnonzero(meaning.any(axis=1))
+    rows = np.flatnonzero(meaning.any(axis=1) & ~is_repeat)
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
     predict = PredictConfig(
@@ -258,9 +295,12 @@ def _call_by_others(whole: SavedModel, number: int, reference: Reference, cfg: T
     return _Called(joint, np.concatenate([each.scores for each in calls]), meaning[rows])
 
 
-def _with_evidence(whole: SavedModel, references: Sequence[Reference], cfg: TrainConfig) -> SavedModel:
+def _with_evidence(
+    whole: SavedModel, references: Sequence[Reference], repeats: Sequence[np.ndarray], cfg: TrainConfig
+) -> SavedModel:
     """Return the model with what the calls of each study by the others show: temperature, accuracies, novelty."""
-    called = [_call_by_others(whole, number, reference, cfg) for number, reference in enumerate(references)]
+    pairs = zip(references, repeats, strict=True)
+    called = [_call_by_others(whole, number, *pair, cfg) for number, pair in enumerate(pairs)]
     joint = np.concatenate([each.joint for each in called])
     truth = np.concatenate([each.best_right for each in called])
     logits = np.log(np.maximum(joint, TINY))

@@ -18,6 +18,8 @@ from scperformer.base.metrics import score
 from scperformer.cells import (
     Reference,
     Sample,
+    cell_hashes,
+    linear,
     make_reference,
     read_unlabelled,
     recover_counts,
@@ -42,7 +44,16 @@ from scperformer.fitting import (
     simulated,
 )
 from scperformer.learning import StreamedCells, device_of, source_of_cells
-from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, branch_names, sum_of_branches
+from scperformer.model import (
+    HASHES,
+    MAX_CELLS,
+    MAX_VALUES,
+    HeldOut,
+    ReferenceCells,
+    SavedModel,
+    branch_names,
+    sum_of_branches,
+)
 from scperformer.network import Cells, CellTypeModel, Performer, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.initialise import (
@@ -82,6 +93,8 @@ def run_train(cfg: TrainConfig) -> Path:
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    if cells is None:
+        require_distinct(cfg.inputs)
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
@@ -106,6 +119,13 @@ def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
         if saved is not None:
             write_trained(saved, output, folder, overwrite=cfg.overwrite)
     return output
+
+
+def require_distinct(inputs: Sequence[str]) -> None:
+    """Refuse a file that is named twice."""
+    for number, name in enumerate(inputs):
+        if Path(name).resolve() in [Path(other).resolve() for other in inputs[:number]]:
+            raise InputError(f"{name} twice among the files to train on", "each file once", "leave one of them out")
 
 
 def load_reference(source: AnnData | Sequence[Path], cfg: TrainConfig, init: Init | None) -> Reference:
@@ -164,6 +184,10 @@ def train_on(
     `source` has two entries of the provenance, `reference` (file names) and `reference_sha256` ("": cells in memory).
     """
     begin = time.perf_counter()
+    hashes = cell_hashes(linear(reference.x))
+    if num := np.count_nonzero(hashes) - len(np.unique(hashes[hashes != 0])):
+        text = "%d of %d cells are copies of others, so that accuracies of held-out cells are too high: remove them"
+        log.warning(text, num, len(hashes))
     reference_cells = cells_to_store(reference, cfg)
     training = prepare(reference, cfg, init, folder)
     facts = source | facts_about(training, init) | facts_about_stored(reference_cells, cfg)
@@ -186,7 +210,7 @@ def train_on(
     metrics |= evidence_of_trust(training, held_out)
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
-    weights = refit(training, fitted, linear_options, metrics["scales"])
+    weights = refit(training, fitted, linear_options, metrics["scales"]) | {HASHES: hashes}
     if training.network.encoder is not None:
         metrics["encoder"] = encoder_facts(training.network.encoder, training.cfg)
     log_scores(metrics, training)

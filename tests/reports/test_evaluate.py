@@ -98,6 +98,14 @@ def test_cells_whose_true_label_means_none_are_left_out_and_named(tmp_path, samp
     assert "s0: cells whose true label means none are left out: 'unknown' (2), 'Unknown cell' (1)" in caplog.text
 
 
+def test_cells_of_the_reference_are_warned_of(tmp_path, samples, caplog):
+    samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    assert metrics["repeats"] == {"s0": {"num_seen": 0, "num_cells": 0}, "s1": {"num_seen": 40, "num_cells": 10}}
+    assert "s1: 25 % of its cells are cells of the reference: its scores are too high" in caplog.text
+    assert "s0: " not in caplog.text
+
+
 def test_sample_without_truth_has_no_scores(tmp_path, samples):
     samples[1].obs[TRUTH_KEY] = ""
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics

@@ -195,6 +195,54 @@ def test_the_batches_of_one_file_can_be_studies(studies, tmp_path):
         scperformer.train(cells, "cell_type", output=tmp_path / "n", options=options)
 
 
+def renamed(cells: ad.AnnData, seed: int) -> ad.AnnData:
+    """The same cells under other names, genes and cells in another order."""
+    rng = np.random.default_rng(seed)
+    cells = cells[rng.permutation(cells.n_obs), rng.permutation(cells.n_vars)].copy()
+    cells.obs_names = [f"other{i}" for i in range(cells.n_obs)]
+    return cells
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(0, 120)], ids=["a copy", "half of it"])
+@pytest.mark.parametrize("logged", [False, True], ids=["counts", "normalised"])
+def test_a_study_whose_cells_are_all_in_another_one_is_refused(part, logged, studies, command, tmp_path):
+    copy = renamed(made_cells(240, 1)[part], 0)
+    if logged:
+        per_cell = np.asarray(copy.X.sum(axis=1))
+        copy.X = sparse.csr_matrix(np.log1p(copy.X.toarray() / per_cell * 1e4), dtype=np.float32)
+    copy.write_h5ad(tmp_path / "copy.h5ad")
+    done = command("train", str(studies[0]), str(tmp_path / "copy.h5ad"), "label_key=cell_type", *QUICK)
+    assert done.code == 2
+    assert f"({100 if part == slice(None) else 50} %) are also in copy.h5ad, such as 's1c" in done.err
+    assert "', there 'other" in done.err
+    assert "alone: leave one of the two files out" in done.err
+
+
+def test_the_same_file_twice_is_refused_before_it_is_read(studies, command, monkeypatch):
+    monkeypatch.chdir(studies[0].parent)
+    done = command("train", "first.h5ad", f"{studies[0].parent}/./first.h5ad", "label_key=cell_type", *QUICK)
+    assert done.code == 2
+    assert "twice among the files to train on; expected each file once" in done.err
+    assert "read " not in done.err
+
+
+def test_cells_in_two_studies_do_not_count_as_evidence(studies, tmp_path, caplog):
+    """And `predict` and `check` say that a file has cells of the reference, and how many."""
+    shared = renamed(made_cells(240, 1)[:60], 0)
+    ad.concat([shared, made_cells(180, 5)]).write_h5ad(tmp_path / "with_shared.h5ad")
+    output = tmp_path / "m"
+    files = [studies[0], tmp_path / "with_shared.h5ad"]
+    path = scperformer.train(files, "cell_type", output=output, options=as_options(QUICK)).path
+    assert "60 cells of first.h5ad (25 %) are also in with_shared.h5ad, such as 's1c0', there 'other" in caplog.text
+    assert read_model(path).metrics["out_of_fold"]["num_cells"] == 180 + 180
+    cells = ad.concat([renamed(made_cells(240, 1), 1)[:100], made_cells(100, 9)])
+    done = scperformer.annotate(cells, load_model(path))
+    assert done.uns["scperformer"]["repeats"] == {"num_seen": 200, "num_cells": 100}
+    warning = "100 of 200 cells looked at (50 %) are cells of the reference, such as 'other"
+    assert warning in done.uns["scperformer"]["warnings"][0]
+    assert warning in caplog.text
+
+
 def test_labels_are_joined_by_a_map(studies, tmp_path, command):
     table = tmp_path / "map.csv"
     table.write_text("CD4 T,T cell\nNaive CD4 T,T cell\nMemory CD4 T,T cell\n")

@@ -1,0 +1,49 @@
+"""Cells that occur twice, found by their expression, whatever they are called: two studies, a reference and a query."""
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+MIN_EXPRESSED = 20  # genes; cells with fewer may be equal by chance
+LARGEST = 2.0**62  # multiples above it have no whole number of 64 bits
+
+
+def cell_hashes(values: csr_matrix) -> np.ndarray:
+    """Return a number for each cell that two cells share only if their expression is equal, uint64 N.
+
+    The values of a cell are divided by the smallest of them and rounded: counts, counts per million and what logarithms
+    of these are taken back to all become the counts, if one of them is 1. Each gene has a fixed random number of 64
+    bits, and the sum of their products is the hash, so that genes without expression do not matter.
+
+    Parameters
+    ----------
+    values
+        Expression that is no logarithm, 0 or more, without stored zeros, N x G; the genes of all compared cells must
+        have the same order.
+
+    Returns
+    -------
+    0 for cells that express fewer than 20 genes, which are equal to no cell.
+    """
+    # RandomState gives the same numbers in all versions of NumPy: hashes are kept in models.
+    factors = np.random.RandomState(0).randint(0, 2**64, size=values.shape[1], dtype=np.uint64)
+    lengths = np.diff(values.indptr)
+    starts = values.indptr[:-1][lengths > 0]
+    hashes = np.zeros(values.shape[0], dtype=np.uint64)
+    if not len(starts):
+        return hashes
+    smallest = np.minimum.reduceat(values.data, starts).astype(np.float64)
+    multiples = np.rint(values.data / np.repeat(smallest, lengths[lengths > 0]))
+    products = np.minimum(multiples, LARGEST).astype(np.uint64) * factors[values.indices]
+    hashes[lengths > 0] = np.add.reduceat(products, starts)  # modulo 2^64
+    hashes[lengths < MIN_EXPRESSED] = 0
+    return hashes
+
+
+def linear(x: csr_matrix) -> csr_matrix:
+    """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
+    return csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
+
+
+def are_among(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return which cells are among known cells, by their hashes; boolean N."""
+    return (hashes != 0) & np.isin(hashes, known)
