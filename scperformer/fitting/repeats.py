@@ -31,7 +31,7 @@ class Repeats:
         name = cells.obs_names[row] if isinstance(cells, AnnData) else cells.names(row, row + 1)[0]
         share = in_percent(len(self.rows) / self.num_seen)
         found = f"{len(self.rows):,} of {self.num_seen:,} cells looked at ({share}) are cells of the reference, such as"
-        return f"{found} '{shortened(name)}': for them, confidence and accuracy are higher than for new cells"
+        return f"{found} '{shortened(name)}': confidence and accuracy are too high for them"
 
 
 def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCells | None) -> Repeats:

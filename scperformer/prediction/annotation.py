@@ -121,7 +121,9 @@ class Annotation:
             expected = expected_text(*ends, kind)
             sentence = expected if kind in expected else f"these cells are {kind}: {expected}"
             text += f"{sentence[0].upper()}{sentence[1:]}. "
-        text += "".join(f"Warning: {warning} " for warning in self.record["warnings"])
+        text += "".join(
+            f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} " for warning in self.record["warnings"]
+        )
         return f"{text}The column to use is obs['{self.key}_call']."
 
     def write_into(self, adata: AnnData) -> None:
