@@ -49,6 +49,9 @@ STEPS = {
     "predict to zarr": Step("predict cells.h5ad output=out.zarr", ("out.zarr",), "resume=true"),
     "predict to csv": Step("predict cells.h5ad output=out.csv.gz", ("out.csv.gz",), "resume=true"),
     "predict, replacing": Step("predict cells.h5ad output=old.h5ad overwrite=true", ("old.h5ad",), "resume=true"),
+    "predict of many files": Step(
+        "predict a.h5ad cells.h5ad b.h5ad some.h5ad output_dir=many", ("many",), "resume=true"
+    ),
     "train, fitted": Step("train some.h5ad label_key=cell_type output=m", ("m",), "resume=true"),
     "train, layers": Step(
         "train some.h5ad label_key=cell_type model=tiny trainer.max_epochs=3 output=m", ("m",), "resume=true"
@@ -101,8 +104,8 @@ def content(path: Path) -> str:
     if (path / "bundle.json").is_file():
         info = json.loads((path / "bundle.json").read_text())
         return str(sorted(info["files"].items()))
-    if path.is_dir():  # an output of the workflow
-        return "".join(content(file) for file in sorted((path / "annotated").glob("*.h5ad")))
+    if path.is_dir():  # an output of the workflow, or of predict
+        return "".join(content(file) for file in sorted([*path.glob("annotated/*.h5ad"), *path.glob("*.h5ad")]))
     if path.suffix == ".html":
         text = path.read_text()
         assert text.rstrip().endswith("</html>")
@@ -172,7 +175,7 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
                 row["lost or changed"] += out in old and found not in (old[out], expected[out])
             words = step.words
             if not ended or name != "workflow":
-                there = all((folder / out).exists() for out in step.outputs)
+                there = all((folder / out).exists() and content(folder / out) == expected[out] for out in step.outputs)
                 if there and not old and name != "workflow":
                     words = ""  # it was written before the signal came
                 elif step.again and name == "workflow":
@@ -186,7 +189,7 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
                     print(f"{name}, {kind}, {moment}: {words}\n{printed[-1500:]}", file=sys.stderr)
             same = all((folder / out).exists() and content(folder / out) == expected[out] for out in step.outputs)
             row["same again"] += same
-            left = [entry.name for entry in folder.iterdir() if entry.name.startswith(".scperformer-")]
+            left = [entry for entry in folder.rglob("*") if re.match(r"\.scperformer-|.*\.partial$", entry.name)]
             row["left at the end"] += len(left)
         rows.append((kind, row))
     return rows

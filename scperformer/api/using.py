@@ -68,6 +68,7 @@ class AnnotateKeywords(TypedDict, total=False):
     output_dir: File | None
     key_added: str
     overwrite: bool
+    replace_annotation: bool
     species: str
     min_confidence: float
     false_alarms: float
@@ -100,6 +101,7 @@ def annotate(
     output_dir: File | None = None,
     key_added: str = PredictConfig.key_added,
     overwrite: bool = PredictConfig.overwrite,
+    replace_annotation: bool = PredictConfig.replace_annotation,
     species: str = PredictConfig.species,
     min_confidence: float = PredictConfig.min_confidence,
     false_alarms: float = PredictConfig.false_alarms,
@@ -121,6 +123,10 @@ def annotate(
         list, the first has the prefix `key_added`, and each other one this prefix with its name.
     output
         The annotated file; None: INPUT.annotated.h5ad beside each input. None for cells in memory.
+    overwrite
+        Replace an existing output.
+    replace_annotation
+        Replace an annotation of the same prefix that the cells have.
     options
         More options of `predict` by their full names, such as `{"source": "layers/counts"}`.
 
@@ -135,8 +141,9 @@ def annotate(
     """
     from scperformer.prediction import annotate_cells, run_predict
 
-    named = {"key_added": key_added, "overwrite": overwrite, "species": species, "min_confidence": min_confidence}
-    named |= {"false_alarms": false_alarms, "alpha": alpha, "clusters": clusters, "threads": threads}
+    named = {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
+    named |= {"species": species, "min_confidence": min_confidence, "false_alarms": false_alarms, "alpha": alpha}
+    named |= {"clusters": clusters, "threads": threads}
     models: list[Any] = (list(model) or [None]) if isinstance(model, list | tuple) else [model]
     first, *others = models
     named |= {"output": output, "output_dir": output_dir, "model_path": path_of(first)}

@@ -49,6 +49,7 @@ annotate the cells of files
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
   scperformer predict runs/*.h5ad output_dir=annotated keep_going=true    # go on if some files are refused
+  scperformer predict runs/*.h5ad output_dir=annotated resume=true        # go on after an interruption
   scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
   scperformer predict sample.h5ad --json                # what was written, for programs
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks

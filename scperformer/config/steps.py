@@ -234,7 +234,9 @@ class PredictConfig(_ModelOptions):
     # a sample sheet, a table with the column path; its further columns, such as condition, become columns of obs
     sample_sheet: str | None = None
     output_format: str = choice("h5ad", "zarr", "csv", "tsv", "parquet")  # of INPUT.annotated.FORMAT, without `output`
-    resume: bool = False  # continue an interrupted run, and keep its finished parts
+    # continue an interrupted run: files that it has finished stay as they are, and one that it has begun goes on
+    resume: bool = False
+    replace_annotation: bool = False  # replace an annotation of the same prefix that a file has
     # annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code is 2
     keep_going: bool = False
     json: bool = False  # print what was written as JSON, and log to standard error; `--json` is the same
@@ -302,8 +304,6 @@ class PredictConfig(_ModelOptions):
             require(is_name, "sample_names", self.sample_names, "names without '/'")
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
-        if self.other_models:
-            require(not self.resume, "other_models", self.other_models, "one model with resume")
         require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
         changes_probabilities = bool(self.allow_labels or self.deny_labels) or self.prior == "em"
         expected = "no alpha beside allow_labels, deny_labels or prior=em: its sets are for probabilities as they are"

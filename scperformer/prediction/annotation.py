@@ -84,6 +84,7 @@ class Annotation:
         self.obs = self.obs.assign(**texts)
         if sample:
             self.record["sheet"] = np.array(list(sample), dtype=object)
+            self.record["sheet_values"] = np.array(list(sample.values()), dtype=object)
 
     def summary(self) -> dict[str, Any]:
         """Return the model, the condition, the shift, the cells of each call and the warnings, as values for JSON."""

@@ -488,8 +488,9 @@ def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "th
         more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         found = f"{path} already has {', '.join(taken[:3])}{more}"
         expected = "no earlier annotation of this name"
-        fixes = ["overwrite=true", f"key_added={key}_2"]
-        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)
+        fixes = ["replace_annotation=true", f"key_added={key}_2"]
+        remedy = "add replace_annotation=true to replace it, or key_added=... to keep both"
+        raise InputError(found, expected, remedy, fixes)
 
 
 def _find_clusters(

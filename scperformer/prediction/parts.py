@@ -94,13 +94,10 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, *, r
     InputError
         The earlier run (with `resume`) has another identity; or a folder that predict has not made is in the way.
     """
-    output = Path(os.path.realpath(output))  # parts are on the disk of the output, so that they can be renamed to it
-    folder = output.with_name(f"{output.name}.partial")
+    folder = _folder_of(output)
     parts = Parts(folder, num_parts)
     if folder.exists():
         _take_over(parts, output, identity, resume)
-    elif resume and num_parts > 1:
-        log.info("there are no partial results to resume: %s is made from the start", output)
     if not folder.exists():
         with new_folder(folder, PARTS) as unfinished:  # the folder appears together with its mark
             (unfinished / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
@@ -111,6 +108,17 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, *, r
             _keep_or_remove(parts, error)
             raise
         _remove_folder(folder)
+
+
+def _folder_of(output: Path) -> Path:
+    """Return the folder of the parts of an output, which is on the same disk."""
+    target = Path(os.path.realpath(output))
+    return target.with_name(f"{target.name}.partial")
+
+
+def remove_parts(output: Path) -> None:
+    """Remove the parts of a finished output, if there are any."""
+    _remove_folder(_folder_of(output))
 
 
 def _take_over(parts: Parts, output: Path, identity: dict[str, str], resume: bool) -> None:

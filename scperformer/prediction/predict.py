@@ -41,23 +41,22 @@ from scperformer.fitting import Adapted, Calls, adapt_model, call_block
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.columns import require_not_annotated
+from scperformer.prediction.finished import NOT_IN_RESULT, why_other
 from scperformer.prediction.label_options import find_label_options
-from scperformer.prediction.parts import Parts, partial_results
+from scperformer.prediction.parts import Parts, partial_results, remove_parts
 from scperformer.prediction.several import add_annotation, keys_of, record_in_file, record_in_memory
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
 
 log = logging.getLogger(__name__)
 
-# Options that change no call: they may differ when a run is resumed. Parts hold probabilities,
+NUM_NAMED = 3  # files in a line of the log
+
+# Options that change no call: they may differ when an unfinished file is resumed. Parts hold probabilities,
 # scores and draws; flags, sets and names are made from these when all parts are finished.
-NOT_IN_IDENTITY = {
-    *("inputs", "model_path", "output", "outputs", "sample_names", "sample_sheet", "output_format", "overwrite"),
-    *("resume", "keep_going", "failed_ok", "json"),
-    *("batch_size", "threads", "device", "adapted_folder"),
+NOT_IN_CALLS = NOT_IN_RESULT | {
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
-    "other_models",
     *("mode", "p_thres", "majority_voting", "min_prop"),
-    *("false_alarms", "min_confidence", "alpha", "key_added"),
+    *("false_alarms", "min_confidence", "alpha"),
 }
 
 
@@ -73,7 +72,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
     if cfg.other_models:
         models = [model, *map(load_model, cfg.other_models)]
         keys = keys_of(models, cfg.key_added)
-        for key in keys if not cfg.overwrite else []:
+        for key in keys if not cfg.replace_annotation else []:
             require_not_annotated(adata, key)
         texts = [
             annotate_cells(adata, each, replace(cfg, key_added=key, other_models=[]))
@@ -81,7 +80,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
         ]
         record_in_memory(adata, models, keys)
         return "\n".join(texts)
-    if not cfg.overwrite:
+    if not cfg.replace_annotation:
         require_not_annotated(adata, cfg.key_added)
     _require_own_probabilities(model, cfg)
     start = time.perf_counter()
@@ -140,6 +139,8 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     for each in models:
         _require_own_probabilities(each, cfg)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
+    if cfg.resume:
+        ready = _unfinished(ready, models, cfg, failures, described)
     written = _annotate_files(ready, models, cfg, failures, described)
     if cfg.json:
         failed = [{"file": path, "error": error} for path, error in failures.errors.items()]
@@ -185,7 +186,7 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
 
 def _require_writable(output: Path, cfg: PredictConfig) -> None:
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
-    require_absent(output, cfg.overwrite, STORE if output.suffix == ".zarr" else None)
+    require_absent(output, cfg.overwrite or cfg.resume, STORE if output.suffix == ".zarr" else None)
     if cfg.other_models and output.suffix != ".h5ad":
         raise InputError(f"output={output} of several models", "a name in .h5ad", "rename it")
     if not output.name.endswith(FORMATS):
@@ -231,6 +232,41 @@ def _failed_file(output: Path) -> Path:
     return output.with_name(f"{_sample(output)}{FAILED_SUFFIX}")
 
 
+def _unfinished(
+    files: list[tuple[str, Path]],
+    models: list[Model],
+    cfg: PredictConfig,
+    failures: _Failures,
+    described: dict[str, dict[str, str]],
+) -> list[tuple[str, Path]]:
+    """Leave out files, given as input and output, that an earlier run of the same models and options has finished.
+
+    Raises
+    ------
+    InputError
+        An output is of another run, and `overwrite` does not allow to replace it.
+    """
+    remaining = []
+    finished = []
+    for path, output in files:
+        with failures.of_file(path, output):
+            why = why_other(output, path, models, cfg, described.get(path, {})) if output.exists() else "no output"
+            if output.exists() and why and not cfg.overwrite:
+                expected = f"an annotation of {path} by the same model and options"
+                remedy = "choose another output=..., or add overwrite=true to replace it"
+                raise InputError(f"{output} is of another run ({why})", expected, remedy)
+            if why:
+                remaining.append((path, output))
+                continue
+            remove_parts(output)  # the earlier run may have been killed before it did
+            _failed_file(output).unlink(missing_ok=True)
+            finished.append(str(output))
+    if finished:
+        named = f"{', '.join(finished[:NUM_NAMED])}{', ...' if len(finished) > NUM_NAMED else ''}"
+        log.info("%d of %d files are finished and stay as they are: %s", len(finished), len(files), named)
+    return remaining
+
+
 def _annotate_files(
     files: list[tuple[str, Path]],
     models: list[Model],
@@ -249,8 +285,6 @@ def _annotate_files(
         for path, output in files:
             shown.text = f"annotating {default_output(path, '').name}"
             with failures.of_file(path, output):
-                if cfg.output_dir is not None:
-                    output.parent.mkdir(parents=True, exist_ok=True)
                 of_sample = described.get(path, {})
                 if len(models) > 1:
                     summary = _annotate_by_several(path, output, models, cfg, of_sample)
@@ -282,17 +316,19 @@ def _annotate_by_several(
 ) -> dict[str, Any]:
     """Annotate a file by one model after the other, and put all annotations into one copy of it."""
     keys = keys_of(models, cfg.key_added)
-    if not cfg.overwrite:
+    if not cfg.replace_annotation:
         with open_cells(path, cfg.orientation) as cells:
             for key in keys:
                 require_not_annotated(cells, key, path)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".scperformer-") as folder:
+    existing = next(parent for parent in output.resolve().parents if parent.is_dir())
+    with tempfile.TemporaryDirectory(dir=existing, prefix=".scperformer-") as folder:
         first = Path(folder) / "first.h5ad"
         summary: dict[str, Any] = {}
         for model, key in zip(models, keys, strict=True):
             place = first if key == keys[0] else Path(folder) / "other.h5ad"
             of_sample = described if place == first else {}
-            made = _annotate_file(path, place, model, replace(cfg, key_added=key, overwrite=True), of_sample)
+            own = replace(cfg, key_added=key, replace_annotation=True, resume=False)
+            made = _annotate_file(path, place, model, own, of_sample)
             summary = summary or made
             if place != first:
                 add_annotation(first, place, key)
@@ -311,7 +347,7 @@ def _annotate_file(
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
             require_regular(cells, path)
-            if not cfg.overwrite:
+            if not cfg.replace_annotation:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
         adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
@@ -333,7 +369,7 @@ def _annotate_file(
 def _identity_of(adapted: Adapted, model: Model, cfg: PredictConfig) -> dict[str, str]:
     """Return everything that the calls depend on: an interrupted run is resumed only if it is the same."""
     query = adapted.query
-    options = {name: value for name, value in asdict(cfg).items() if name not in NOT_IN_IDENTITY}
+    options = {name: value for name, value in asdict(cfg).items() if name not in NOT_IN_CALLS}
     return {
         "input": query.sha256,
         "model": model.saved.hash,

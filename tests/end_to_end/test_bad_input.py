@@ -321,7 +321,7 @@ def test_keys_that_exist(place, counts_adata, write, model, refused):
     change, name = PLACES[place]
     change(counts_adata)
     error = refused("predict", write(counts_adata), "model_path=model")
-    assert mentions(error, f"already has {name}", "overwrite=true", "key_added=")
+    assert mentions(error, f"already has {name}", "replace_annotation=true", "key_added=")
 
 
 # Models

@@ -252,6 +252,71 @@ def test_options_that_are_applied_at_the_end_may_change_before_it_goes_on(cut_of
     assert 0 < ad.read_h5ad(anew).obs["mine_unknown"].sum() < 120
 
 
+@pytest.mark.parametrize("ending", [".h5ad", ".zarr", ".parquet"])
+def test_a_run_of_several_files_goes_on(counts_adata, cut_off, tiny_model, tmp_path, caplog, ending):
+    """The first file is finished, the second one cut off, the third one not begun."""
+    cut, called = cut_off
+    counts_adata[:40].copy().write_h5ad(tmp_path / "first.h5ad")
+    counts_adata[40:60].copy().write_h5ad(tmp_path / "third.h5ad")
+    names = ["first.h5ad", cut.name, "third.h5ad"]
+    inputs = [str(tmp_path / name) for name in names]
+    outputs = [str(tmp_path / f"1{ending}"), str(tmp_path / "sample.annotated.h5ad"), str(tmp_path / "3.h5ad")]
+    run_predict(config(inputs[0], tiny_model, output=outputs[0]))
+    called.clear()
+    before = sizes(tmp_path)
+    several = PredictConfig(inputs=inputs, outputs=outputs, model_path=str(tiny_model), device="cpu", resume=True)
+    with caplog.at_level("INFO", logger="scperformer"):
+        assert [str(output) for output in run_predict(several)] == outputs
+    assert f"1 of 3 files are finished and stay as they are: {outputs[0]}" in caplog.text
+    assert called == [BLOCK] * 4 + [1] + [BLOCK, 20 - BLOCK]
+    assert sizes(tmp_path).items() >= {name: state for name, state in before.items() if ".partial" not in name}.items()
+    assert len(ad.read_h5ad(outputs[2])) == 20
+    called.clear()
+    run_predict(several)
+    assert called == []
+
+
+def sizes(folder: Path) -> dict[str, tuple[int, int]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"min_confidence": 0.5}, "other min_confidence"),
+        ({"input": 1}, "other input"),
+        ({"key_added": "mine"}, "no record of an annotation 'mine'"),
+        ({"sample_sheet": "sheet.csv"}, "other sheet, sheet_values"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_finished_file_of_another_run_is_refused_before_any_work(
+    counts_adata, tiny_model, tmp_path, monkeypatch, change, why
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.h5ad", "b.h5ad"):
+        counts_adata[:20].copy().write_h5ad(name)
+    Path("sheet.csv").write_text("path,donor\na.h5ad,d1\nb.h5ad,d2\n")
+    run_predict(config("b.h5ad", tiny_model))
+    if change.pop("input", 0):
+        counts_adata[20:40].copy().write_h5ad("b.h5ad")
+    options = {"inputs": ["a.h5ad", "b.h5ad"], "model_path": str(tiny_model), "device": "cpu", "resume": True} | change
+    with pytest.raises(InputError, match=rf"b.annotated.h5ad is of another run \({why}\)"):
+        run_predict(PredictConfig(**options))
+    assert not Path("a.annotated.h5ad").exists()
+    run_predict(PredictConfig(**options, overwrite=True))
+    assert Path("a.annotated.h5ad").exists()
+    run_predict(PredictConfig(**options))  # now of this run
+
+
+def test_a_finished_table_of_text_has_no_record(counts_adata, tiny_model, write, tmp_path):
+    table = config(write(counts_adata), tiny_model, output=str(tmp_path / "calls.csv"), resume=True)
+    run_predict(table)
+    with pytest.raises(InputError, match=r"calls.csv is of another run \(no record of an annotation 'scperformer'\)"):
+        run_predict(table)
+
+
 def test_without_resume_it_starts_anew(whole, cut_off, tiny_model, caplog):
     path, called = cut_off
     with caplog.at_level("INFO", logger="scperformer"):

@@ -16,7 +16,7 @@ def test_reports_require_columns_that_are_written():
 @pytest.mark.parametrize("column", ["mine_label", "mine_set_size", "mine_level3", "mine_doublet"])
 def test_any_column_of_an_annotation_is_refused_under_the_same_prefix(column):
     cells = ad.AnnData(np.zeros((2, 1)), obs=pd.DataFrame({column: [1, 2]}, index=["a", "b"]))
-    with pytest.raises(InputError, match=rf"already has obs\['{column}'\]; .*overwrite=true"):
+    with pytest.raises(InputError, match=rf"already has obs\['{column}'\]; .*replace_annotation=true"):
         require_not_annotated(cells, "mine")
     require_not_annotated(cells, "other")
 

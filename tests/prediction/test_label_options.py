@@ -82,7 +82,9 @@ def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_a
     assert list(counts_adata.uns["scperformer"]["constraints"]["denied"]) == ["T cell"]
     assert "labels that cannot occur: T cell" in caplog.text
     np.testing.assert_array_equal(counts_adata.obsm["X_scperformer"], plain.obsm["X_scperformer"])
-    allowed = scperformer.annotate(plain, model, overwrite=True, options=as_options(["allow_labels=[B cell,Monocyte]"]))
+    allowed = scperformer.annotate(
+        plain, model, replace_annotation=True, options=as_options(["allow_labels=[B cell,Monocyte]"])
+    )
     pd.testing.assert_frame_equal(allowed.obs, counts_adata.obs)
 
 
@@ -122,7 +124,7 @@ def test_clusters_of_a_column_get_a_label_by_votes(counts_adata, folder, write, 
     memory = scperformer.annotate(counts_adata, load_model(folder), options=as_options(["clusters=leiden"]))
     pd.testing.assert_frame_equal(memory.obs, annotated.obs)
     counts_adata.obs["leiden"] = [f"{number} " if place % 2 else f" {number}" for place, number in enumerate(odd)]
-    options = as_options(["clusters=leiden", "overwrite=true"])
+    options = as_options(["clusters=leiden", "replace_annotation=true"])
     blanks = scperformer.annotate(counts_adata, load_model(folder), options=options)
     pd.testing.assert_series_equal(blanks.obs["scperformer_cluster_label"], annotated.obs["scperformer_cluster_label"])
 
@@ -176,7 +178,9 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     assert "release" not in caplog.text
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
     model.saved.provenance["ontology"] = "2026-03-26"
-    scperformer.annotate(counts_adata, model, overwrite=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"]))
+    scperformer.annotate(
+        counts_adata, model, replace_annotation=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"])
+    )
     assert "is release 2020-01-01, but the ids of the model are from release 2026-03-26" in caplog.text
 
 
@@ -186,8 +190,8 @@ def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny
     first = str(write(counts_adata))
     options = {"clusters": "cell_type", "output": first.replace("sample", "one")}
     run_predict(PredictConfig(inputs=[first], model_path=str(folder), **options))
-    again = scperformer.annotate(ad.read_h5ad(options["output"]), load_model(tiny_model), overwrite=True).obs
-    second = PredictConfig(inputs=[options["output"]], model_path=str(tiny_model), overwrite=True)
+    again = scperformer.annotate(ad.read_h5ad(options["output"]), load_model(tiny_model), replace_annotation=True).obs
+    second = PredictConfig(inputs=[options["output"]], model_path=str(tiny_model), replace_annotation=True)
     output = run_predict(second)[0]
     obs = ad.read_h5ad(output).obs
     with h5py.File(output) as file:

@@ -245,7 +245,7 @@ def test_annotate_refuses_to_replace_an_annotation(counts_adata, model):
     with pytest.raises(InputError, match="scperformer"):
         scperformer.annotate(counts_adata, model)
     first = counts_adata.obsm["scperformer_proba"].copy()
-    scperformer.annotate(counts_adata, model, overwrite=True)
+    scperformer.annotate(counts_adata, model, replace_annotation=True)
     np.testing.assert_array_equal(counts_adata.obsm["scperformer_proba"], first)
     scperformer.annotate(counts_adata, model, key_added="second")
     assert list(counts_adata.obs["second_label"]) == list(counts_adata.obs["scperformer_label"])
@@ -306,7 +306,7 @@ def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_mode
     with torch_unchanged():
         scperformer.annotate(counts_adata, model)
     with torch_unchanged(), pytest.raises(InputError):
-        scperformer.annotate(counts_adata[:, :3].copy(), model, overwrite=True)
+        scperformer.annotate(counts_adata[:, :3].copy(), model, replace_annotation=True)
 
 
 @pytest.mark.parametrize(("encoder", "said"), [(0.02, False), (0.009, True)])

@@ -1,6 +1,7 @@
 """Several models on the same cells: each annotation is as if its model were alone, and their agreement is recorded."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -79,7 +80,6 @@ def test_what_cannot_be_done_with_several_models(models, counts_adata, write, co
     for words, message in (
         (("model_path=[one,one]",), "two models of the name 'one'"),
         (("model_path=[one,two]", "output=x.csv"), "a name in .h5ad"),
-        (("model_path=[one,two]", "resume=true"), "one model with share, shares or resume"),
         (("model_path=[one,three]",), "no folder at 'three'"),
     ):
         ran = command("predict", path, *words)
@@ -88,8 +88,24 @@ def test_what_cannot_be_done_with_several_models(models, counts_adata, write, co
     scp.annotate(path, models, output=tmp_path / "both.h5ad")
     with pytest.raises(InputError, match="already has obs"):
         scp.annotate(tmp_path / "both.h5ad", models, output=tmp_path / "again.h5ad")
-    again = scp.annotate(tmp_path / "both.h5ad", models, output=tmp_path / "again.h5ad", overwrite=True)
+    again = scp.annotate(tmp_path / "both.h5ad", models, output=tmp_path / "again.h5ad", replace_annotation=True)
     assert list(ad.read_h5ad(again).obs) == list(ad.read_h5ad(tmp_path / "both.h5ad").obs)
+
+
+def test_an_output_in_a_new_folder_and_a_run_that_goes_on(models, counts_adata, write, command, tmp_path):
+    words = ("predict", write(counts_adata), "model_path=[one,two]", "output=new/folder/out.h5ad")
+    assert command(*words).code == 0
+    assert [entry.name for entry in (tmp_path / "new" / "folder").iterdir()] == ["out.h5ad"]
+    done = command(*words, "resume=true")
+    assert done.code == 0
+    assert "1 of 1 files are finished and stay as they are: new/folder/out.h5ad" in done.err
+    for other, why in (("model_path=two", "no record|models"), ("model_path=[two,one]", "no record")):
+        refused = command("predict", write(counts_adata), other, "output=new/folder/out.h5ad", "resume=true")
+        assert refused.code == 2
+        assert re.search(rf"new/folder/out.h5ad is of another run \(.*({why})", refused.err)
+    missing = command("predict", "none.h5ad", "model_path=[one,two]", "output=other/out.h5ad")
+    assert missing.code == 2
+    assert not (tmp_path / "other").exists()
 
 
 def test_models_of_the_package_are_found_by_their_name(tmp_path, monkeypatch):
