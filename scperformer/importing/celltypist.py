@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.config import ModelsConfig
-from scperformer.importing.origin import foreign_model
 from scperformer.importing.pickles import NUMPY, Global, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
-from scperformer.model import SavedModel
 
 NAME = "a model of CellTypist (.pkl)"
 TARGET_SUM = 10_000.0  # CellTypist's cells are ln(1 + counts per 10,000 of all genes)
@@ -38,8 +36,11 @@ def is_celltypist(path: Path) -> bool:
     return path.is_file() and looks_like_pickle(path)
 
 
-def read_celltypist(path: Path, cfg: ModelsConfig) -> SavedModel:
-    """Read a model of CellTypist; the text of a ValueError says how it is damaged, or that it is another pickle."""
+def read_celltypist(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Read a model of CellTypist, as the arguments of `foreign_model`.
+
+    The text of a ValueError says how it is damaged, or that it is another pickle.
+    """
     content = read_pickle(path, _is_known)
     if isinstance(content, Made) and content.maker == Global("celltypist.models", "Model"):
         state = state_of(content, "model of CellTypist")
@@ -56,16 +57,14 @@ def read_celltypist(path: Path, cfg: ModelsConfig) -> SavedModel:
     genes = [str(gene) for gene in array_of(classifier["features"], "features").ravel()]
     weights = _weights(classifier, scaler, len(genes), len(labels))
     means = np.maximum(weights["mean"], 0)
-    return foreign_model(
-        path,
-        cfg,
-        origin={"tool": "CellTypist", "estimator": _estimator(parts[0]), "tested": TESTED} | _description(parts[2]),
-        genes=genes,
-        labels=labels,
-        config={"target_sum": TARGET_SUM, "network": {"name": "standardised", "clip": CLIP}},
-        weights=weights,
-        gene_means=means if means.any() else None,
-    )
+    return {
+        "origin": {"tool": "CellTypist", "estimator": _estimator(parts[0]), "tested": TESTED} | _description(parts[2]),
+        "genes": genes,
+        "labels": labels,
+        "config": {"target_sum": TARGET_SUM, "network": {"name": "standardised", "clip": CLIP}},
+        "weights": weights,
+        "gene_means": means if means.any() else None,
+    }
 
 
 def _is_known(found: Global) -> bool:

@@ -10,6 +10,9 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_folder, require_absent
 from scperformer.config import ModelsConfig
 from scperformer.importing.labelled import with_labelled_cells
+from scperformer.importing.names import read_names
+from scperformer.importing.origin import foreign_model
+from scperformer.importing.reading import read_in_child
 from scperformer.importing.recognise import FORMATS, Format, recognise
 from scperformer.model import (
     ARCHIVES,
@@ -100,8 +103,12 @@ def _import_folder(path: Path, library: Path, cfg: ModelsConfig) -> Path:
 
 def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ModelsConfig) -> Path:
     """Write a model of another tool as a model folder into the library."""
+    names = {what: read_names(file, what) for what in ("genes", "labels") if (file := getattr(cfg, what)) is not None}
+    files = path.rglob("*") if path.is_dir() else [path]
+    size = sum(file.stat().st_size for file in files if file.is_file())
     try:
-        saved = foreign.read(path, cfg)
+        described = read_in_child(lambda: foreign.read(path, cfg, names), size)
+        saved = foreign_model(Path(described.pop("path", path)), cfg, **described)
         if cfg.reference is not None and cfg.label_key is not None:
             _target(saved.name, path, library, cfg)  # refused before the cells are read
             saved = with_labelled_cells(saved, cfg.reference, cfg.label_key)

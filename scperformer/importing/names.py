@@ -7,6 +7,7 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.files import read_cells
 from scperformer.importing.pickles import NUMPY, Global, Made, array_of, looks_like_pickle, read_pickle, state_of
+from scperformer.importing.reading import read_in_child
 
 EXPECTED = "a text file with one name in each line, a pickled array or list of names, a .npy file or an h5ad file"
 SKLEARN = "sklearn.preprocessing"  # of a fitted LabelEncoder
@@ -43,10 +44,7 @@ def _names_in(file: Path) -> list[str]:
     if file.suffix == ".npy":
         return [str(name) for name in np.load(file, allow_pickle=False).ravel()]
     if looks_like_pickle(file):
-        content = read_pickle(file, is_encoder)
-        if isinstance(content, Made) and content.maker.module.startswith(SKLEARN):
-            content = state_of(content, "label encoder").get("classes_")
-        return [str(name) for name in array_of(content, "names").ravel()]
+        return read_in_child(lambda: _pickled_names(file), file.stat().st_size)
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -54,6 +52,13 @@ def _names_in(file: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def is_encoder(found: Global) -> bool:
+def _pickled_names(file: Path) -> list[str]:
+    content = read_pickle(file, _is_encoder)
+    if isinstance(content, Made) and content.maker.module.startswith(SKLEARN):
+        content = state_of(content, "label encoder").get("classes_")
+    return [str(name) for name in array_of(content, "names").ravel()]
+
+
+def _is_encoder(found: Global) -> bool:
     """Whether a pickle of names, of a table's index or of label encoders may name a global."""
     return (found.module, found.name) in NUMPY or found.module.startswith((SKLEARN, "pandas."))

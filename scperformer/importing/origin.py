@@ -14,7 +14,7 @@ from scperformer.base.inputs import sha256
 from scperformer.base.messages import name_problem, shortened
 from scperformer.config import ModelsConfig
 from scperformer.genes import guess_species
-from scperformer.labels import PACKAGED_TERMS, UNKNOWN_TERM, LabelTree, find_terms
+from scperformer.labels import PACKAGED_TERMS, UNKNOWN_TERM, find_terms
 from scperformer.model import ANNOTATOR, ENCODER, SavedModel
 
 
@@ -28,7 +28,6 @@ def foreign_model(
     config: Mapping[str, Any],
     weights: Mapping[str, np.ndarray],
     gene_means: np.ndarray | None = None,
-    tree: LabelTree | None = None,
     notes: Sequence[str] = (),
 ) -> SavedModel:
     """Return a model of another tool as a saved model, which has neither evidence nor reference cells yet.
@@ -49,8 +48,6 @@ def foreign_model(
         By their names in the network, without the prefix `model.`.
     gene_means
         Mean ln(1 + cp10k) of each gene where the model was trained; None: all genes weigh the same.
-    tree
-        A tree over the labels; None: that of their Cell Ontology terms, if it is asked for.
     notes
         What a user of the model has to know, for its card.
 
@@ -59,8 +56,7 @@ def foreign_model(
     ValueError
         A gene or label is there twice, or cannot be a name; the text says which.
     """
-    nodes = [] if tree is None else tree.nodes
-    for what, names in (("gene", genes), ("label", labels), ("node of the label tree", nodes)):
+    for what, names in (("gene", genes), ("label", labels)):
         if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"a {what} that {why}")
         if repeated := next((name for name, num in Counter(names).items() if num > 1), None):
@@ -101,7 +97,6 @@ def foreign_model(
         metrics={"scales": {}},
         provenance=provenance,
         weights={f"model.{name}": array for name, array in weights.items()},
-        tree=tree,
     )
 
 

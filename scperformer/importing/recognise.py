@@ -1,12 +1,12 @@
 """The format of a model, by its content; a file for each format says how it is recognised and read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scperformer.config import ModelsConfig
-from scperformer.importing import celltypist, panhumanpy, scbert, scvi_tools
-from scperformer.model import SavedModel
+from scperformer.importing import celltypist, scbert, scvi_tools
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,15 @@ class Format:
 
     name: str  # for messages, such as "a model of CellTypist (.pkl)"
     is_it: Callable[[Path], bool]  # looks at the first bytes or the names in a file or folder; never raises
-    read: Callable[[Path, ModelsConfig], SavedModel]  # the text of a ValueError says how the file is damaged
+    # The arguments of `foreign_model`, given the options and the names in files beside the model; it runs in a child
+    # process. The text of a ValueError says how the file is damaged.
+    read: Callable[[Path, ModelsConfig, Mapping[str, list[str]]], dict[str, Any]]
 
 
 # In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools, and old ones
 # begin as pickles do.
 FORMATS = (
     Format(scvi_tools.NAME, scvi_tools.is_scvi_tools, scvi_tools.read_scvi_tools),
-    Format(panhumanpy.NAME, panhumanpy.is_keras, panhumanpy.read_panhumanpy),
     Format(scbert.NAME, scbert.is_scbert, scbert.read_scbert),
     Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
 )

@@ -13,10 +13,7 @@ import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.config import ModelsConfig
-from scperformer.importing.names import read_names
-from scperformer.importing.origin import foreign_model
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
-from scperformer.model import SavedModel
 
 NAME = "a checkpoint of scBERT (.pth)"
 TARGET_SUM = 10_000.0
@@ -72,8 +69,11 @@ def is_scbert(path: Path) -> bool:
     return is_torch_file(path)
 
 
-def read_scbert(path: Path, cfg: ModelsConfig) -> SavedModel:
-    """Read a checkpoint of scBERT; the text of a ValueError says how it is damaged, or that it is another one."""
+def read_scbert(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Read a checkpoint of scBERT, as the arguments of `foreign_model`.
+
+    The text of a ValueError says how it is damaged, or that it is another one.
+    """
     theirs = weights_of(read_torch(path), "model_state_dict")
     missing = [name for name in OUTSIDE if name not in theirs]
     if missing or not any(LAYER.match(name) for name in theirs):
@@ -81,24 +81,25 @@ def read_scbert(path: Path, cfg: ModelsConfig) -> SavedModel:
     weights = _renamed(theirs)
     num_genes = len(theirs["pos_emb.emb.weight"]) - 1
     is_fine_tuned = any(name in theirs for name in HEAD)
-    genes = _given(cfg.genes, "genes", num_genes, f"the positions of {path}", "the gene order file of the checkpoint")
+    genes = _given(
+        names, cfg.genes, "genes", num_genes, f"the positions of {path}", "the gene order file of the checkpoint"
+    )
     labels: list[str] = []
     if is_fine_tuned:
         num_labels = len(theirs.get("to_out.fc3.bias", ()))
-        labels = _given(cfg.labels, "labels", num_labels, f"the outputs of {path}", "the label_dict of the checkpoint")
+        known = "the label_dict of the checkpoint"
+        labels = _given(names, cfg.labels, "labels", num_labels, f"the outputs of {path}", known)
     elif cfg.labels is not None:
         found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
         raise InputError(found, "a fine-tuned checkpoint, which has labels", "leave labels out")
-    return foreign_model(
-        path,
-        cfg,
-        origin={"tool": "scBERT", "licence": LICENCE, "tested": TESTED},
-        genes=genes,
-        labels=labels,
-        config=_config(theirs),
-        weights=weights,
-        notes=[NOTE],
-    )
+    return {
+        "origin": {"tool": "scBERT", "licence": LICENCE, "tested": TESTED},
+        "genes": genes,
+        "labels": labels,
+        "config": _config(theirs),
+        "weights": weights,
+        "notes": [NOTE],
+    }
 
 
 def _renamed(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -166,12 +167,13 @@ def _config(theirs: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _given(path: str | None, option: str, number: int, of_what: str, where: str) -> list[str]:
+def _given(
+    names: Mapping[str, list[str]], path: str | None, option: str, number: int, of_what: str, where: str
+) -> list[str]:
     """Return the names in a file that the user gives, one for each of a number of things."""
     if path is None:
         raise InputError(f"{number} {option} that {of_what} do not name", where, f"add {option}=FILE")
-    names = read_names(path, option)
-    if len(names) != number:
-        found = f"{len(names)} names in {option}={path}"
+    if len(names[option]) != number:
+        found = f"{len(names[option])} names in {option}={path}"
         raise InputError(found, f"{number}, one for each of {of_what}", f"name {where}")
-    return names
+    return names[option]

@@ -17,11 +17,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
 from scperformer.config import ModelsConfig
-from scperformer.importing.origin import foreign_model
-from scperformer.importing.pickles import Global, array_of
+from scperformer.importing.pickles import MAX_BYTES, NUMPY, Global, array_of
 from scperformer.importing.steps import Steps, batch_norm
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
-from scperformer.model import SavedModel
 
 NAME = "a model folder of scvi-tools with a scANVI model (model.pt)"
 FILE = "model.pt"
@@ -69,12 +67,15 @@ def is_scvi_tools(path: Path) -> bool:
         zipfile.ZipFile(file) as archive,
     ):
         pickles = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
-        return any(not entry.compress_type and SIGN in archive.read(entry) for entry in pickles)
+        return len(pickles) == 1 and pickles[0].file_size < MAX_BYTES and SIGN in archive.read(pickles[0])
     return path.is_dir() or path.name == FILE  # damaged
 
 
-def read_scvi_tools(path: Path, cfg: ModelsConfig) -> SavedModel:
-    """Read a scANVI model; the text of a ValueError says how it is damaged, or why it cannot be used."""
+def read_scvi_tools(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Read a scANVI model, as the arguments of `foreign_model`.
+
+    The text of a ValueError says how it is damaged, or why it cannot be used.
+    """
     file = path / FILE if path.is_dir() else path
     content = read_torch(file, _is_known)
     weights = weights_of(content, "model_state_dict")
@@ -94,10 +95,11 @@ def read_scvi_tools(path: Path, cfg: ModelsConfig) -> SavedModel:
     steps, embedding, notes = _layers(weights, options, registry, len(genes), cfg)
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
     described = {"labels of cells without a label": unlabelled if isinstance(unlabelled, str) else ""}
-    return foreign_model(
-        file if path.is_file() and path.name != FILE else path.absolute() if path.is_dir() else path.absolute().parent,
-        cfg,
-        origin={
+    # It is called what its folder is called, as its only file is always called model.pt.
+    whole = path.absolute() if path.is_dir() else path.absolute().parent if path.name == FILE else path
+    return {
+        "path": str(whole),
+        "origin": {
             "tool": "scvi-tools",
             "version": str(registry.get("scvi_version", ""))[:50],
             "file": FILE,
@@ -105,17 +107,17 @@ def read_scvi_tools(path: Path, cfg: ModelsConfig) -> SavedModel:
             "tested": TESTED,
             **described,
         },
-        genes=genes,
-        labels=labels,
-        config={"target_sum": None, "network": steps.network(scores=steps.last, embedding=embedding)},
-        weights=steps.weights,
-        notes=[NOTE, *notes],
-    )
+        "genes": genes,
+        "labels": labels,
+        "config": {"target_sum": None, "network": steps.network(scores=steps.last, embedding=embedding)},
+        "weights": steps.weights,
+        "notes": [NOTE, *notes],
+    }
 
 
 def _is_known(found: Global) -> bool:
     is_plain = found.module in ("builtins", "__builtin__") and found.name in BUILTINS
-    return is_plain or found.module.startswith(MODULES)
+    return is_plain or (found.module, found.name) in NUMPY or found.module.startswith(MODULES)
 
 
 def _entry(mapping: Any, name: str) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """Dense layers of another tool as the steps of our network `dense` (network/imported.py), and their weights."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,24 +18,15 @@ class Steps:
         """The number of the last value."""
         return len(self.steps)
 
-    def add(self, kind: str, of: Sequence[int] | None = None, **options: Any) -> int:
-        """Add a step on some values, by default on the last one; return its number."""
-        self.steps.append({"kind": kind, "of": [self.last] if of is None else list(of), **options})
-        return self.last
+    def add(self, kind: str, **options: Any) -> None:
+        """Add a step on the last value."""
+        self.steps.append({"kind": kind, **options})
 
-    def dense(self, weight: np.ndarray, bias: np.ndarray, of: Sequence[int] | None = None) -> int:
+    def dense(self, weight: np.ndarray, bias: np.ndarray) -> None:
         """Add a product with weights, in x out, and a bias."""
-        number = self.add("dense", of, width=weight.shape[1])
-        self.weights[f"weight_{number}"] = np.ascontiguousarray(weight, dtype=np.float64)
-        self.weights[f"bias_{number}"] = bias.astype(np.float64)
-        return number
-
-    def affine(self, factor: np.ndarray, shift: np.ndarray, of: Sequence[int] | None = None) -> int:
-        """Add a factor and a shift for each number."""
-        number = self.add("affine", of)
-        self.weights[f"factor_{number}"] = factor.astype(np.float64)
-        self.weights[f"shift_{number}"] = shift.astype(np.float64)
-        return number
+        self.add("dense", width=weight.shape[1])
+        self.weights[f"weight_{self.last}"] = np.ascontiguousarray(weight, dtype=np.float64)
+        self.weights[f"bias_{self.last}"] = bias.astype(np.float64)
 
     def network(self, scores: int, embedding: int) -> dict[str, Any]:
         """Return the description of the network, in which these values are the scores and the embedding of a cell."""

@@ -7,8 +7,7 @@ Shape letters: N cells, G genes, C labels.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,17 +20,6 @@ from torch.nn.functional import layer_norm
 CELLS_PER_PRODUCT = 256  # scored at a time
 MAX_STEPS = 1000  # of dense layers
 MAX_WIDTH = 2**20  # numbers of a cell between layers
-# Functions between dense layers; with `gelu` as Keras and torch compute it by default.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "elu": torch.nn.functional.elu,
-    "selu": torch.nn.functional.selu,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "softmax": partial(torch.softmax, dim=1),
-}
 
 
 class Scored(NamedTuple):
@@ -143,14 +131,11 @@ class StandardisedLinear(ImportedNetwork):
 class DenseLayers(ImportedNetwork):
     """Dense layers, as of scANVI (Xu et al. 2021, Mol. Syst. Biol. 17:e9620): steps from the expression to the scores.
 
-    Value 0 is the expression, and value i is the result of step i, whose inputs are earlier values. A step is described
-    by `kind` and `of`, the numbers of its inputs:
+    Value 0 is the expression, and value i is the result of step i, done on the value before it. The `kind` of a step is
 
-        dense                a product with weights, and a bias; `width`: the number of results
-        affine               a factor and a shift for each number, as of a batch norm
-        standardise          each cell to mean 0 and variance 1 over its numbers, as a layer norm; `epsilon`
-        concatenate          its inputs one behind the other
-        relu, tanh and so on  functions of each number; softmax over those of a cell
+        dense        a product with weights, and a bias; `width`: the number of results
+        standardise  each cell to mean 0 and variance 1 over its numbers, as a layer norm; `epsilon`
+        relu         the larger of 0 and each number
 
     `scores` and `embedding` are the numbers of the values that a cell gets.
     """
@@ -160,45 +145,27 @@ class DenseLayers(ImportedNetwork):
         steps = options.get("steps")
         if not isinstance(steps, list) or not 1 <= len(steps) <= MAX_STEPS:
             raise ValueError(f"a network without a list of steps (most: {MAX_STEPS})")
-        self.steps: list[dict[str, Any]] = []
         widths = [num_genes]
         for number, step in enumerate(steps, start=1):
-            inputs = step.get("of") if isinstance(step, dict) else None
-            if not isinstance(inputs, list) or not inputs or not all(_is_index(value, number) for value in inputs):
-                raise ValueError(f"a network whose step {number} has inputs that do not precede it")
-            widths.append(self._width_of(step, [widths[value] for value in inputs]))
-            if widths[-1] > MAX_WIDTH:
-                raise ValueError(f"a network whose step {number} has more than {MAX_WIDTH:,} numbers")
-            self.steps.append(step)
-            shapes: dict[str, tuple[int, ...]] = {}
-            if step["kind"] == "dense":
-                shapes = {"weight": (widths[inputs[0]], widths[-1]), "bias": (widths[-1],)}
-            elif step["kind"] == "affine":
-                shapes = dict.fromkeys(("factor", "shift"), (widths[-1],))
-            for name, shape in shapes.items():
-                self.register_buffer(f"{name}_{number}", torch.zeros(shape, dtype=torch.float64))
+            kind = step.get("kind") if isinstance(step, dict) else None
+            if kind not in ("dense", "standardise", "relu"):
+                raise ValueError(f"a network with a step of the unknown kind {str(kind)[:50]!r}")
+            widths.append(widths[-1])
+            if kind == "standardise":
+                require_number(step, "epsilon", 1e-5)
+            elif kind == "dense":
+                if not _is_index(step.get("width"), MAX_WIDTH + 1) or step["width"] == 0:
+                    raise ValueError("a network with layers of a width that is not a whole number above 0")
+                widths[-1] = step["width"]
+                for name, shape in {"weight": widths[-2:], "bias": widths[-1:]}.items():
+                    self.register_buffer(f"{name}_{number}", torch.zeros(shape, dtype=torch.float64))
+        self.steps: list[dict[str, Any]] = steps
         for name in ("scores", "embedding"):
             if not _is_index(options.get(name), len(widths)):
                 raise ValueError(f"a network whose {name} is not the result of a step")
         self.places = (options["scores"], options["embedding"])
         if widths[self.places[0]] != num_labels or 0 in self.places:
             raise ValueError(f"a network of {widths[self.places[0]]} scores for {num_labels} labels")
-
-    @staticmethod
-    def _width_of(step: Mapping[str, Any], widths: list[int]) -> int:
-        """Return the number of results of a step; refuse one that cannot be done."""
-        kind = step.get("kind")
-        if kind == "concatenate":
-            return sum(widths)
-        if len(widths) > 1 or kind not in ("dense", "affine", "standardise", *ACTIVATIONS):
-            raise ValueError(f"a network with a step of the unknown kind {str(kind)[:50]!r}")
-        if kind == "standardise":
-            require_number(step, "epsilon", 1e-5)
-        if kind != "dense":
-            return widths[0]
-        if not _is_index(step.get("width"), MAX_WIDTH + 1) or step["width"] == 0:
-            raise ValueError("a network with layers of a width that is not a whole number above 0")
-        return step["width"]
 
     @torch.no_grad()
     def scored(self, x: csr_matrix, measured: np.ndarray | None) -> Scored:
@@ -214,32 +181,21 @@ class DenseLayers(ImportedNetwork):
         filled.resize((CELLS_PER_PRODUCT, x.shape[1]))
         values: list[Any] = [filled]
         for number, step in enumerate(self.steps, start=1):
-            inputs = [values[value] for value in step["of"]]
-            if step["kind"] == "dense" and inputs[0] is filled:
+            value = values[-1]
+            if step["kind"] == "dense" and value is filled:
                 product = torch.from_numpy(filled @ self.get_buffer(f"weight_{number}").numpy())
                 values.append(product + self.get_buffer(f"bias_{number}"))
                 continue
-            values.append(self._result(number, step, [_dense(value) for value in inputs]))
+            value = torch.from_numpy(value.toarray()) if value is filled else value
+            if step["kind"] == "dense":
+                value = value @ self.get_buffer(f"weight_{number}") + self.get_buffer(f"bias_{number}")
+            elif step["kind"] == "standardise":
+                value = layer_norm(value, value.shape[1:], eps=require_number(step, "epsilon", 1e-5))
+            else:
+                value = torch.relu(value)
+            values.append(value)
         scores, embedding = (values[place][:num_cells].numpy() for place in self.places)
         return Scored(scores, embedding.astype(np.float32))
-
-    def _result(self, number: int, step: Mapping[str, Any], inputs: list[torch.Tensor]) -> torch.Tensor:
-        """Return the result of a step for dense inputs, each of them cells x numbers."""
-        kind = step["kind"]
-        first = inputs[0]
-        if kind == "concatenate":
-            return torch.cat(inputs, dim=1)
-        if kind == "dense":
-            return first @ self.get_buffer(f"weight_{number}") + self.get_buffer(f"bias_{number}")
-        if kind == "affine":
-            return first * self.get_buffer(f"factor_{number}") + self.get_buffer(f"shift_{number}")
-        if kind == "standardise":
-            return layer_norm(first, first.shape[1:], eps=require_number(step, "epsilon", 1e-5))
-        return ACTIVATIONS[kind](first)
-
-
-def _dense(value: csr_matrix | torch.Tensor) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.from_numpy(value.toarray())
 
 
 def _is_index(value: Any, end: int) -> bool:

@@ -21,9 +21,9 @@ from support import tried
 from support.fuzzing import KINDS, anndatas, faults, spoil, write
 from support.inputs import WRITERS, small_cells
 
+from scperformer.base import child
 from scperformer.command import cli
 from scperformer.config import make_config
-from scperformer.files import hdf5_guard
 from scperformer.model import read_model
 
 FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 20)))
@@ -183,7 +183,7 @@ def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
     ["h5ad", *(pytest.param(kind, marks=SLOW) for kind in ("10x h5 v3", "10x folder v2", "zarr 3", "csv", "loom"))],
 )
 def test_damaged_bytes(kind, run, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(hdf5_guard, "CPU_SECONDS", 1)
+    monkeypatch.setattr(child, "CPU_SECONDS", 1)
     cells = small_cells()
     cells.var_names = [f"GENE{i}" for i in range(cells.n_vars)]
     whole = WRITERS[kind](cells, tmp_path_factory.mktemp("whole"))

@@ -15,6 +15,7 @@ import pytest
 from support.inputs import WRITERS, same
 
 import scperformer
+from scperformer.base import child
 from scperformer.base.errors import InputError
 from scperformer.files import hdf5_guard, open_hdf5, read_cells, require_readable
 from scperformer.files.safety import READ_ERRORS
@@ -25,7 +26,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="files are only inspe
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """One second of CPU time is more than enough for small files; no file has been inspected before."""
-    monkeypatch.setattr(hdf5_guard, "CPU_SECONDS", 1)
+    monkeypatch.setattr(child, "CPU_SECONDS", 1)
     monkeypatch.setattr(hdf5_guard, "_inspected", set())
 
 
@@ -87,7 +88,7 @@ ENDS = {
     "crash": (lambda path: os.kill(os.getpid(), signal.SIGSEGV), "it crashes the HDF5 library, SIGSEGV"),
     "abort": (lambda path: os.abort(), "it crashes the HDF5 library, SIGABRT"),
     "killed": (lambda path: os.kill(os.getpid(), signal.SIGKILL), "it crashes the HDF5 library, SIGKILL"),
-    "memory": (lambda path: bytearray(2 * hdf5_guard.EXTRA_MEMORY), "far more memory than its size explains"),
+    "memory": (lambda path: bytearray(2 * child.EXTRA_MEMORY), "far more memory than its size explains"),
 }
 
 

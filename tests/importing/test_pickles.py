@@ -1,5 +1,6 @@
 """Pickles are read without executing anything; hostile ones are refused on one line, in bounded time and memory."""
 
+import os
 import pickle
 import sys
 import tracemalloc
@@ -11,26 +12,28 @@ import pandas as pd
 import pytest
 from support.hostile_pickles import CANARY, HOSTILE
 
+from scperformer.base import child
 from scperformer.base.errors import InputError
 from scperformer.importing import import_model
 from scperformer.importing.pickles import (
-    MAX_OPCODES,
     NUMPY,
+    Global,
     Made,
-    Persistent,
     array_of,
     looks_like_pickle,
     plain,
     read_pickle,
+    stand_in,
 )
 
-HARMFUL = ("os.", "subprocess.", "exec", "import", "pickle.", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
-watched: list[str] | None = None  # events of Python while a file is read; None: nobody looks
+HARMFUL = ("os.", "subprocess.", "exec", "import", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
+READING = ("os.fork", "os.listdir", "os.scandir")  # of our own code
+watched: int | None = None  # where harmful events are written while a file is read, here or in a child; None: nowhere
 
 
 def _hook(event: str, _) -> None:
-    if watched is not None:
-        watched.append(event)
+    if watched is not None and event.startswith(HARMFUL) and event not in READING:
+        os.write(watched, f"{event}\n".encode())
 
 
 sys.addaudithook(_hook)
@@ -55,35 +58,30 @@ def test_there_are_more_than_fifty_hostile_files():
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path):
+def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path, monkeypatch):
     global watched
-    path = written(tmp_path, HOSTILE[name])
-    Path(CANARY).unlink(missing_ok=True)
+    monkeypatch.setattr(child, "CPU_SECONDS", 1)
     for protocol in (0, 4):  # Python imports what it needs for both, such as codecs
         with pytest.raises(InputError):
             import_model(written(tmp_path, pickle.dumps(["x"], protocol)), tmp_path / "models")
-    written(tmp_path, HOSTILE[name])
+    path = written(tmp_path, HOSTILE[name])
+    Path(CANARY).unlink(missing_ok=True)
     tracemalloc.start()
-    watched = []
-    try:
-        with pytest.raises(InputError) as refused:
-            import_model(path, tmp_path / "models")
-    finally:
-        events, watched = watched, None
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert [event for event in events if event.startswith(HARMFUL) and event not in ("os.listdir", "os.scandir")] == []
+    with (tmp_path / "events").open("w") as events:
+        watched = events.fileno()
+        try:
+            with pytest.raises(InputError) as refused:
+                import_model(path, tmp_path / "models")
+        finally:
+            watched = None
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    assert (tmp_path / "events").read_text() == ""
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 2500
     assert peak < 64 * len(HOSTILE[name]) + 2**20
     assert not Path(CANARY).exists()
     assert not (tmp_path / "models").exists()
-
-
-def test_more_opcodes_than_a_model_needs(tmp_path):
-    path = written(tmp_path, b"\x80\x04(" + b"}" * (MAX_OPCODES + 1) + b"l.")
-    with pytest.raises(ValueError, match="a pickle of more than 1,000,000 opcodes"):
-        read_pickle(path, any_global)
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -130,37 +128,18 @@ def test_scalars_and_lists_of_pandas(protocol, tmp_path):
     assert array_of(found, "genes").tolist() == ["CD3D", "MS4A1"]
 
 
-def test_what_torch_writes(tmp_path):
-    """Ordered mappings keep their items, and references to tensors beside the pickle stay references."""
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj):
-            return ("storage", "0") if isinstance(obj, bytes) else None
-
-    path = tmp_path / "data.pkl"
-    with path.open("wb") as file:
-        Pickler(file, 2).dump(OrderedDict(weight=b"tensor", number=3))
-    found = read_pickle(path, any_global)
-    assert isinstance(found, Made)
-    assert (str(found.maker), found.items) == (
-        "collections.OrderedDict",
-        {"weight": Persistent(("storage", "0")), "number": 3},
-    )
+def test_items_of_an_ordered_mapping_are_kept(tmp_path):
+    found = read_pickle(written(tmp_path, pickle.dumps(OrderedDict(weight=b"x", number=3))), any_global)
+    assert (str(found.maker), found.items) == ("collections.OrderedDict", {"weight": b"x", "number": 3})
 
 
 def changed_state(array: np.ndarray, **parts) -> Made:
     """Return what a pickle says about an array, with other parts of its state."""
-    made = Made(next(iter([g for g in _globals() if g.name == "_reconstruct"])), ())
-    dtype = Made(next(iter([g for g in _globals() if g.name == "dtype"])), (parts.get("code", array.dtype.str[1:]),))
+    made = stand_in(Global("numpy._core.multiarray", "_reconstruct"), any_global)()
+    dtype = stand_in(Global("numpy", "dtype"), any_global)(parts.get("code", array.dtype.str[1:]))
     dtype.state = (3, parts.get("order", "<"), None, None, None, -1, -1, 0)
     made.state = (1, parts.get("shape", array.shape), dtype, False, parts.get("data", array.tobytes()))
     return made
-
-
-def _globals():
-    from scperformer.importing.pickles import Global
-
-    return [Global(*names) for names in sorted(NUMPY)]
 
 
 def test_an_array_from_parts():

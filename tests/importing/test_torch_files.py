@@ -1,9 +1,8 @@
-"""Files that torch has saved are read without torch, bit for bit, and nothing in them is executed."""
+"""Files that torch has saved are read bit for bit, and nothing in them is executed."""
 
 import io
 import os
 import pickle
-import tracemalloc
 import zipfile
 from collections import OrderedDict
 
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from scperformer.base.errors import InputError
+from scperformer.importing import import_model
 from scperformer.importing.torch_files import is_torch_file, read_torch
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -79,10 +80,10 @@ def two_pickles(entries):
 
 
 DAMAGE = {
-    "shorter numbers": (shorter_numbers, "a tensor that does not fit its numbers"),
-    "no numbers": (no_numbers, "a tensor without its numbers"),
+    "shorter numbers": (shorter_numbers, "a damaged archive"),
+    "no numbers": (no_numbers, "a damaged archive"),
     "no pickle": (no_pickle, "a damaged pickle"),
-    "two pickles": (two_pickles, "another content than torch saves"),
+    "two pickles": (two_pickles, "a damaged archive"),
 }
 
 
@@ -95,28 +96,53 @@ def test_damaged_archives_are_refused(case, tmp_path):
         read_torch(tmp_path / "saved.pt")
 
 
-def test_a_compressed_archive_and_one_of_old_torch_are_refused(tmp_path):
+def test_an_archive_of_old_torch_is_refused(tmp_path):
     file = tmp_path / "saved.pt"
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("saved/data.pkl", pickle.dumps({}))
-        archive.writestr("saved/data/0", bytes(2**20))
-    with pytest.raises(ValueError, match="another content than torch saves"):
-        read_torch(file)
     torch.save({"x": torch.ones(2)}, file, _use_new_zipfile_serialization=False)
     assert is_torch_file(file)
     with pytest.raises(ValueError, match=r"before 1\.6"):
         read_torch(file)
 
 
-def test_tensors_that_share_their_numbers_take_no_memory_of_their_own(tmp_path):
-    numbers = torch.zeros(2**18)
-    torch.save({str(part): numbers[part:] for part in range(500)}, tmp_path / "saved.pt")
-    tracemalloc.start()
-    found = read_torch(tmp_path / "saved.pt")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(found) == 500
-    assert peak < 16 * 2**20  # 500 copies would have 500 MB
+def leaf_of(levels: int, last: bytes = b"}") -> bytes:
+    """A pickle of mappings, each of which has the one before it twice: 2 ** levels leaves."""
+    body = last + b"q\x00"
+    for level in range(1, levels + 1):
+        before = b"h" + bytes([level - 1])
+        body += b"}q" + bytes([level]) + b"(X\x01\x00\x00\x00a" + before + b"X\x01\x00\x00\x00b" + before + b"u"
+    return b"\x80\x02" + body + b"0" * (levels + 1) + b"h" + bytes([levels])
+
+
+KEY = b"X\x09\x00\x00\x00attr_dict"
+ENDLESS = {
+    "in itself": b"\x80\x02}q\x00" + KEY + b"h\x00s.",
+    "5,000 levels": b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 5000 + b"}" + b"s" * 5000 + b".",
+    "200,000 levels": b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 200_000 + b"}" + b"s" * 200_000 + b".",
+    "32 levels that share one another": leaf_of(32) + b".",
+    "32 shared levels in an attribute": leaf_of(32) + b"0}" + KEY + b"h\x20s.",
+    "weights that share one another": leaf_of(32) + b"0}X\x10\x00\x00\x00model_state_dicth\x20s.",
+}
+
+
+@pytest.mark.parametrize("as_folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("case", ENDLESS)
+def test_mappings_without_end_are_refused_in_one_line(case, as_folder, tmp_path):
+    place = tmp_path / "model" if as_folder else tmp_path
+    place.mkdir(exist_ok=True)
+    with zipfile.ZipFile(place / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", ENDLESS[case])
+        archive.writestr("archive/version", "3")
+    with pytest.raises(InputError) as refused:
+        import_model(place if as_folder else place / "model.pt", tmp_path / "library")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "library").exists()
+
+
+def test_a_tensor_that_is_larger_than_all_memory(tmp_path):
+    """It refers to a single number, again and again."""
+    torch.save({"model_state_dict": {"x": torch.zeros(1).expand(10**12)}}, tmp_path / "model.pt")
+    with pytest.raises(InputError, match=r"damaged content|other weights"):
+        import_model(tmp_path / "model.pt", tmp_path / "library")
 
 
 @pytest.mark.slow
