@@ -1,7 +1,7 @@
 """The workflow with many samples, on a cluster and on one machine.
 
     python benchmarks/cluster.py pbmc3k.h5ad my_model table.md --cores 2
-    python benchmarks/cluster.py pbmc3k.h5ad my_model table.md --big 1000000 -- --profile workflows/profiles/slurm
+    python benchmarks/cluster.py pbmc3k.h5ad my_model table.md --big 1000000 -- --profile workflow/profiles/slurm
 
 The samples are cells with counts, drawn with replacement from the file. One of them may be very large. Two runs
 annotate the same samples with the same model: one with the options after `--`, one with `--cores`. A Markdown table
@@ -44,7 +44,7 @@ def annotate(folder: Path, sheet: Path, arguments: argparse.Namespace, words: li
     """Run the workflow in a folder; return its seconds and its output."""
     folder.mkdir()
     config = [f"samples={sheet}", f"model_path={arguments.model.resolve()}", f"predict_jobs={arguments.jobs}"]
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
+    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "workflow/Snakefile")]
     command = [*snakemake, "annotate", *words, "--config", *config]
     start = time.perf_counter()
     found = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -102,11 +102,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Write reference.h5ad, the samples, their truth and samples.tsv into a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
+    parser.add_argument("--cells", type=Path, default=CELLS, help="the labelled cells (pbmc3k.h5ad beside this script)")
     parser.add_argument("--label-key", default=LABELS, help="name of the label column (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the split and of the thinning (%(default)s)")
     options = parser.parse_args(argv)
 
-    cells = ad.read_h5ad(CELLS)
+    cells = ad.read_h5ad(options.cells)
     rng = np.random.default_rng(options.seed)
     parts = split(cells.obs[LABELS].to_numpy(dtype=str), rng)
     part_of = {name: cells[parts == name].copy() for name in ("reference", *SAMPLES)}

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import scperformer
+from scperformer.config import workflow_options
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -85,12 +86,18 @@ def test_scverse_entry_has_keys_of_its_schema():
     }
 
 
-def test_workflow_catalogue_names_flags_that_exist():
+def test_workflow_catalogue_names_what_exists():
+    """The catalogue of Snakemake workflows wants workflow/Snakefile and config/README.md, too."""
     usage = load(".snakemake-workflow-catalog.yml")["usage"]
-    keys = load("workflows/schemas/config.schema.yaml")["properties"]
-    assert set(re.findall(r"(\w+)=", usage["mandatory-flags"]["flags"])) <= set(keys)
-    assert usage["software-stack-deployment"] == {"conda": True}
-    assert (ROOT / "workflows/envs/scperformer.yaml").exists()
+    flags = usage["mandatory-flags"]["flags"].removeprefix("--config ").split()
+    given = dict(flag.split("=") for flag in flags)
+    assert workflow_options(given)[0].label_key == "cell_type"
+    assert usage["software-stack-deployment"] == {"conda": False, "apptainer": False, "report": True}
+    assert (ROOT / "workflow/Snakefile").is_file()
+    defaults = load("config/config.yaml")
+    assert workflow_options(defaults) == workflow_options({})
+    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "config/README.md").read_text(), flags=re.MULTILINE)
+    assert set(defaults) <= set(described)
 
 
 def test_hooks_run_programs_of_the_test_environment():

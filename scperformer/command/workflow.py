@@ -9,10 +9,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.base.signals import EndedBySignal
 from scperformer.base.yaml_files import read_yaml_file
+from scperformer.command.workflow_config import read_workflow
 from scperformer.config import WORKFLOW_KEYS, WorkflowConfig
 
 log = logging.getLogger(__name__)
@@ -24,9 +26,10 @@ MAX_CORES = 8  # unless the user gives one of these options; stated in docs/work
 
 
 def workflow_folder() -> Path:
-    """Return the folder of the Snakefile: inside an installed package, above it in a source checkout."""
-    installed = Path(__file__).parents[1] / "snakefiles"
-    return installed if installed.is_dir() else Path(__file__).parents[2]
+    """Return the folder of the Snakefile: inside an installed package, beside it in a source checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "snakefiles"
+    return installed if installed.is_dir() else package.parent / "workflow"
 
 
 def snakemake_words(cfg: WorkflowConfig) -> list[str]:
@@ -63,23 +66,26 @@ def run_workflow(cfg: WorkflowConfig) -> None:
     Raises
     ------
     InputError
-        Snakemake is not installed; there are no samples, and no example data beside the Snakefile; or the file with
-        options cannot be read.
+        Snakemake is not installed; the configuration or the sample sheet is wrong (`read_workflow`); or there are no
+        samples, and no example data beside the workflow.
     SystemExit
         Snakemake failed: with its exit code.
     """
     if find_spec("snakemake") is None:
         raise InputError("no snakemake", "the program that runs workflows", "pip install snakemake")
-    example = workflow_folder() / "data" / "pbmc3k.h5ad"
-    if cfg.samples is None and cfg.configfile is None and not example.exists():
-        remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
-        raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
+    content: Any = {}
     if cfg.configfile is not None:
         try:
-            read_yaml_file(cfg.configfile)  # Snakemake would follow any alias in it, and show a traceback
+            content = read_yaml_file(cfg.configfile) or {}  # Snakemake would follow any alias in it
         except (OSError, ValueError) as error:
             found = f"{cfg.configfile} cannot be read ({error})"
-            raise InputError(found, "a YAML file like workflows/config.yaml", "see docs/workflow.md") from error
+            raise InputError(found, "a YAML file like config/config.yaml", "see docs/workflow.md") from error
+    if isinstance(content, dict):  # else the next line refuses it
+        content |= {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
+    workflow = read_workflow(content, cfg.configfile or "configuration")
+    if not workflow.samples and not (workflow_folder().parent / "data" / "pbmc3k.h5ad").exists():
+        remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
+        raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
     words = snakemake_words(cfg)
     log.info("snakemake %s", shlex.join(words))
     code = _code_of([sys.executable, "-P", "-m", "snakemake", *words])

@@ -7,7 +7,7 @@ file (options from a file of the user), sweeps (runs that Hydra launches).
 """
 
 from scperformer.config.compose import config_from, make_config, tree_of_words, yaml_text
-from scperformer.config.file import read_options, words_from_file
+from scperformer.config.file import read_options, words_from_file, workflow_options
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,
@@ -32,6 +32,7 @@ from scperformer.config.groups import (
 from scperformer.config.mechanisms import CONTRACT, register_mechanism, registered_mechanism, registered_names
 from scperformer.config.options import closest_option, groups_of, option_texts, text_options
 from scperformer.config.steps import (
+    RESULT_VERSION,
     WORKFLOW_KEYS,
     AdaptConfig,
     AnalyzeConfig,

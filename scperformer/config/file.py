@@ -1,4 +1,4 @@
-"""Options from a YAML file in the format of the workflow (workflows/config.yaml), for one step: `--config FILE`.
+"""Options from a YAML file in the format of the workflow (config/config.yaml), for one step: `--config FILE`.
 
 Such a file may come from anywhere. It can set the options of scperformer, and nothing else: see `words_from_file`.
 """
@@ -10,12 +10,12 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
-from scperformer.config.compose import option_tree
-from scperformer.config.steps import SCHEMAS, WORKFLOW_KEYS
-from scperformer.config.words import option_words, read_words
+from scperformer.config.compose import config_from, make_config, option_tree
+from scperformer.config.steps import SCHEMAS, WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
+from scperformer.config.words import option_word, option_words, read_words
 
 KEYS = (*WORKFLOW_KEYS, "overrides")
-EXPECTED = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
+EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
@@ -77,11 +77,42 @@ def words_from_file(content: Any, step: str, where: str) -> dict[str, str]:
     return dict(zip(options, option_words(options), strict=True))
 
 
+def _checked(content: Any, where: str, steps: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the content of a file with keys of the workflow, and its `overrides`, the options of each of `steps`."""
+    content = _mapping(content or {}, where, KEYS)
+    return content, _mapping(content.get("overrides") or {}, f"{where}: overrides", steps)
+
+
+def workflow_options(content: Any, where: str = "configuration") -> tuple[WorkflowConfig, dict[str, list[str]]]:
+    """Return the configuration of the workflow, and the options of each of its steps as words of the command.
+
+    Keys that are missing or null have their defaults.
+
+    Raises
+    ------
+    InputError
+        A key, a step, an option or a value is wrong.
+    """
+    content, named = _checked(content, where, WORKFLOW_STEPS)
+    given = {key: value for key, value in content.items() if value is not None and key != "overrides"}
+    cfg = config_from("workflow", WORKFLOW_DEFAULTS | given)
+    words = {}
+    for step in WORKFLOW_STEPS:
+        place = f"overrides: {step}"
+        words[step] = list(words_from_file(named.get(step) or {}, step, place).values())
+        required = {"train": option_word("label_key", cfg.label_key), "evaluate": "truth_key=a"}
+        try:
+            make_config(step, ["inputs=[a]", *filter(None, [required.get(step)]), *words[step]])
+        except InputError as error:
+            raise InputError(f"{place}: {error.found}", error.expected, error.remedy) from error
+    return cfg, words
+
+
 def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
     """Return the options of a step in a file as words of its command, and its input files.
 
-    The only input is the `reference`, for `train`. `label_key` is for `train`, unless `overrides` has `label_keys`, and
-    `model_path` is for the steps that have this option; options under `overrides` take precedence over both.
+    The only inputs are those of `reference`, for `train`. `label_key` is for `train`, unless `overrides` has
+    `label_keys`, and `model_path` is for the steps that have this option; options under `overrides` take precedence.
 
     Raises
     ------
@@ -92,12 +123,12 @@ def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
         content = read_yaml_file(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})", EXPECTED, "check its path and its content") from error
-    content = _mapping(content or {}, path, KEYS)
-    named = _mapping(content.get("overrides") or {}, f"{path}: overrides", tuple(SCHEMAS))
+    content, named = _checked(content, path, tuple(SCHEMAS))
     words = words_from_file(named.get(step) or {}, step, f"{path}: overrides: {step}")
     if step == "train" and content.get("label_key") and "label_keys" not in words:
         words = {"label_key": option_words({"label_key": content["label_key"]})[0]} | words
     if content.get("model_path") and "model_path" in {option.name for option in fields(SCHEMAS[step])}:
         words = {"model_path": option_words({"model_path": content["model_path"]})[0]} | words
-    reference = [str(content["reference"])] if step == "train" and content.get("reference") else []
-    return list(words.values()), reference
+    reference = content.get("reference") if step == "train" else None
+    references = reference if isinstance(reference, list) else [reference]
+    return list(words.values()), [str(path) for path in references if path]

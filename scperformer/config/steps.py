@@ -454,17 +454,18 @@ class ModelsConfig(_FileOptions):
 class WorkflowConfig(Options):
     """Run the workflow: a reference and many samples in, annotated samples and a report out."""
 
-    # Only options that are given go to snakemake; null leaves the value of `configfile` or of workflows/config.yaml.
+    # Null: the value of `configfile`, or of WORKFLOW_DEFAULTS.
     prefix = ""
 
     samples: str | None = None  # the sample sheet, as the first word; see docs/workflow.md#your-own-data
-    reference: str | None = None  # a labelled h5ad file to train on
+    # labelled files to train on; several are studies, see docs/training.md#several-studies
+    reference: list[str] | None = None
     label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
-    model_path: str | None = None  # a trained model instead of a reference: nothing is trained
+    model_path: str | None = None  # a trained model or its name instead of a reference: nothing is trained
     outdir: str | None = None  # folder for everything that is written; null: results
     predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
     # GPUs of the training job, with which each prediction asks for one, too; null: 0
-    gpu: int | None = option(None, ZERO_OR_MORE)
+    gpu: int | None = option(None, (lambda num: 0 <= num <= 16, "a number from 0 to 16"))
     container: str | None = None  # an image for Apptainer; see docs/containers.md
     configfile: str | None = None  # a YAML file with these keys and `overrides`; `--config FILE` is the same
     snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4
@@ -488,3 +489,11 @@ SCHEMAS: dict[str, type] = {step.word(): step for step in _STEPS}  # the datacla
 
 # Keys of a YAML file for the workflow, beside `overrides`.
 WORKFLOW_KEYS = tuple(entry.name for entry in fields(WorkflowConfig) if entry.name not in ("configfile", "snakemake"))
+
+# What the workflow does where neither the command nor a file says otherwise.
+WORKFLOW_DEFAULTS = {"label_key": "cell_type", "outdir": "results", "predict_jobs": 8, "gpu": 0}
+WORKFLOW_STEPS = ("preprocess", "train", "predict", "evaluate", "report")  # the steps that `overrides` may name
+
+# The version of what the steps make of the same files and options. It is raised when a default or a method changes
+# results that users have: the workflow then repeats its steps. A new option whose default changes nothing leaves it.
+RESULT_VERSION = 1

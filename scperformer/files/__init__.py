@@ -29,5 +29,5 @@ from scperformer.files.read import (
 from scperformer.files.rows import Matrix, Rows
 from scperformer.files.safety import reading
 from scperformer.files.sheet import OWN_COLUMNS, described_samples, path_in_sheet, read_sheet
-from scperformer.files.tables import read_texts
+from scperformer.files.tables import read_texts, sniff
 from scperformer.files.writing import hdf5_to_write, write_anndata

@@ -25,7 +25,8 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     Raises
     ------
     InputError
-        The file is missing, or no text.
+        The file is missing, or no text; a column has the name of another, no name, or that of one of `OWN_COLUMNS` in
+        capitals; or a row has more fields than columns.
     """
     path = Path(sheet)
     if not path.is_file():
@@ -36,9 +37,35 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     if path.name.lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
         header = text.partition("\n")[0]
         delimiter = ";" if header.count(";") > header.count(",") else ","
-    table = csv.DictReader(io.StringIO(text, newline=""), restkey="(beyond the last column)", delimiter=delimiter)
-    rows = [{str(key).strip(): str(value).strip() for key, value in row.items() if value} for row in table]
-    return [filled for row in rows if (filled := {key: value for key, value in row.items() if value})]
+        if delimiter not in header and "\t" in header:
+            raise InputError(f"tabs between the columns of {sheet}", "commas or semicolons", "name it .tsv")
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:  # such as a field of more than 131,072 characters
+        raise InputError(f"{sheet} is no table ({error})", "a row for each sample", "save it again as CSV") from error
+    table = [[field.strip() for field in line] for line in lines]
+    names = table[0] if table else []
+    _require_own_names(names, sheet)
+    rows = []
+    for number, row in enumerate(table[1:], start=2):
+        if extra := next(filter(None, row[len(names) :]), ""):
+            found = f"'{extra}' beyond the last column in row {number} of {sheet}"
+            raise InputError(found, f"{len(names)} columns", "give the column a name, or put quotes around the field")
+        filled = {name: value for name, value in zip(names, row, strict=False) if value}
+        if "" in filled:
+            raise InputError(f"'{filled['']}' in a column of {sheet} without a name", "a name above it", "add one")
+        if filled:
+            rows.append(filled)
+    return rows
+
+
+def _require_own_names(names: list[str], sheet: str | Path) -> None:
+    """Refuse two columns of one name, and a column whose name is one of `OWN_COLUMNS` but for its capitals."""
+    for place, name in enumerate(names):
+        if name and name in names[:place]:
+            raise InputError(f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them")
+        if name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
+            raise InputError(f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it")
 
 
 def _text_of(sheet: Path) -> str:

@@ -217,6 +217,7 @@ class _Failures:
             self.errors[path] = str(error)
             if not output.exists():  # an earlier output stays as it is
                 content = {"sample": _sample(output), "input": path, "error": str(error)}
+                content["version"] = version("scperformer")
                 with new_file(_failed_file(output), overwrite=True) as temporary:
                     temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """A program `scperformer` that only writes the files of its step: the workflow runs in seconds with it."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 PROGRAM = """\
@@ -15,6 +16,7 @@ outputs = re.findall("'([^']*)'", options.get("outputs", "")) or [options["outpu
 for output, file in zip(map(Path, outputs), files):
     if step == "predict" and Path(file).read_text() == "bad":
         reason = {{"sample": output.stem, "input": file, "error": "bad; expected good: mend it."}}
+        reason["version"] = "{version}"
         output, file = output.with_name(f"{{output.stem}}.failed.json"), json.dumps(reason)
     if step in ("train", "evaluate"):
         output.mkdir(parents=True, exist_ok=True)
@@ -31,5 +33,5 @@ def write_fake_steps(folder: Path) -> None:
     """Write the program into a folder, for the front of PATH."""
     folder.mkdir()
     program = folder / "scperformer"
-    program.write_text(PROGRAM.format(python=sys.executable))
+    program.write_text(PROGRAM.format(python=sys.executable, version=version("scperformer")))
     program.chmod(0o755)

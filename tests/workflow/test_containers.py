@@ -87,7 +87,17 @@ def test_python_is_new_enough():
 @pytest.mark.workflow
 @pytest.mark.skipif(shutil.which("apptainer") is not None, reason="looks at what is said where there is none")
 def test_snakemake_wants_apptainer_once_it_is_asked_for(tmp_path):
-    words = ["snakemake", "--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--cores", "1", "-n", "annotate"]
+    words = [
+        "snakemake",
+        "--snakefile",
+        ROOT / "workflow/Snakefile",
+        "--directory",
+        tmp_path,
+        "--cores",
+        "1",
+        "-n",
+        "annotate",
+    ]
     image = ["--config", "container=my.sif"]
     plain = subprocess.run([*words, *image], capture_output=True, text=True, check=False)
     assert plain.returncode == 0, plain.stderr

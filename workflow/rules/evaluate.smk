@@ -10,13 +10,13 @@ rule evaluate:
         metrics=f"{EVALUATION}/metrics.json",
         per_class=report(
             f"{EVALUATION}/per_class.csv",
-            caption="report/per_class.rst",
+            caption="../report/per_class.rst",
             category="Evaluation",
             labels={"table": "scores per label"},
         ),
         confusion=report(
             f"{EVALUATION}/confusion.csv",
-            caption="report/confusion.rst",
+            caption="../report/confusion.rst",
             category="Evaluation",
             labels={"table": "confusion matrix"},
         ),
@@ -24,14 +24,12 @@ rule evaluate:
         f"{OUT}/logs/evaluate.log",
     benchmark:
         f"{OUT}/benchmarks/evaluate.tsv"
-    conda:
-        "envs/scperformer.yaml"
     params:
         folder=lambda wildcards, output: os.path.dirname(output.metrics),
         files=[either(f"{SETTLED.format(sample=name)}/{name}") for name in WITH_TRUTH],
-        truth=[option("truth_key", TRUTH_KEY)] + ([option("truth_path", TRUTH_TABLES)] if TRUTH_TABLES else []),
-        overrides=OVERRIDES["evaluate"],
-        config=resolved("evaluate", option("truth_key", TRUTH_KEY)),
+        truth=[option("truth_key", WORKFLOW.truth_key)] + ([option("truth_path", TRUTH_TABLES)] if TRUTH_TABLES else []),
+        overrides=WORKFLOW.options["evaluate"],
+        results=RESULT_VERSION,
     threads: 1
     resources:
         mem_mb=memory,
@@ -48,22 +46,20 @@ rule report:
         samples=expand(SETTLED, sample=SAMPLES),
         evaluation=rules.evaluate.output if WITH_TRUTH else [],
     output:
-        report(REPORT, caption="report/report.rst", category="Annotation", labels={"page": "annotation report"}),
+        report(update(REPORT), caption="../report/report.rst", category="Annotation", labels={"page": "annotation report"}),
     log:
         f"{OUT}/logs/report.log",
     benchmark:
         f"{OUT}/benchmarks/report.tsv"
-    conda:
-        "envs/scperformer.yaml"
     params:
         files=[either(f"{SETTLED.format(sample=name)}/{name}") for name in SAMPLES],
         evaluation=[f"evaluation={EVALUATION}"] if WITH_TRUTH else [],
-        overrides=OVERRIDES["report"],
-        config=resolved("report"),
+        overrides=WORKFLOW.options["report"],
+        results=RESULT_VERSION,
     threads: 1
     resources:
         mem_mb=memory,
         runtime=60,
     shell:
-        "shopt -s nullglob; scperformer report {params.files} {params.evaluation:q} output={output:q}"
+        "shopt -s nullglob; scperformer report {params.files} {params.evaluation:q} output={output:q} overwrite=true"
         " {params.overrides:q} > {log:q} 2>&1"

@@ -1,31 +1,29 @@
 """The model, trained on the prepared reference."""
 
-TRAINER = ["trainer=gpu" if config["gpu"] else "trainer=cpu"]  # a job without GPUs leaves those of its node alone
-if config["gpu"] > 1:
-    TRAINER += [f"trainer.devices={config['gpu']}"]
+TRAINER = ["trainer=gpu" if WORKFLOW.gpu else "trainer=cpu"]  # a job without GPUs leaves those of its node alone
+if WORKFLOW.gpu > 1:
+    TRAINER += [f"trainer.devices={WORKFLOW.gpu}"]
 
 
 rule train:
     """Train the model and, on the same cells, its baseline."""
     input:
-        PREPARED,
+        expand(PREPARED, reference=REFERENCES),
     output:
         directory(f"{OUT}/model"),
     log:
         f"{OUT}/logs/train.log",
     benchmark:
         f"{OUT}/benchmarks/train.tsv"
-    conda:
-        "envs/scperformer.yaml"
     params:
-        label_key=option("label_key", config["label_key"]),
-        overrides=OVERRIDES["train"],
+        label_key=option("label_key", WORKFLOW.label_key),
+        overrides=WORKFLOW.options["train"],
         trainer=TRAINER,
-        config=resolved("train", option("label_key", config["label_key"]), *TRAINER),
+        results=RESULT_VERSION,
     threads: 1
     resources:
         mem_mb=memory,
-        gpu=config["gpu"],
+        gpu=WORKFLOW.gpu,
         runtime=24 * 60,
     shell:
         # resume and overwrite: an interrupted run goes on, but starts anew with other options or another reference
