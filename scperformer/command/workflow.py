@@ -7,12 +7,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from scperformer.base.errors import InputError
-from scperformer.base.signals import EndedBySignal
+from scperformer.base.signals import ENDING_SIGNALS, EndedBySignal
 from scperformer.base.yaml_files import read_yaml_file
 from scperformer.command.workflow_config import read_workflow
 from scperformer.config import WORKFLOW_KEYS, WorkflowConfig
@@ -23,6 +24,25 @@ log = logging.getLogger(__name__)
 CORES = ("--cores", "--jobs", "--profile", "--executor")
 SHORT_CORES = ("-c", "-j", "-e")
 MAX_CORES = 8  # unless the user gives one of these options; stated in docs/workflow.md
+
+
+# Snakemake leads a group of processes, its jobs. After SIGINT it ends them and says nothing more: scperformer does.
+RUN_SNAKEMAKE = """
+import os, signal
+
+def end(*_):
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, end)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+from snakemake.cli import main
+main()
+"""
 
 
 def workflow_folder() -> Path:
@@ -46,18 +66,36 @@ def snakemake_words(cfg: WorkflowConfig) -> list[str]:
     return [*words, "--config", *entries] if entries else words
 
 
-def _code_of(command: list[str]) -> int:
-    """Run a command and return its exit code; after a signal, first let it end its jobs and release its locks."""
-    process = subprocess.Popen(command)
+def _code_of(words: list[str]) -> int:
+    """Run snakemake and return its exit code, as a shell tells it; a signal ends its jobs and releases its locks.
+
+    Raises
+    ------
+    KeyboardInterrupt, EndedBySignal
+        A signal came; snakemake has ended.
+    """
+    # Signals wait until snakemake handles them: while Python starts, they would cause a traceback.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    process = subprocess.Popen([sys.executable, "-P", "-c", RUN_SNAKEMAKE, *words], process_group=0)
     try:
-        return process.wait()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+        code = process.wait()
     except (KeyboardInterrupt, EndedBySignal) as error:
-        # Ctrl-C reaches all processes of a terminal by itself: a second signal would interrupt their cleanup.
-        is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
-        if not (isinstance(error, KeyboardInterrupt) and is_on_terminal):
-            process.send_signal(signal.SIGINT)
-        process.wait()
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait()
+        except (KeyboardInterrupt, EndedBySignal):  # the second one: the user does not want to wait
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        error.add_note("the same command continues it")
         raise
+    if code < 0:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # its jobs
+        name = signal.Signals(-code).name
+        log.error("snakemake was ended by %s: run the same command with -- --unlock, then without", name)
+        return 128 - code
+    return code
 
 
 def run_workflow(cfg: WorkflowConfig) -> None:
@@ -88,6 +126,6 @@ def run_workflow(cfg: WorkflowConfig) -> None:
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
     words = snakemake_words(cfg)
     log.info("snakemake %s", shlex.join(words))
-    code = _code_of([sys.executable, "-P", "-m", "snakemake", *words])
+    code = _code_of(words)
     if code:
         raise SystemExit(code)

@@ -1,7 +1,10 @@
 """The step `workflow`: the words that it hands to snakemake."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ from scperformer.base.errors import InputError
 from scperformer.command.words import to_overrides
 from scperformer.command.workflow import run_workflow, snakemake_words, workflow_folder
 from scperformer.config import WorkflowConfig, make_config
+
+ROOT = Path(__file__).parents[2]
 
 
 def words_of(*words: str) -> list[str]:
@@ -81,3 +86,75 @@ def test_no_file_of_the_working_folder_is_imported(program, tmp_path):
     ran = subprocess.run([*PROGRAMS[program], *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "snakemake samples.tsv" in ran.stderr or "snakemake -n" in ran.stderr, ran.stderr
     assert not (tmp_path / "marked").exists(), ran.stderr
+
+
+HANGS = """\
+#!/bin/bash
+trap 'echo ended > job.ended; exit 143' TERM
+echo $$ > job.started
+sleep 60 & wait
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """Start the workflow, whose first job hangs: the process, which says all in stdout, and its folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scperformer").write_text(HANGS)
+    (tmp_path / "bin/scperformer").chmod(0o755)
+    (tmp_path / "a.h5ad").touch()
+    (tmp_path / "s.tsv").write_text("sample\tpath\na\ta.h5ad\n")
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "scperformer", "workflow", "s.tsv", "model_path=pbmc3k", "--", "-j1"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    yield process, tmp_path
+    process.kill()
+
+
+def wait_for(path):
+    for _ in range(600):
+        if path.exists() and path.read_text():
+            return path.read_text()
+        time.sleep(0.1)
+    raise TimeoutError(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "last"), [(2, "interrupted"), (15, "ended by SIGTERM")], ids=["INT", "TERM"])
+@pytest.mark.parametrize("when", ["start", "job"])
+def test_a_signal_ends_the_jobs_and_is_one_line(hanging, number, last, when):
+    process, folder = hanging
+    said = ""
+    while "snakemake -j1" not in said:  # the line before snakemake starts
+        said += process.stdout.readline()
+    if when == "job":
+        wait_for(folder / "job.started")
+    process.send_signal(number)
+    said += process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number
+    assert said.splitlines()[-1] in (last, f"{last}; the same command continues it")
+    assert "Traceback" not in said
+    assert "Error" not in said
+    if when == "job":
+        wait_for(folder / "job.ended")
+        assert not list(folder.glob(".snakemake/locks/*"))
+        assert (folder / "results/samples.csv").read_text().splitlines()[1].startswith("a,not annotated,,")
+
+
+@pytest.mark.slow
+def test_a_killed_snakemake_gives_137(hanging):
+    process, folder = hanging
+    job = int(wait_for(folder / "job.started"))
+    os.kill(os.getpgid(job), signal.SIGKILL)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 137
+    assert said.splitlines()[-1].startswith(
+        "error: snakemake was ended by SIGKILL: run the same command with -- --unlock"
+    )
+    wait_for(folder / "job.ended")
+    words = process.args[1:-1]  # without -j1
+    unlocked = subprocess.run([sys.executable, *words, "--unlock"], cwd=folder, capture_output=True, check=False)
+    assert unlocked.returncode == 0, unlocked.stderr
+    assert not list(folder.glob(".snakemake/locks/*"))
