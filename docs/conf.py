@@ -9,6 +9,8 @@ ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 import scperformer  # noqa: E402  (from the checkout)
+from scperformer.command.words import FIRST_WORDS  # noqa: E402
+from scperformer.config import option_texts  # noqa: E402
 
 project = "scperformer"
 copyright = "the authors of scperformer"
@@ -50,18 +52,31 @@ PAGES = {
     "contributing": "CONTRIBUTING.md",
     "conduct": "CODE_OF_CONDUCT.md",
     "data": "data/README.md",
+    "workflow_keys": "config/README.md",
     "packaged_model": "scperformer/model/packaged/pbmc3k/MODEL_CARD.md",
 }
 HOME = {ROOT / file: DOCS / f"{page}.md" for page, file in PAGES.items()}
 
 
+def option_table(name: str) -> str:
+    """Return the table of the options of a step, of a group, or of `files`."""
+    lines = ["| Option | Default | Meaning |", "|---|---|---|"]
+    for option in option_texts(name, FIRST_WORDS.get(name)):
+        default = option.default if option.default == "required" else f"`{option.default}`"
+        meaning = re.sub(r"docs/((\w+\.md)[#\w-]*)", r"[\2](\1)", option.meaning)
+        lines.append(f"| `{option.name}` | {default} | {meaning} |")
+    return "\n".join(lines)
+
+
 def take_page(app, name: str, source: list[str]) -> None:
-    """Put in the file behind a page, and let links that work on GitHub lead to the pages of the site."""
+    """Put in the file behind a page and the tables of options; links that work on GitHub lead to pages of the site."""
     file = ROOT / PAGES[name] if name in PAGES else DOCS / f"{name}.md"
     if name == "index":  # its own text is the table of contents
         source[0] = file.read_text(encoding="utf-8").split("## Where next")[0] + source[0]
     elif name in PAGES:
         source[0] = file.read_text(encoding="utf-8")
+
+    source[0] = re.sub(r"<!-- options: (\w+) -->", lambda found: option_table(found[1]), source[0])
 
     def link(found: re.Match[str]) -> str:
         target = (file.parent / found[1]).resolve()

@@ -1,7 +1,7 @@
 """Rules for the values of options, and the options of training by group.
 
 Each group is a dataclass, NAMEConfig; the folder conf/NAME holds its presets. The comments at the options are the text
-of docs/configuration.md (`python docs/make_configuration.py` writes it) and of the help.
+of the help, and of the tables that docs/conf.py puts into docs/configuration.md.
 """
 
 from collections.abc import Callable

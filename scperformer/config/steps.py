@@ -278,9 +278,6 @@ class PredictConfig(_ModelOptions):
     # fit the model anew to the genes and the depth of a file, on the cells that it stores; auto: if a file has below
     # 98 % of the informative expression or below 75 % of the depth; see docs/panels.md
     adapt: str = choice("auto", "true", "false")
-    # the file of a whole sample, for files with some of its cells: depth and batch effect are then those of the whole,
-    # and so are labels and probabilities; see docs/trust.md#parts-of-a-sample
-    condition_of: str | None = None
     adapted_folder: str | None = None  # keep adapted models in this folder, and take them from there; null: nowhere
 
     def __post_init__(self) -> None:
@@ -469,7 +466,7 @@ class WorkflowConfig(Options):
     predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
     # GPUs of the training job, with which each prediction asks for one, too; null: 0
     gpu: int | None = option(None, (lambda num: 0 <= num <= 16, "a number from 0 to 16"))
-    container: str | None = None  # an image for Apptainer; see docs/containers.md
+    container: str | None = None  # an image for Apptainer; see docs/workflow.md#containers
     configfile: str | None = None  # a YAML file with these keys and `overrides`; `--config FILE` is the same
     snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4
 

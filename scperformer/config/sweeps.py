@@ -114,7 +114,7 @@ def hand_to_hydra(
             hydra.main(config_path=str(conf_dir()), config_name=step, version_base="1.3")(run)()
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).partition("Config search path")[0].split())
-        raise InputError(reason, "words that Hydra takes", "see docs/sweeps.md") from error
+        raise InputError(reason, "words that Hydra takes", "see docs/workflow.md#sweeps") from error
 
 
 def sweep_job() -> tuple[Path, list[str]]:

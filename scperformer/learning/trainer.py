@@ -73,7 +73,7 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     if (tasks, nodes) != (num_nodes * devices, num_nodes) or "SLURM_NTASKS_PER_NODE" not in environment:
         found = f"{asked} in {tasks} processes of srun on {nodes} nodes"
         raise InputError(found, f"{num_nodes * devices} on {num_nodes}", remedy)
-    return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/hpc.md
+    return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/workflow.md
 
 
 @dataclass(frozen=True)

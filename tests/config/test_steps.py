@@ -1,7 +1,6 @@
 """Options: ranges are checked, the command line has the defaults of the dataclasses, and the page names all of them."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from scperformer.base.errors import InputError
 from scperformer.config import groups, make_config
 from scperformer.config import steps as config
-from scperformer.config.options import TABLES
+from scperformer.config.options import TABLES, option_texts
 from scperformer.config.presets import conf_dir
 from scperformer.config.steps import SCHEMAS
 
@@ -33,13 +32,13 @@ GROUPS = {
 }
 
 
-def test_the_page_has_every_option_with_its_default_and_meaning():
-    """`python docs/make_configuration.py` writes its tables."""
-    script = runpy.run_path(str(PAGE.with_name("make_configuration.py")))
-    text = PAGE.read_text(encoding="utf-8")
-    assert script["page"](text) == text
-    assert set(re.findall(r"<!-- options: (\w+) -->", text)) == set(TABLES)
-    assert not re.findall(r"^\| `[\w.]+` \| .* \|  \|$", text, flags=re.MULTILINE), "options without a comment"
+def test_the_page_has_a_table_of_every_step_and_group():
+    """docs/conf.py fills them in when the site is built."""
+    assert sorted(re.findall(r"<!-- options: (\w+) -->", PAGE.read_text(encoding="utf-8"))) == sorted(TABLES)
+
+
+def test_every_option_has_a_meaning():
+    assert [option.name for name in TABLES for option in option_texts(name) if not option.meaning] == []
 
 
 @pytest.mark.parametrize("group", [*GROUPS, "attention"])

@@ -73,8 +73,8 @@ def test_more_processes_than_asked_for_are_refused(folder):
 
 
 def test_a_requeued_job_continues_from_its_last_step(folder):
-    """The batch script of docs/hpc.md, stopped by `scontrol requeue`, and by the signal before the time is over."""
-    page = (ROOT / "docs/hpc.md").read_text(encoding="utf-8")
+    """The batch script of docs/workflow.md, stopped by `scontrol requeue` and by the signal before the time is over."""
+    page = (ROOT / "docs/workflow.md").read_text(encoding="utf-8")
     script = re.search(r"^#!/bin/bash\n(?:.*\n)*?.*--signal=USR1(?:.*\n)*?(?=```)", page, flags=re.MULTILINE)[0]
     options = [
         *PLAIN,
