@@ -74,6 +74,7 @@ class AnnotateKeywords(TypedDict, total=False):
     false_alarms: float
     alpha: float | None
     clusters: str | None
+    condition_of: AnnData | File | None
     threads: int
     options: Options | None
 
@@ -107,6 +108,7 @@ def annotate(
     false_alarms: float = PredictConfig.false_alarms,
     alpha: float | None = PredictConfig.alpha,
     clusters: str | None = PredictConfig.clusters,
+    condition_of: AnnData | File | None = PredictConfig.condition_of,
     threads: int = PredictConfig.threads,
     options: Options | None = None,
 ) -> AnnData | Path | list[Path]:
@@ -127,6 +129,8 @@ def annotate(
         Replace an existing output.
     replace_annotation
         Replace an annotation of the same prefix that the cells have.
+    condition_of
+        All cells of the sample, if `cells` are some of them: they are then annotated as there. A file if `cells` are.
     options
         More options of `predict` by their full names, such as `{"source": "layers/counts"}`.
 
@@ -148,14 +152,18 @@ def annotate(
     first, *others = models
     named |= {"output": output, "output_dir": output_dir, "model_path": path_of(first)}
     named |= {"other_models": [path_of(other) for other in others] or None}
+    whole = condition_of if isinstance(condition_of, AnnData) else None
+    named["condition_of"] = None if whole is not None else condition_of
     cfg = config_of("predict", options, inputs=paths_of(cells), **named)
     if not isinstance(cells, AnnData):
+        if whole is not None:
+            raise InputError("condition_of in memory for a file of cells", "a file", "write it to a file first")
         paths = run_predict(cfg, loaded(first, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
     if written := [name for name in ("output", "outputs", "output_dir") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
-    say(annotate_cells(cells, loaded(first, cfg), cfg))
+    say(annotate_cells(cells, loaded(first, cfg), cfg, whole))
     return cells
 
 
@@ -165,6 +173,7 @@ def embed(
     model: "Model | File | None" = None,
     *,
     species: str = PredictConfig.species,
+    condition_of: AnnData | File | None = PredictConfig.condition_of,
     threads: int = PredictConfig.threads,
     options: Options | None = None,
 ) -> np.ndarray:
@@ -176,6 +185,8 @@ def embed(
         N cells x G genes in memory, or a file.
     model
         From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
+    condition_of
+        All cells of the sample, if `cells` are some of them: they are then embedded as there.
     options
         More options of `predict` by their full names.
 
@@ -193,12 +204,14 @@ def embed(
     from scperformer.prediction import embed_cells
 
     named = {"species": species, "threads": threads, "model_path": path_of(model)}
+    whole = condition_of if isinstance(condition_of, AnnData) else None
+    named["condition_of"] = None if whole is not None else condition_of
     cfg = config_of("predict", options, inputs=paths_of(cells, several=False), **named)
     ready = loaded(model, cfg)
     if isinstance(cells, AnnData):
-        return embed_cells(cells, ready, cfg)
+        return embed_cells(cells, ready, cfg, whole=whole)
     with open_cells(os.fspath(cells), cfg.orientation) as opened:
-        return embed_cells(opened, ready, cfg, os.fspath(cells))
+        return embed_cells(opened, ready, cfg, os.fspath(cells), whole)
 
 
 @step("evaluate")

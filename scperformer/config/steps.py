@@ -278,6 +278,9 @@ class PredictConfig(_ModelOptions):
     # fit the model anew to the genes and the depth of a file, on the cells that it stores; auto: if a file has below
     # 98 % of the informative expression or below 75 % of the depth; see docs/panels.md
     adapt: str = choice("auto", "true", "false")
+    # the file of a whole sample, for files with some of its cells: depth and batch effect are then those of the whole,
+    # and so are labels and probabilities; see docs/trust.md#parts-of-a-sample
+    condition_of: str | None = None
     adapted_folder: str | None = None  # keep adapted models in this folder, and take them from there; null: nowhere
 
     def __post_init__(self) -> None:

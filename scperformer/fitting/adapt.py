@@ -76,23 +76,34 @@ class Member:
 
 @torch_state_kept()  # a network draws its first weights at random
 def adapt_model(
-    model: Model, query: Query, cfg: PredictConfig, condition: Condition | None = None, with_shift: bool = False
+    model: Model,
+    query: Query,
+    cfg: PredictConfig,
+    condition: Condition | None = None,
+    with_shift: bool = False,
+    whole: Query | None = None,
 ) -> Adapted:
     """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
 
     A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
-    unless it is given. With `with_shift`, also find how far the file is from the reference; if it is of
-    another study, let the encoder weigh less, and find the factors of its genes.
+    unless it is given. With `with_shift`, also find how far the file is from the reference; if it is of another study,
+    let the encoder weigh less, and find the factors of its genes. With `whole`, the cells of the file are some of those
+    of another one: depth and batch effect are found from all of these, so that its cells are called as there.
 
     Raises
     ------
     InputError
-        `adapt=true`, and the model keeps no cells.
+        `adapt=true`, and the model keeps no cells; or `whole` has other genes or values than the file.
     """
     if isinstance(model, JoinedModel):
-        return _adapt_members(model, query, cfg, with_shift)
+        return _adapt_members(model, query, cfg, with_shift, whole)
+    seen = query
+    if whole is not None:
+        _require_same_kind(query, whole)
+        seen = whole
+        log.info("%s: depth and batch effect are taken from %s", query.path, whole.path)
     saved = model.saved
-    condition = condition or find_condition(query, with_depth=cfg.adapt != "false")
+    condition = condition or find_condition(seen, with_depth=cfg.adapt != "false")
     reference_cells = None if cfg.adapt == "false" else load_reference_cells(saved, model.path)
     repeats = find_repeats(query, saved, reference_cells)
     if cfg.adapt == "true" and reference_cells is None:
@@ -112,20 +123,23 @@ def adapt_model(
         "expected_accuracy": math.nan,
         "accuracy_with_all_genes": float(_accuracy(saved)),
     }
+    if whole is not None:
+        record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
     if reference_cells is None:
         if _was_adapted_to(saved, condition):
             record["expected_accuracy"] = record["accuracy_with_all_genes"]
-    elif cfg.adapt == "auto" and not adapting_pays(query.plan.overlap.informative_share, share):
+    elif cfg.adapt == "auto" and not adapting_pays(seen.plan.overlap.informative_share, share):
         log.info("%s: the model is used as it is, as the file has its genes and depth", query.path)
         record["expected_accuracy"] = record["accuracy_with_all_genes"]
     else:
         model = _adapted_to(model, reference_cells, condition, query.path, cfg)
         query = query.of_genes(condition.measured)
+        seen = query if whole is None else whole.of_genes(condition.measured)
         expected = model.saved.provenance["expected_accuracy"]
         record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
     shift = factors = None
     if with_shift and (known := known_cells(model.saved)) is not None:
-        shift, factors, _ = find_shift(query, known, saved, reference_cells, condition, model)
+        shift, factors, _ = find_shift(seen, known, saved, reference_cells, condition, model)
     if record["adapted"] and (shift is None or shift.kind not in (OTHER, FAR)):
         _log_accuracy(query.path, record)  # of the reference's study: it says little about another one
     if factors is not None:
@@ -135,7 +149,21 @@ def adapt_model(
     return Adapted(model, query, record, shift, factors, repeats=repeats)
 
 
-def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_shift: bool) -> Adapted:
+def _require_same_kind(query: Query, whole: Query) -> None:
+    """Refuse a whole file whose genes or values differ from those of a part of it."""
+    remedy = "keep all genes and the values in the file of some of its cells, or leave condition_of out"
+    num_other = int((query.measured != whole.measured).sum())
+    if num_other:
+        found = f"{num_other:,} genes of the model that are in one of {query.path} and {whole.path}"
+        raise InputError(found, "the same genes in both", remedy)
+    read, expected = (each.plan.findings.text for each in (query, whole))
+    if read != expected:
+        raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
+
+
+def _adapt_members(
+    model: JoinedModel, query: Query, cfg: PredictConfig, with_shift: bool, whole: Query | None
+) -> Adapted:
     """Adapt the model of each study to a file; all weigh the same, except that studies of another tissue weigh nothing.
 
     Larger weights for the studies that are nearer to the file did not make calls more accurate (docs/trust.md). A study
@@ -149,7 +177,8 @@ def _adapt_members(model: JoinedModel, query: Query, cfg: PredictConfig, with_sh
             text = "%s: study %s is left out, as it shares %d genes with the file"
             log.warning(text, query.path, study.name, num_genes)
             continue
-        found.append((study, adapt_model(member, own, cfg, with_shift=with_shift)))
+        own_whole = None if whole is None else whole.of_model(study.saved)
+        found.append((study, adapt_model(member, own, cfg, with_shift=with_shift, whole=own_whole)))
     if not found:
         expected = f"{MIN_PANEL} genes of one of the {len(model.members)} studies"
         raise InputError(f"too few genes in {query.path}", expected, "use a model for its genes")

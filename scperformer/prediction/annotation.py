@@ -24,7 +24,7 @@ from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
 from scperformer.fitting import Adapted, Calls, Read
-from scperformer.labels import NO_CALL
+from scperformer.labels import NO_CALL, LabelTree
 from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model, own_probabilities
 from scperformer.prediction.columns import (
@@ -37,6 +37,7 @@ from scperformer.prediction.columns import (
     DropletColumns,
     FewGenes,
     MajorityColumns,
+    OneType,
     OwnColumns,
     QualityColumns,
     SetColumns,
@@ -45,7 +46,7 @@ from scperformer.prediction.columns import (
 )
 from scperformer.prediction.constraints import constrained
 from scperformer.prediction.label_options import LabelOptions
-from scperformer.trust import expected_text, tempered
+from scperformer.trust import OTHER, expected_text, tempered
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +239,10 @@ def _column_groups(
     factor = 1.0 if adapted.shift is None or adapted.members else adapted.shift.factor
     of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, factor, expected)
     groups.append(CallColumns(saved, query, *of_calls))
+    depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
+    depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
+    if depends_on_file and "of" not in adapted.record:
+        groups.append(OneType(options.tree or LabelTree(labels, {})))
     if options.tree is None:
         groups.append(TermColumns(options.terms))
     if adapted.model.baseline is not None:

@@ -17,6 +17,7 @@ from scipy.sparse import spmatrix
 from scipy.special import expit, softmax
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import shortened
 from scperformer.cells import (
     Droplets,
     Query,
@@ -43,6 +44,7 @@ from scperformer.labels import (
 )
 from scperformer.model import HeldOut, SavedModel, branch_names
 from scperformer.trust import (
+    MIN_CELLS,
     OTHER,
     Shift,
     calibration,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ONE_TYPE = 0.9  # whole blood samples have up to .64 of their cells in a parent of at most half of the labels, parts 1.0
 LOOKED_AT = 1000  # cells whose genes are counted
 UNASSIGNED = "Unassigned"  # as CellTypist writes it: no label has a probability of its own above the threshold
 HETEROGENEOUS = "Heterogeneous"  # no label of a cluster has the share that is asked for
@@ -200,6 +203,33 @@ class CallColumns:
                 "held_out_confidence": float(_probabilities(held_out).max(axis=1).mean()),
             },
         }
+
+
+@dataclass
+class OneType:
+    """No column: a warning about a file with cells of one type, whose depth and batch effect change its calls.
+
+    They would be others, and so would its calls, in a file with all cells of the sample.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    tree: LabelTree
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Warn if a label, or a parent of at most half of the labels, has nearly all known cells."""
+        labels = self.tree.labels
+        counts = np.bincount(obs["label"].cat.codes[~obs["unknown"]], minlength=len(labels))
+        in_node = {node: [node in self.tree.path(label) for label in labels] for node in self.tree.nodes}
+        share, _, node = max(
+            (counts[inside].sum() / max(1, counts.sum()), -sum(inside), node)
+            for node, inside in in_node.items()
+            if sum(inside) <= max(1, len(labels) / 2)
+        )
+        if share <= ONE_TYPE or counts.sum() < MIN_CELLS:
+            return Made({})
+        text = f"{share:.0%} of the known cells are {shortened(node)}: depth and batch effect are of these alone"
+        remedy = "if they are a part of a sample, condition_of=WHOLE_SAMPLE gives them the labels that they have there"
+        return Made({}, warnings=[f"{text}; {remedy}"])
 
 
 @dataclass

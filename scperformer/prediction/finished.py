@@ -17,7 +17,17 @@ from scperformer.prediction.several import keys_of
 # Options that change nothing in an annotation, or whose effect is recorded in another way.
 NOT_IN_RESULT = {
     *("inputs", "model_path", "other_models", "output", "outputs", "output_dir", "sample_names", "output_format"),
-    *("sample_sheet", "key_added", "overwrite", "replace_annotation", "resume", "keep_going", "failed_ok", "json"),
+    *(
+        "sample_sheet",
+        "condition_of",
+        "key_added",
+        "overwrite",
+        "replace_annotation",
+        "resume",
+        "keep_going",
+        "failed_ok",
+        "json",
+    ),
     *("batch_size", "threads", "device", "adapted_folder"),
 }
 RECORDED = {
@@ -25,6 +35,7 @@ RECORDED = {
     "model": "model/hash",
     "version": "versions/scperformer",
     "options": "config_json",
+    "condition_of": "condition/of_sha256",
     "models": "models/keys",
     "sheet": "sheet",
     "sheet_values": "sheet_values",
@@ -47,6 +58,7 @@ def why_other(output: Path, path: str, models: list[Model], cfg: PredictConfig, 
             "input": checksum(path),
             "model": model.saved.hash,
             "version": version("scperformer"),
+            "condition_of": [] if cfg.condition_of is None else checksum(cfg.condition_of),
             "models": keys if len(keys) > 1 and key == keys[0] else [],
             "sheet": list(described),
             "sheet_values": list(described.values()),

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -67,15 +67,34 @@ def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
         return [call_block(adapted, start, cfg, shown.update) for start in query.starts()]
 
 
-def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
-    """Add the annotation to an AnnData in memory, and return a paragraph about it; errors as `run_predict`."""
+@contextmanager
+def _adapted_to(
+    cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data", whole: AnnData | None = None
+) -> Iterator[Adapted]:
+    """Adapt a model to open cells, or to all of which they are some: `whole`, or the file `cfg.condition_of`."""
+    query = find_query(cells, model.saved, cfg, path)
+    with_shift = cfg.shift != "false"
+    if cfg.condition_of is None and whole is None:
+        yield adapt_model(model, query, cfg, with_shift=with_shift)
+        return
+    name = cfg.condition_of or "condition_of"
+    with nullcontext(whole) if whole is not None else open_cells(name, cfg.orientation) as all_cells:
+        of_all = find_query(all_cells, model.saved, cfg, name)
+        yield adapt_model(model, query, cfg, with_shift=with_shift, whole=of_all)
+
+
+def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig, whole: AnnData | None = None) -> str:
+    """Add the annotation to an AnnData in memory, and return a paragraph about it; errors as `run_predict`.
+
+    Depth and batch effect are those of all its cells, or of `whole`, of which they are some.
+    """
     if cfg.other_models:
         models = [model, *map(load_model, cfg.other_models)]
         keys = keys_of(models, cfg.key_added)
         for key in keys if not cfg.replace_annotation else []:
             require_not_annotated(adata, key)
         texts = [
-            annotate_cells(adata, each, replace(cfg, key_added=key, other_models=[]))
+            annotate_cells(adata, each, replace(cfg, key_added=key, other_models=[]), whole)
             for each, key in zip(models, keys, strict=True)
         ]
         record_in_memory(adata, models, keys)
@@ -85,8 +104,8 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
     _require_own_probabilities(model, cfg)
     start = time.perf_counter()
     options = find_label_options(adata, model.saved, cfg)
-    adapted = adapt_model(model, find_query(adata, model.saved, cfg), cfg, with_shift=cfg.shift != "false")
-    blocks = call_all(adapted, cfg)
+    with _adapted_to(adata, model, cfg, whole=whole) as adapted:
+        blocks = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
     annotation = make_annotation(
         adata, adapted, options, cfg, read=lambda: blocks, num_called=adata.n_obs, seconds=seconds
@@ -95,15 +114,17 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> str:
     return annotation.text
 
 
-def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:
+def embed_cells(
+    cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data", whole: AnnData | None = None
+) -> np.ndarray:
     """Return the embedding of the cells of an open file by a model, adapted as for `run_predict`: float32, N x D.
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
     if not model.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
-    adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
-    return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
+    with _adapted_to(cells, model, cfg, path, whole) as adapted:
+        return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
 def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
@@ -351,8 +372,8 @@ def _annotate_file(
             if not cfg.replace_annotation:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
-        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg, with_shift=cfg.shift != "false")
-        query = adapted.query
+        with _adapted_to(cells, model, cfg, path) as adapted:
+            query = adapted.query
         identity = _identity_of(adapted, model, cfg)
         with partial_results(output, identity, len(query.starts()), resume=cfg.resume) as parts:
             num_called, seconds = _call_parts(parts, adapted, cfg)
@@ -378,6 +399,7 @@ def _identity_of(adapted: Adapted, model: Model, cfg: PredictConfig) -> dict[str
         "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # depends on the table of gene names
         "expression": query.plan.findings.text,
         "condition": adapted.record["key"] if adapted.record["adapted"] else "",
+        "condition_of": adapted.record.get("of_sha256", ""),
         "blocks": f"{len(query.starts())} of {query.rows.block_cells} cells",
         "version": version("scperformer"),
     }

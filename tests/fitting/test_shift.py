@@ -134,3 +134,47 @@ def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
     plain = scperformer.train(cells[:150].copy(), "cell_type", output=tmp_path / "plain", options=options).load()
     other = scperformer.annotate(new.copy(), plain).uns["scperformer"]["shift"]
     assert other["kind"] == "another protocol or state"
+
+
+@pytest.mark.parametrize("genes", [slice(None), slice(20, None)], ids=["as it is", "adapted"])
+def test_a_part_of_a_sample_is_annotated_as_in_the_whole(folder, tmp_path, genes):
+    model = load_model(folder)
+    whole = made_cells(240, 2, 0.4)[:, genes].copy()
+    part = whole[whole.obs["cell_type"] == "a"].copy()
+    annotated = scperformer.annotate(whole.copy(), model)
+    expected = annotated[part.obs_names].copy()
+    assert annotated.uns["scperformer"]["shift"]["kind"] == "another protocol or state"
+    assert annotated.uns["scperformer"]["condition"]["adapted"] == (part.n_vars < 300)
+    alone = scperformer.annotate(part.copy(), model)
+    assert not np.array_equal(alone.obsm["scperformer_proba"], expected.obsm["scperformer_proba"])
+    found = [scperformer.annotate(part.copy(), model, condition_of=whole)]
+    for name, cells in {"whole.h5ad": whole, "annotated.h5ad": annotated, "part.h5ad": part}.items():
+        cells.write_h5ad(tmp_path / name)
+    for name in ("whole.h5ad", "annotated.h5ad"):
+        options = {"condition_of": tmp_path / name, "output": tmp_path / f"by_{name}"}
+        found.append(ad.read_h5ad(scperformer.annotate(tmp_path / "part.h5ad", model, **options)))
+        assert found[-1].uns["scperformer"]["condition"]["of"] == name
+    ours = [name for name in expected.obs if name.startswith("scperformer_")]
+    for cells in found:
+        pd.testing.assert_frame_equal(cells.obs[ours], expected.obs[ours], check_categorical=False)
+        for name in ("scperformer_proba", "X_scperformer"):
+            np.testing.assert_array_equal(np.asarray(cells.obsm[name]), np.asarray(expected.obsm[name]))
+    np.testing.assert_array_equal(scperformer.embed(part, model, condition_of=whole), expected.obsm["X_scperformer"])
+    scperformer.explain(found[0], model, output=tmp_path / "why")  # refuses cells to which it would give other labels
+
+
+def test_a_whole_sample_of_other_genes_or_values_is_refused(folder, tmp_path):
+    model = load_model(folder)
+    cells = made_cells(60, 2)
+    cells.write_h5ad(tmp_path / "whole.h5ad")
+    of_whole = {"condition_of": tmp_path / "whole.h5ad"}
+    with pytest.raises(InputError, match=r"^20 genes of the model that are in one of .*; expected the same genes"):
+        scperformer.annotate(cells[:, 20:].copy(), model, **of_whole)
+    logged = cells[:20].copy()
+    logged.X = sparse.csr_matrix(np.log1p(logged.X.toarray() / logged.X.sum(1) * 1e4), dtype=np.float32)
+    with pytest.raises(InputError, match=r"of the data; expected counts in X, as in .*whole\.h5ad"):
+        scperformer.annotate(logged, model, **of_whole)
+    with pytest.raises(InputError, match=r"no file none\.h5ad"):
+        scperformer.annotate(cells, model, condition_of="none.h5ad")
+    with pytest.raises(InputError, match="condition_of in memory for a file of cells"):
+        scperformer.annotate(tmp_path / "whole.h5ad", model, condition_of=cells)

@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
+from scperformer.labels import LabelTree
 from scperformer.prediction import OBS_COLUMNS, REQUIRED_COLUMNS, require_not_annotated
+from scperformer.prediction.columns import OneType
 
 
 def test_reports_require_columns_that_are_written():
@@ -24,3 +26,24 @@ def test_any_column_of_an_annotation_is_refused_under_the_same_prefix(column):
 def test_columns_with_similar_names_are_the_users_own():
     obs = pd.DataFrame({"mine_levels": [1], "mine_level": [1], "mine_sets": [1]}, index=["a"])
     require_not_annotated(ad.AnnData(np.zeros((1, 1)), obs=obs), "mine")
+
+
+@pytest.mark.parametrize(
+    ("counts", "with_tree", "named"),
+    [
+        ([95, 5, 0, 0], False, "95% of the known cells are CD4 T:"),
+        ([50, 48, 2, 0], True, "98% of the known cells are T:"),  # half of the labels
+        ([50, 48, 2, 0], False, None),
+        ([50, 20, 20, 10], True, None),
+        ([19, 0, 0, 0], False, None),  # too few cells
+    ],
+)
+def test_a_file_of_one_type_is_warned_of(counts, with_tree, named):
+    labels = ["CD4 T", "CD8 T", "B", "NK"]
+    tree = LabelTree(labels, {"CD4 T": "T", "CD8 T": "T", **dict.fromkeys(("T", "B", "NK"), "lymphocyte")})
+    codes = np.repeat(np.arange(4), counts)
+    obs = pd.DataFrame({"label": pd.Categorical.from_codes([*codes, 3, 3, 3], labels)})  # and three unknown cells
+    obs["unknown"] = obs.index >= len(codes)
+    warnings = OneType(tree if with_tree else LabelTree(labels, {})).make(lambda: [], obs).warnings
+    assert len(warnings) == (named is not None)
+    assert all(warning.startswith(named) and "condition_of=WHOLE_SAMPLE" in warning for warning in warnings)
