@@ -32,6 +32,8 @@ SECONDS_WITHOUT_COUNT = 60.0  # in place of it while no step is done, or none is
 SHARE_BETWEEN_LINES = 0.1
 MAX_ERROR = 0.35  # standard error of the time left as a share of it: twice this is less than a factor of 2
 
+# Units of blocks whose steps have blocks of their own, which are numbered with these words.
+NUMBERED = {"files": "", "studies": "study ", "conditions": "condition "}
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"  # tqdm's, with our time left
 
 _open: list["Progress"] = []  # the open blocks, innermost last
@@ -97,9 +99,9 @@ class Progress:
 
     @property
     def _label(self) -> str:
-        """The text; within a block about several files after the number of the file, as in "2/10 sample.h5ad"."""
-        blocks = (each for each in _open if each.unit == "files" and each is not self and (each.total or 0) > 1)
-        return "".join(f"{each.num_done + 1}/{each.total} " for each in blocks) + self.text
+        """The text, after the number of the step in a block that is about several of them, as in "2/10 sample.h5ad"."""
+        blocks = (each for each in _open if each.unit in NUMBERED and each is not self and (each.total or 0) > 1)
+        return "".join(f"{NUMBERED[each.unit]}{each.num_done + 1}/{each.total} " for each in blocks) + self.text
 
     def line(self, seconds: float) -> str:
         """Return the log line after this many seconds."""

@@ -178,7 +178,7 @@ class TrainConfig(NetworkConfig):
         # Beside `init`, model=performer may be the default only: the model of `init` replaces it.
         is_settled_later = self.init is not None and is_coexpression
         head_fits = not self.model.encoder or is_coexpression == is_weighted or is_settled_later
-        expected = "weighted with model=performer or pooled, or another head with model=tiny, small, base or scbert"
+        expected = "weighted with model=performer or pooled, or another head with model=tiny, base or scbert"
         require(head_fits, "head.name", self.head.name, expected)
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")

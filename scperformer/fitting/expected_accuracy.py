@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from scperformer.base.progress import progress
 from scperformer.fitting.adapted import fit_to_condition
 from scperformer.fitting.condition import Condition, depth_class
 from scperformer.model import ReferenceCells
@@ -45,12 +46,15 @@ def conditions_table(model: Model, reference_cells: ReferenceCells, seed: int) -
     Under all conditions but the reference's own, the model is adapted as `predict` adapts it to a file.
     """
     rows = []
-    for name, condition in usual_conditions(reference_cells, seed).items():
-        own = model.saved.metrics.get("out_of_fold") if name == "all genes" else None
-        scores = own or fit_to_condition(model, reference_cells, condition).metrics.get("out_of_fold")
-        if scores is None:  # no label has a second cell
-            continue
-        row = {"condition": name, "num_genes": int(condition.measured.sum())}
-        rows.append(row | {score: scores[score] for score in ("accuracy", "macro_f1")})
-        log.info("expected with %s: accuracy %.3f, macro-F1 %.3f", name, scores["accuracy"], scores["macro_f1"])
+    conditions = usual_conditions(reference_cells, seed)
+    with progress("finding the expected accuracy", total=len(conditions), unit="conditions") as shown:
+        for name, condition in conditions.items():
+            own = model.saved.metrics.get("out_of_fold") if name == "all genes" else None
+            scores = own or fit_to_condition(model, reference_cells, condition).metrics.get("out_of_fold")
+            shown.update()
+            if scores is None:  # no label has a second cell
+                continue
+            row = {"condition": name, "num_genes": int(condition.measured.sum())}
+            rows.append(row | {score: scores[score] for score in ("accuracy", "macro_f1")})
+            log.info("expected with %s: accuracy %.3f, macro-F1 %.3f", name, scores["accuracy"], scores["macro_f1"])
     return rows

@@ -19,6 +19,7 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
+from scperformer.base.progress import progress
 from scperformer.cells import (
     Reference,
     Sample,
@@ -123,7 +124,8 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
     tables = [pd.DataFrame(index=reference.genes) for reference in references]
     genes, maps = map_genes_of_files(tables, [study.name for study in studies], None, cfg.species)
     repeats = _repeats([study.name for study in studies], references, maps)
-    with opened_run(cfg, output, data_checksum) as folder:
+    training = progress("training a model of each study", total=len(studies), unit="studies")
+    with opened_run(cfg, output, data_checksum) as folder, training as shown:
         parts = []
         for number, (study, reference) in enumerate(zip(studies, references, strict=True), start=1):
             log.info("study %s: %d cells, %d labels", study.name, reference.x.shape[0], len(reference.label_names))
@@ -134,6 +136,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
             saved = train_one(reference, options[number - 1], run, None, source)
             assert saved is not None, "fitted branches are trained by one process"
             parts.append(Study(study.name, replace(saved, name=study.name), joint.meanings[number - 1]))
+            shown.update()
         whole = _joined(parts, joint, genes, cfg, folder, data_checksum)
         write_trained(_with_evidence(whole, references, repeats, cfg), output, folder, overwrite=cfg.overwrite)
     return output

@@ -70,6 +70,15 @@ def test_lines_have_finished_steps_and_remaining_time(fast, caplog):
     assert re.fullmatch(r"2/3 a: 4,000 of 8,000 cells in 0\.\d s, about 0\.\d s left", line)
 
 
+def test_steps_within_studies_and_conditions_are_numbered():
+    with progress("fits", total=3, unit="conditions") as fits:
+        fits.update()
+        with progress("training the Performer") as shown:
+            assert shown.line(20) == "condition 2/3 training the Performer: 20 s so far"
+    with progress("models", total=2, unit="studies"), progress("fitting") as shown:
+        assert shown.line(20) == "study 1/2 fitting: 20 s so far"
+
+
 def test_the_time_left_is_that_of_the_steps_after_the_first():
     """The first step has a minute of compilation; two steps after it are the fewest to tell anything."""
     assert timed("steps", 100, 60).time_left == ""
