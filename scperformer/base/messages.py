@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import accumulate
 
 MAX_SHOWN_LENGTH = 60  # characters; longer names are cut in messages
-MAX_LISTED_LENGTH = 180  # characters of a list of names in a message
+MAX_LISTED_LENGTH = 130  # characters of a list of names in a message
 MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has about 150
 MIB = 2**20
 GIB = 2**30
@@ -77,7 +77,7 @@ def shortened(name: object) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Join names by commas for a message, as many as fit into 180 characters: "B, NK and 34 more"."""
+    """Join names by commas for a message, as many as fit into 130 characters: "B, NK and 34 more"."""
     texts = [str(name) for name in names]
     num = max(1, sum(end <= MAX_LISTED_LENGTH for end in accumulate(len(text) + 2 for text in texts)))
     more = f" and {len(texts) - num} more" if num < len(texts) else ""

@@ -72,7 +72,7 @@ class Reference:
     @property
     def notes(self) -> list[str]:
         """Sentences about the labels and the split, for users."""
-        return ([f"{self.rare.note}."] if self.rare.note else []) + self.split.notes
+        return [f"{note}." for note in (self.rare.note, self.rare.few_note) if note] + self.split.notes
 
 
 @dataclass
@@ -96,6 +96,8 @@ def _label(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | P
     """
     log_coarser(obs, labels, cfg.label_key)
     rare = settle_rare_labels(labels, cfg.data, path)
+    if few := rare.few_note:
+        log.warning("%s", few)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_SHOWN_CHARACTERS = 80  # length of an invalid label in a message
+FEW_CELLS = 25  # with fewer, a label is recognised less well (docs/limits.md)
 MAX_OUTLINE = 240  # characters of a label tree in the log
 MERGED_LABEL = "other"  # of rare labels with `data.rare_labels=merge`
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
@@ -64,7 +65,7 @@ def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Se
     if label_key not in obs:
         remedy = did_you_mean(label_key, obs.columns) + remedy
         columns = [f"{key} ({num} values)" for key, num in likely.items()] or map(str, obs.columns)
-        expected = ", ".join(columns) or "columns in obs, but it has none"
+        expected = listed(columns) or "columns in obs, but it has none"
         raise InputError(f"no column '{label_key}' in obs of {path}", expected, remedy, options)
     column = obs[label_key]
     if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
@@ -135,6 +136,13 @@ class LabelSelection:
     done: dict[str, Any] = field(default_factory=dict)
     note: str = ""  # the record as a sentence; "": no label is rare
 
+    @property
+    def few_note(self) -> str:
+        """A sentence, without its full stop, about further labels with fewer than 25 cells; "" if there are none."""
+        few = rare_labels(self.labels, FEW_CELLS)
+        few = {label: num for label, num in few.items() if label not in self.done.get("labels", {})}
+        return f"{rare_note(few, FEW_CELLS)}; more would make their calls better" if few else ""
+
 
 def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
     """Treat labels with fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
@@ -157,7 +165,7 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     note = rare_note(rare, least)
     if policy == "error":
         found = f"{len(rare)} of {labels.nunique()} labels of {path} have fewer than {least} cells: {named(rare)}"
-        remedy = "set data.rare_labels=keep, merge or drop to keep them, merge them into one label, or leave them out"
+        remedy = "set data.rare_labels=keep, merge or drop"
         raise InputError(found, f"at least {least} cells of each label", remedy)
     if policy == "merge":
         labels = labels.where(~is_rare, MERGED_LABEL)
@@ -188,7 +196,7 @@ def settle_batches(
         return [], None
     remedy = "set batch_key=... to the column of batches, or leave it out"
     if key not in obs:
-        expected = f"batch_key to be one of {', '.join(map(str, obs.columns))}"
+        expected = f"batch_key to be one of {listed(obs.columns)}"
         raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
     values = label_texts(obs[key])
     if missing := int(values.isna().sum()):
@@ -285,5 +293,5 @@ def _given_tree(
         return tree_of_pairs(pairs, names) if pairs else None
     except ValueError as error:
         source = cfg.label_tree or f"columns {', '.join(cfg.label_keys)} of {path}"
-        expected = f"at most one parent for each name, and labels at the leaves ({', '.join(names)})"
+        expected = f"at most one parent for each name, and labels at the leaves ({listed(names)})"
         raise InputError(f"{source} with {error}", expected, "correct it") from error

@@ -107,7 +107,7 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
         return None
     remedy = "set data.split_key to another column, or choose data.split=stratified"
     if key not in obs:
-        expected = f"data.split_key to be one of {', '.join(map(str, obs.columns))}"
+        expected = f"data.split_key to be one of {listed(obs.columns)}"
         raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
     values = label_texts(obs[key])
     if missing := int((values.isna() & labelled).sum()):

@@ -14,7 +14,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import in_time
+from scperformer.base.messages import in_time, listed
 from scperformer.base.outputs import require_absent
 from scperformer.cells import Query, find_query, read_genes
 from scperformer.config import AdaptConfig, PredictConfig
@@ -191,7 +191,7 @@ def _adapt_members(
     distances = [(math.inf, math.inf) if shift is None else shift.distance for shift in shifts]
     nearest_first = sorted(range(len(members)), key=distances.__getitem__)
     nearest = members[nearest_first[0]].adapted
-    shown = ", ".join(f"{members[place].study.name} ({ratios[place]:.1f})" for place in nearest_first)
+    shown = listed(f"{members[place].study.name} ({ratios[place]:.1f})" for place in nearest_first)
     log.info("%s: the studies by their distance, as novelty of the file: %s", query.path, shown)
     keys = [member.adapted.record["key"] for member in members if member.adapted.record["adapted"]]
     record = nearest.record | {

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import join_names
+from scperformer.base.messages import join_names, listed
 from scperformer.cells import find_query, recover_counts, require_labels, stratified_sample
 from scperformer.config import PredictConfig
 from scperformer.files import checksum, open_cells
@@ -120,7 +120,7 @@ def _require_enough(texts: pd.Series, labels: np.ndarray, saved: SavedModel, whe
         )
     if len(other):
         text = "%s: %d cells are left out, whose labels the model does not have: %s"
-        log.warning(text, where, other.sum(), ", ".join(map(str, other.index[:NUM_NAMED])))
+        log.warning(text, where, other.sum(), listed(other.index))
 
 
 def _notes(saved: SavedModel, num_kept: dict[str, int]) -> list[str]:
@@ -128,10 +128,8 @@ def _notes(saved: SavedModel, num_kept: dict[str, int]) -> list[str]:
     notes = ["If the labelled cells were among those that the model was trained on, its accuracy here is too high."]
     missing = [label for label in saved.labels if label not in num_kept]
     if missing:
-        named = ", ".join(missing[:NUM_NAMED]) + (", ..." if len(missing) > NUM_NAMED else "")
-        text = (
-            f"{len(missing)} of {len(saved.labels)} labels have no labelled cells ({named}): cells of these types may"
-        )
+        found = f"{len(missing)} of {len(saved.labels)} labels have no labelled cells"
+        text = f"{found} ({listed(missing)}): cells of these types may"
         notes.append(f"{text} be flagged as unknown.")
         log.warning("%s be flagged as unknown (false_alarms=0 turns this off)", text)
     return notes

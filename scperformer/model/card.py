@@ -5,6 +5,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from scperformer.base.metrics import class_scores, confusion_matrix
 from scperformer.labels import UNKNOWN_TERM
 from scperformer.model.saved_model import SavedModel, branch_names, encoder_is_silent, sum_of_branches
 
@@ -21,41 +24,51 @@ def model_card(saved: SavedModel, pictures: Mapping[str, Any] | None = None) -> 
 
 
 def _annotator_card(saved: SavedModel) -> str:
-    calibrated: list[tuple[Any, ...]] = []
-    if labels := saved.metrics.get("calibration", {}).get("labels"):
-        columns = (labels[name] for name in ("label", "num_cells", "confidence", "accuracy", "error"))
-        calibrated = list(zip(*columns, strict=True))
     return _render(
         "annotator.md.jinja",
         saved,
-        has_terms=any(term != UNKNOWN_TERM for term in saved.ontology_term_ids),
+        labels=_label_table(saved),
         fold=saved.metrics.get("out_of_fold"),
         encoder=saved.metrics.get("encoder"),
         branch_scores=saved.branch_scores,
         branches=branch_names(saved.metrics.get("encoder", {})),
         logits=sum_of_branches(saved.scales),
         encoder_is_silent=encoder_is_silent(saved.scales),
-        calibrated=calibrated,
     )
 
 
 def _imported_card(saved: SavedModel) -> str:
-    has_terms = any(term != UNKNOWN_TERM for term in saved.ontology_term_ids)
     fold = saved.metrics.get("out_of_fold")
-    return _render("imported.md.jinja", saved, origin=saved.imported, has_terms=has_terms, fold=fold)
+    return _render("imported.md.jinja", saved, origin=saved.imported, labels=_label_table(saved), fold=fold)
 
 
 def _studies_card(saved: SavedModel) -> str:
-    return _render(
-        "studies.md.jinja",
-        saved,
-        has_terms=any(term != UNKNOWN_TERM for term in saved.ontology_term_ids),
-        fold=saved.metrics["out_of_fold"],
-        knowing=[
-            [study.name for study in saved.studies if study.meaning[:, column].any()]
-            for column in range(len(saved.labels))
-        ],
-    )
+    return _render("studies.md.jinja", saved, labels=_label_table(saved), fold=saved.metrics["out_of_fold"])
+
+
+def _label_table(saved: SavedModel) -> str:
+    """Return a table with a row for each label: its cells, its ontology id, and how its held-out cells were called."""
+    places = range(len(saved.labels))
+    columns: dict[str, list[Any]] = {"label": [_text(label) for label in saved.labels]}
+    if counts := saved.provenance.get("cells_per_label"):
+        columns["cells"] = [f"{counts[label]:,}" for label in saved.labels]
+    if any(term != UNKNOWN_TERM for term in saved.ontology_term_ids):
+        columns["Cell Ontology"] = [_text(term) for term in saved.ontology_term_ids]
+    if saved.studies:
+        columns["studies that know it"] = [
+            _text(", ".join(study.name for study in saved.studies if study.meaning[:, place].any())) for place in places
+        ]
+    if saved.held_out is not None:
+        confusion = confusion_matrix(saved.held_out.labels, saved.held_out.logits.argmax(axis=1), places)
+        found = class_scores(confusion)
+        columns["held-out cells"] = [f"{num:,}" if num else "not tested" for num in found["support"].tolist()]
+        for name in ("recall", "precision"):
+            columns[name] = ["–" if np.isnan(value) else f"{value:.3f}" for value in found[name].tolist()]
+        np.fill_diagonal(confusion, 0)
+        others = zip(confusion.argmax(axis=1), confusion.max(axis=1), strict=True)
+        columns["most often mistaken for"] = [f"{columns['label'][at]} ({num})" if num else "–" for at, num in others]
+    rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _encoder_card(saved: SavedModel) -> str:

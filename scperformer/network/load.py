@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from scperformer.attention import PluginProblem
 from scperformer.base.errors import InputError
+from scperformer.base.messages import listed
 from scperformer.base.progress import progress
 from scperformer.cells import find_query, read_genes
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, checked
@@ -250,11 +251,11 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
         saved = replace(saved, name=path.name)
     require_annotator(saved, path)
     checksum = saved.hash[:12]
-    labels = ", ".join(saved.labels)
+    labels = listed(saved.labels)
     text = "model %s (%s, %s): %s genes, %d labels: %s"
     log.info(text, saved.name, why, checksum, f"{len(saved.genes):,}", len(saved.labels), labels)
     if saved.studies:
-        names = ", ".join(study.name for study in saved.studies)
+        names = listed(study.name for study in saved.studies)
         log.info("its reference has %d studies: %s", len(saved.studies), names)
     model = as_model(saved, path)
     if saved.lacks:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.base.messages import in_time
+from scperformer.base.messages import in_time, listed
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
@@ -80,7 +80,7 @@ class Annotation:
         taken = set(map(str, existing))
         kept = {column: value for column, value in sample.items() if column not in taken}
         if left_out := [column for column in sample if column in taken]:
-            log.warning("%s has the columns %s: those of the sample sheet are left out", path, ", ".join(left_out))
+            log.warning("%s has the columns %s: those of the sample sheet are left out", path, listed(left_out))
         texts = {column: pd.Categorical([value] * len(self.obs)) for column, value in kept.items()}
         self.obs = self.obs.assign(**texts)
         if sample:

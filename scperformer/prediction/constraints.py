@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from scperformer.base.messages import listed
 from scperformer.cells import Droplets
 from scperformer.fitting import Calls, Read
 from scperformer.labels import reweighted, shares_by_em
@@ -28,14 +29,14 @@ def constrained(
     record: dict[str, Any] = {}
     if not options.allowed.all():
         denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
-        log.info("labels that cannot occur: %s; confidences are for the choice among the others", ", ".join(denied))
+        log.info("labels that cannot occur: %s; confidences are for the choice among the others", listed(denied))
         record["denied"] = np.array(denied, dtype=object)
     if options.shares is not None:
         estimated, reference = _estimated_shares(read, options.shares, options.allowed, droplets)
         weights[options.allowed] = estimated[options.allowed] / reference[options.allowed]
         shares = zip(labels, estimated, reference, strict=True)
         text = "prior=em: each call depends on all cells of the file; their estimated shares (reference): %s"
-        log.info(text, ", ".join(f"{label} {new:.1%} ({old:.1%})" for label, new, old in shares))
+        log.info(text, listed(f"{label} {new:.1%} ({old:.1%})" for label, new, old in shares))
         record |= {"estimated_shares": estimated, "reference_shares": reference}
     if not record:
         return read, {}

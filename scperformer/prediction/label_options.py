@@ -12,7 +12,7 @@ from anndata import AnnData
 from anndata.io import read_elem
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean
+from scperformer.base.messages import did_you_mean, listed
 from scperformer.cells import label_columns
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad, reading
@@ -104,7 +104,7 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categ
     obs = cells.columns([key]) if isinstance(cells, BackedH5ad) else cells.obs
     remedy = f"set clusters=... to a column of clusters, or clusters={AUTO_CLUSTERS}"
     if key not in obs:
-        likely = ", ".join(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
+        likely = listed(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
         remedy = did_you_mean(key, cells.obs.columns) + remedy
         raise InputError(f"no column '{key}' in obs of {path}", likely or "a column of clusters", remedy)
     clusters = label_texts(obs[key])

@@ -13,7 +13,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
-from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, named, split_names
+from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, listed, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
 from scperformer.config import EvaluateConfig
@@ -36,7 +36,6 @@ METRICS = "metrics.json"
 PER_CLASS = "per_class.csv"
 CONFUSION = "confusion.csv"
 EVALUATION = FolderKind("an evaluation")
-NUM_EXAMPLES = 3  # labels in a message
 
 
 @dataclass(kw_only=True, repr=False)
@@ -77,7 +76,7 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
         columns, delimiter = _read_table(Path(table), truth_key)
         place = f"{table} (separated by {delimiter}s)"
     if truth_key not in columns:
-        others = ", ".join(str(name) for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
+        others = listed(name for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
         found = f"no column '{truth_key}' in {place}"
         remedy = f"{did_you_mean(truth_key, columns.columns)}set truth_key=... to the column of true labels"
         raise InputError(found, f"one of {others}" if others else "a column of true labels", remedy)
@@ -130,8 +129,7 @@ def _read_table(path: Path, truth_key: str) -> tuple[pd.DataFrame, str]:
 
 def _examples(labels: list[str]) -> str:
     """Return the first labels as text for a message."""
-    more = ", ..." if len(labels) > NUM_EXAMPLES else ""
-    return ", ".join(f"'{label}'" for label in labels[:NUM_EXAMPLES]) + more
+    return listed(f"'{label}'" for label in labels)
 
 
 def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> npt.NDArray[np.int64]:
@@ -278,7 +276,7 @@ def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluatio
     """Score annotated samples against true labels, and log the scores; samples without true labels are left out."""
     without = [sample.name for sample in samples if cfg.truth_path is None and cfg.truth_key not in sample.obs]
     if 0 < len(without) < len(samples):
-        log.warning("left out because they have no column '%s': %s", cfg.truth_key, ", ".join(without))
+        log.warning("left out because they have no column '%s': %s", cfg.truth_key, listed(without))
         samples = [sample for sample in samples if sample.name not in without]
     tables: list[str | None] = [*cfg.truth_path] if cfg.truth_path else [None] * len(samples)
     truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
@@ -369,7 +367,7 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     """Score annotated files against true labels; write the evaluation folder and return its path."""
     failed = [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]
     if failed:
-        log.warning("left out, as they could not be annotated: %s", ", ".join(failed))
+        log.warning("left out, as they could not be annotated: %s", listed(failed))
         rest = [place for place, path in enumerate(cfg.inputs) if path not in failed]
         tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in rest]
         cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)

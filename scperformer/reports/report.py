@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import listed
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.pictures import MIN_BIN_CALLS
 from scperformer.base.progress import progress
@@ -191,7 +192,7 @@ def _calibration_curves(samples: Sequence[Annotated]) -> dict[str, Any]:
         if "calibration" in sample.facts:
             names.setdefault(sample.adapted, []).append(sample.name)
             bins[sample.adapted] = sample.facts["calibration"]["bins"]
-    return {tables.listed(names[condition]): bins[condition] for condition in names}
+    return {listed(names[condition]): bins[condition] for condition in names}
 
 
 def _facts(content: Content) -> dict[str, Any]:

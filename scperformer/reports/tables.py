@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from natsort import natsorted
 
-from scperformer.base.messages import shortened
+from scperformer.base.messages import listed, shortened
 from scperformer.base.pictures import colour_of
 from scperformer.cells import FEW_GENES, HIGH_SHARE
 from scperformer.labels import NO_CALL
@@ -24,7 +24,7 @@ from scperformer.reports.read_annotations import Annotated, Failed, as_text, cel
 
 LARGE_SET = 3  # sets of 3 labels or more share a column
 NUM_DISAGREEMENTS = 20  # rows of the table of disagreements
-NUM_LISTED = 5  # genes of a label, or samples with something in common, that a text names
+NUM_LISTED = 5  # genes of a label that a text names
 UNKNOWN_COLOUR = "#5F6770"  # of cells flagged as unknown: no label has a grey
 UNKNOWN_SYMBOL = "x"
 SHEET = "sheet"  # entry of the record of an annotation: columns of obs that come from the sample sheet
@@ -401,12 +401,6 @@ def threshold(samples: Sequence[Annotated]) -> str:
     if len(names) == 1:
         return "".join(map(str, thresholds))
     return " or ".join(f"{value} ({listed(names[value])})" for value in thresholds)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names of samples, and the number of others."""
-    num_more = len(names) - NUM_LISTED
-    return ", ".join(names[:NUM_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def flag_reasons(samples: Sequence[Annotated]) -> list[str]:

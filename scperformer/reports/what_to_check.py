@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from natsort import natsorted
 
-from scperformer.base.messages import in_percent, shortened
+from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.reports.clusters import Clusters
 from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.read_annotations import Failed
-from scperformer.reports.tables import listed
 from scperformer.trust import FAR, LIKE, MAX_UNKNOWN, OTHER, foreign_text, unsure_text
 
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import in_percent, shortened
+from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells import (
@@ -120,7 +120,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
         for study, reference in zip(studies, references, strict=True)
     ]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)
-    log.info("%d labels of %d studies: %s", len(joint.labels), len(studies), ", ".join(joint.labels))
+    log.info("%d labels of %d studies: %s", len(joint.labels), len(studies), listed(joint.labels))
     tables = [pd.DataFrame(index=reference.genes) for reference in references]
     genes, maps = map_genes_of_files(tables, [study.name for study in studies], None, cfg.species)
     repeats = _repeats([study.name for study in studies], references, maps)
@@ -320,6 +320,6 @@ def _with_evidence(
         "out_of_fold": evidence,
         "calibration": calibration(scaled, truth, whole.labels),
     }
-    shown = ", ".join(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
+    shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
     log.info("accuracy of each study by the others: %s (temperature %.2f)", shown, temperature)
     return replace(whole, metrics=metrics, held_out=held_out)

@@ -33,6 +33,7 @@ from scperformer.model import (
     write_model,
 )
 from scperformer.model.card import model_card
+from scperformer.model.held_out import HeldOut
 
 
 @pytest.fixture
@@ -170,13 +171,21 @@ def test_model_card_names_labels_data_and_both_scores(saved, folder):
         assert text in card
 
 
+def test_the_card_shows_how_the_held_out_cells_of_each_label_are_called(saved):
+    """Of three cells of the first label one is called as the second; of the second label no cell is held out."""
+    logits = np.eye(2, dtype=np.float32)[[0, 0, 1]]
+    held_out = HeldOut(logits, np.zeros(3, dtype=np.int64), np.zeros(3), {})
+    card = model_card(dataclasses.replace(saved, held_out=held_out))
+    assert "| held-out cells | recall | precision | most often mistaken for |" in card
+    assert "| CL:0000236 | 3 | 0.667 | 1.000 | T &lt;cell&gt; \\| Naïve (1) |" in card
+    assert "| unknown | not tested | – | 0.000 | – |" in card
+
+
 def test_bars_and_tags_in_labels_are_text_of_the_card(saved):
-    label, numbers = saved.labels[1], {"num_cells": [5], "confidence": [0.9], "accuracy": [0.8], "error": [0.1]}
-    found = {"num_cells": 20, "error": 0.1, "labels": {"label": [label], **numbers}}
-    more = {"calibration": found, "novelty": [{"label": label, "area": 0.9}]}
+    more = {"novelty": [{"label": saved.labels[1], "area": 0.9}]}
     card = model_card(dataclasses.replace(saved, metrics=saved.metrics | more))
     tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", card, re.MULTILINE)]
-    assert len(tables) == 3
+    assert len(tables) == 2
     for rows in tables:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
         assert any("T &lt;cell&gt; \\| Naïve" in row for row in rows)

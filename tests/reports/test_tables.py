@@ -163,7 +163,7 @@ def test_a_cause_has_one_sentence_whatever_number_of_samples():
     summaries = [tables.summarise(sample, cells, labels) for sample in few]
     [sentence] = things_to_check(summaries, [], None)
     assert sentence.startswith("100 samples lack much of the model’s informative expression; they have (0% … 50%): s0,")
-    assert sentence.endswith("and 95 more.")
+    assert sentence.endswith("s27 and 72 more.")
     failed = [Failed(name=f"f{number}", reason="truncated") for number in range(3)]
     assert "3 samples have no annotation" in things_to_check([], failed, None)[0]
 
@@ -320,7 +320,7 @@ def test_thresholds_that_differ_are_shown_with_their_samples():
     assert tables.threshold(samples(0.0, 0.0)) == ""
     assert tables.threshold(samples(0.8, 0.5, 0.8)) == "0.5 (s2) or 0.8 (s1, s3)"
     assert tables.threshold(samples(0.0, 0.5)) == "0.5 (s2)"
-    assert tables.threshold(samples(0.0, *[0.5] * 7)) == "0.5 (s2, s3, s4, s5, s6 and 2 more)"
+    assert tables.threshold(samples(0.0, *[0.5] * 7)) == "0.5 (s2, s3, s4, s5, s6, s7, s8)"
     assert tables.flag_reasons(samples(0.0, 0.5)) == [
         "their confidence is below 0.5 (s2)",
         "they express none of the model’s genes",
