@@ -19,6 +19,7 @@ UNFIT_CATEGORIES = (
     "Zl",
     "Zp",
 )  # Unicode: control characters, surrogates, and separators of lines and paragraphs
+NO_COLUMNS = ("_index", ".", "..")  # names that no column of a table in an h5ad file or zarr store can have
 MIN_SIMILARITY = 0.5  # difflib's ratio of an unknown word and the name suggested for it
 FORMULA_START = r"^[=+\-@\t\r\n]"  # spreadsheets evaluate text that starts like this
 

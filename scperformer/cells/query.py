@@ -12,6 +12,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import NO_COLUMNS, shortened
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
@@ -201,8 +202,16 @@ def require_short(query: Query, model: SavedModel) -> None:
 
 
 def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:
-    """Refuse an open h5ad file to whose obs, obsm or uns no annotation can be added, before any cell is called."""
+    """Refuse cells whose annotation could not be written, before any cell is called.
+
+    These are columns in memory that no file can have, and an open file to whose obs, obsm or uns nothing can be added.
+    """
     if not isinstance(cells, BackedH5ad):
+        for table, names in (("obs", cells.obs.columns), ("var", cells.var.columns)):
+            wrong = [name for name in names if not isinstance(name, str) or name in NO_COLUMNS]
+            if wrong := [*wrong, *names[names.duplicated()]]:
+                found = f"column {shortened(repr(wrong[0]))} in {table} of {path}"
+                raise InputError(found, "texts as names of columns, each once, and none that is reserved", "rename it")
         return
     wrong = [place for place in ("obsm", "uns") if place in cells.file and not hasattr(cells.file[place], "keys")]
     if wrong or "column-order" not in cells.file["obs"].attrs:

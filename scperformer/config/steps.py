@@ -307,7 +307,8 @@ class PredictConfig(_ModelOptions):
             require(is_name, "sample_names", self.sample_names, "names without '/'")
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
-        require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
+        is_name = "/" not in self.key_added and self.key_added not in (".", "..")
+        require(is_name, "key_added", repr(self.key_added), "a name without '/'")
         changes_probabilities = bool(self.allow_labels or self.deny_labels) or self.prior == "em"
         expected = "no alpha beside allow_labels, deny_labels or prior=em: its sets are for probabilities as they are"
         require(self.alpha is None or not changes_probabilities, "alpha", self.alpha, expected)

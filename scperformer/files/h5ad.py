@@ -242,7 +242,8 @@ class BackedH5ad:
         obs = file["obs"]
         if obs.attrs.get("encoding-version") != "0.2.0":
             raise ValueError("obs of an older format")
-        self._index = obs[obs.attrs["_index"]]
+        self.index_name = str(obs.attrs["_index"])
+        self._index = obs[self.index_name]
         # Nullable strings are a group of values and a mask.
         self._names = self._index if is_array(self._index) else self._index["values"]
         self.n_obs = int(self._names.shape[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
-from scperformer.base.messages import did_you_mean
+from scperformer.base.messages import NO_COLUMNS, did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ def _require_own_names(names: list[str], sheet: str | Path) -> None:
     for place, name in enumerate(names):
         if name and name in names[:place]:
             raise InputError(f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them")
+        if name in NO_COLUMNS:
+            raise InputError(f"column '{name}' in {sheet}", "a name that a column of obs can have", "rename it")
         if name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
             raise InputError(f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it")
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.base.messages import in_time, listed
+from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
@@ -77,7 +77,7 @@ class Annotation:
 
     def describe(self, sample: dict[str, str], existing: Iterable[Any], path: str) -> None:
         """Add columns about the sample as a whole, from a sample sheet; a column that the file has stays as it is."""
-        taken = set(map(str, existing))
+        taken = {*map(str, existing), *self.obs}
         kept = {column: value for column, value in sample.items() if column not in taken}
         if left_out := [column for column in sample if column in taken]:
             log.warning("%s has the columns %s: those of the sample sheet are left out", path, listed(left_out))
@@ -142,11 +142,12 @@ class Annotation:
         for name in (pattern.format(self.key) for pattern in OBSM):
             adata.obsm.pop(name, None)
         proba = np.concatenate([calls.proba for calls in self.read()])
+        names = adata.obs_names.rename(None)  # a label may have the name of the index
         adata.obsm[f"X_{self.key}"] = np.concatenate([calls.embedding for calls in self.read()])
-        adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=adata.obs_names, columns=self.labels)
+        adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=names, columns=self.labels)
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
-            adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=adata.obs_names, columns=self.labels)
+            adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)
         adata.uns[self.key] = self.record
 
 
@@ -263,11 +264,14 @@ def _column_groups(
 
 
 def without_slashes(labels: list[str]) -> list[str]:
-    """Replace each "/", which separates folders in h5ad files, by "|"; more "|" follow if that name is taken."""
+    """Replace each "/", which separates folders in h5ad files, by "|"; more "|" follow if that name is taken.
+
+    They follow the name of the index, `_index`, too, and names of folders, `.` and `..`.
+    """
     names = list(labels)
     taken = {name for name in names if "/" not in name}
     for i, name in enumerate(names):
-        if "/" in name:
+        if "/" in name or name in NO_COLUMNS:
             names[i] = name.replace("/", "|")
             while names[i] in taken:
                 names[i] += "|"

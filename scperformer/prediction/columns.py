@@ -523,6 +523,14 @@ def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "th
         raise InputError(found, expected, remedy, fixes)
 
 
+def require_other_index(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
+    """Refuse cells whose index has the name of a column that an annotation with this prefix would add."""
+    name = cells.index_name if isinstance(cells, BackedH5ad) else cells.obs.index.name
+    if name in [f"{key}_{column}" for column in OBS_COLUMNS]:
+        found = f"'{name}' as the name of the index of obs of {path}"
+        raise InputError(found, "a name that no column of the annotation has", "rename the index, or set key_added=...")
+
+
 def _find_clusters(
     read: "Read", graph: spmatrix | None, rows: np.ndarray, resolution: float | None = None
 ) -> np.ndarray:

@@ -40,7 +40,7 @@ from scperformer.files import (
 from scperformer.fitting import Adapted, Calls, adapt_model, call_block
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.columns import require_not_annotated
+from scperformer.prediction.columns import require_not_annotated, require_other_index
 from scperformer.prediction.finished import NOT_IN_RESULT, why_other
 from scperformer.prediction.label_options import find_label_options
 from scperformer.prediction.parts import Parts, partial_results, remove_parts
@@ -101,6 +101,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig, whole: AnnD
         return "\n".join(texts)
     if not cfg.replace_annotation:
         require_not_annotated(adata, cfg.key_added)
+    require_other_index(adata, cfg.key_added)
     _require_own_probabilities(model, cfg)
     start = time.perf_counter()
     options = find_label_options(adata, model.saved, cfg)
@@ -369,6 +370,7 @@ def _annotate_file(
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
             require_regular(cells, path)
+            require_other_index(cells, cfg.key_added, path)
             if not cfg.replace_annotation:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
@@ -381,7 +383,8 @@ def _annotate_file(
                 cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
             )
             if described:
-                existing = cells.keys()["obs"] if isinstance(cells, BackedH5ad) else cells.obs.columns
+                is_stored = isinstance(cells, BackedH5ad)
+                existing = {*cells.keys()["obs"], cells.index_name} if is_stored else cells.obs.reset_index().columns
                 annotation.describe(described, existing, path)
             scratch = parts.folder
             write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)

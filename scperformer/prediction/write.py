@@ -140,9 +140,8 @@ def _add_calls(root: Any, annotation: Annotation) -> None:
     """Write the embedding and the probabilities of an annotation into obsm, block by block."""
     key = annotation.key
     num_cells = len(annotation.obs)
-    obs = root["obs"]
+    index = root["obs"][root["obs"].attrs["_index"]]
     obsm = root["obsm"]
-    index = obs.attrs["_index"]
     for name in (pattern.format(key) for pattern in OBSM):
         _free(obsm, name)
     first = next(iter(annotation.read())).embedding
@@ -153,11 +152,12 @@ def _add_calls(root: Any, annotation: Annotation) -> None:
     for name, kind in zip(annotation.obsm[1:], (np.float32, np.float64), strict=False):
         table = obsm.create_group(name)
         table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
-        table.attrs.update({"_index": index, "column-order": annotation.labels})
+        # A label may have the name of the index of obs, but not this one.
+        table.attrs.update({"_index": "_index", "column-order": annotation.labels})
         if isinstance(root, h5py.File):
-            root.copy(obs[index], table, index)  # without reading the names
+            root.copy(index, table, "_index")  # without reading the names
         else:
-            write_elem(table, index, read_elem(obs[index]))
+            write_elem(table, "_index", read_elem(index))
         tables.append([_new_array(table, label, (num_cells,), kind, rows) for label in annotation.labels])
     start = 0
     for calls in annotation.read():
