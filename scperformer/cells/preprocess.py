@@ -16,7 +16,7 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
 from scperformer.config import NetworkConfig, PreprocessConfig
-from scperformer.files import PREPARED_KEY, default_output, read_cells, require_readable, write_h5ad
+from scperformer.files import PREPARED_KEY, default_output, origins, read_cells, require_readable, write_h5ad
 from scperformer.model import read_model, resolve_model
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,8 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     output = Path(cfg.output) if cfg.output is not None else default_output(path, ".prepared.h5ad")
     require_absent(output, cfg.overwrite)
     prepared = prepare(read_cells(path, cfg.orientation), cfg, path)
+    [made_of], digest = origins([path])  # of a file that was prepared before, its own origin
+    prepared.uns[PREPARED_KEY] |= {"path": made_of, "sha256": digest}
     write_h5ad(prepared, output, cfg.overwrite)
     log.info("wrote %s in %.1f s", output, time.perf_counter() - start)
     return output

@@ -21,6 +21,7 @@ from scperformer.files.read import (
     default_output,
     fingerprint,
     open_cells,
+    origins,
     read_cells,
     require_h5ad,
     require_readable,

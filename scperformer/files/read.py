@@ -17,7 +17,17 @@ from anndata import AnnData
 from scperformer.base.errors import InputError, require_utf8
 from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean
-from scperformer.files.h5ad import NO_SLASHES, BackedH5ad, irregular, nested_names, open_stored, read_h5ad, read_parts
+from scperformer.files.h5ad import (
+    NO_SLASHES,
+    PREPARED_KEY,
+    BackedH5ad,
+    irregular,
+    is_array,
+    nested_names,
+    open_stored,
+    read_h5ad,
+    read_parts,
+)
 from scperformer.files.hdf5_guard import open_hdf5
 from scperformer.files.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
 from scperformer.files.safety import (
@@ -335,6 +345,34 @@ def checksum(*paths: str | Path) -> str:
         files = _files(path)
     lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
+    """Return the paths of some inputs as given, absolute ones as their name, and their SHA-256 as `checksum`.
+
+    For an output of `preprocess`, both are those of the file that it was made of.
+    """
+    found = [
+        _made_of(Path(path)) or (Path(path).name if Path(path).is_absolute() else str(path), checksum(path))
+        for path in paths
+    ]
+    digests = [digest for _, digest in found]
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    return [path for path, _ in found], digest
+
+
+def _made_of(path: Path) -> tuple[str, str] | None:
+    """Return the path and SHA-256 that `preprocess` has recorded in its output; None for other files."""
+    if path.suffix != ".h5ad":
+        return None
+    with reading(path), open_hdf5(path) as file:
+        if f"uns/{PREPARED_KEY}" not in file:
+            return None
+        mark = file[f"uns/{PREPARED_KEY}"]
+        if not isinstance(mark, h5py.Group) or not {"path", "sha256"} <= set(mark):
+            return None
+        made_of, digest = (str(mark[name].asstr()[()]) if is_array(mark[name]) else "" for name in ("path", "sha256"))
+    return (made_of, digest) if re.fullmatch("[0-9a-f]{64}", digest) else None
 
 
 def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:

@@ -303,6 +303,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "path": _portable_path(model.path),
             "labels": np.array(saved.labels),
             "trained_on": provenance["reference"],
+            "trained_on_sha256": provenance.get("reference_sha256", ""),
             "label_key": provenance["label_key"],
             "num_cells": provenance["num_cells"],
             "seed": provenance["seed"],

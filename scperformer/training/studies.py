@@ -33,7 +33,7 @@ from scperformer.cells import (
     stratified_sample,
 )
 from scperformer.config import AUTO, PredictConfig, TrainConfig
-from scperformer.files import checksum, read_cells
+from scperformer.files import checksum, origins, read_cells
 from scperformer.fitting import adapt_model, branch_scales, call_block
 from scperformer.genes import GeneMap, map_genes_of_files
 from scperformer.labels import JointLabels, StudyLabels, join_labels
@@ -131,8 +131,10 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
             log.info("study %s: %d cells, %d labels", study.name, reference.x.shape[0], len(reference.label_names))
             run = folder / f"study{number}"
             run.mkdir(exist_ok=True)
-            sha256 = checksum(study.cells) if isinstance(study.cells, Path) else ""
-            source = {"reference": study.name, "reference_sha256": sha256}
+            source = {"reference": study.name, "reference_sha256": ""}
+            if isinstance(study.cells, Path):
+                [path], digest = origins([study.cells])
+                source |= {"reference_path": path, "reference_sha256": digest}
             saved = train_one(reference, options[number - 1], run, None, source)
             assert saved is not None, "fitted branches are trained by one process"
             parts.append(Study(study.name, replace(saved, name=study.name), joint.meanings[number - 1]))
@@ -219,7 +221,7 @@ def _joined(
     names = [study.name for study in parts]
     facts: dict[str, Any] = {
         "reference": ", ".join(names),
-        "reference_sha256": data_checksum,
+        "reference_sha256": origins(cfg.inputs)[1] if data_checksum else "",
         "label_key": cfg.label_key,
         "num_cells": sum(study.saved.provenance["num_cells"] for study in parts),
         "cells_per_label": cells_per_label,

@@ -27,7 +27,7 @@ from scperformer.cells import (
     stratified_sample,
 )
 from scperformer.config import TrainConfig
-from scperformer.files import checksum, default_output, read_cells
+from scperformer.files import checksum, default_output, origins, read_cells
 from scperformer.fitting import (
     MAX_DUAL,
     MIN_GAIN,
@@ -105,12 +105,9 @@ def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     require_place(cfg, output)
     init = load_init(cfg)
     cfg = adopt_options(cfg, init)
-    if cells is None:
-        source = {"reference": ", ".join(path.name for path in paths), "reference_sha256": checksum(*paths)}
-    else:
-        source = {"reference": "AnnData in memory", "reference_sha256": ""}
     reference = load_reference(paths if cells is None else cells, cfg, init)
-    data_checksum = checksum_with(cfg, source["reference_sha256"], init)
+    source = source_of(paths)
+    data_checksum = checksum_with(cfg, checksum(*paths) if paths else "", init)
     if is_finished(cfg, output, data_checksum):
         log.info("%s is finished: nothing to resume", output)
         return output
@@ -119,6 +116,15 @@ def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
         if saved is not None:
             write_trained(saved, output, folder, overwrite=cfg.overwrite)
     return output
+
+
+def source_of(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the entries of the provenance about the files of a reference; none: cells in memory."""
+    if not paths:
+        return {"reference": "AnnData in memory", "reference_sha256": ""}
+    files, digest = origins(paths)
+    names = ", ".join(Path(file).name for file in files)
+    return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
 
 
 def require_distinct(inputs: Sequence[str]) -> None:
@@ -181,7 +187,7 @@ def train_on(
 ) -> SavedModel | None:
     """Train on a reference in the run folder; None in all processes of a distributed run but the first.
 
-    `source` has two entries of the provenance, `reference` (file names) and `reference_sha256` ("": cells in memory).
+    `source` has the entries of the provenance about its files (`source_of`).
     """
     begin = time.perf_counter()
     hashes = cell_hashes(linear(reference.x))

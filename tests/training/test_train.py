@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import hashlib
 import json
 import math
 import os
@@ -67,6 +68,25 @@ def test_model_folder_says_everything(counts_adata, write, tmp_path):
     np.testing.assert_allclose(saved.gene_means, np.asarray(logged)[:, columns].mean(0), rtol=1e-4)
     assert (tmp_path / "model.run" / "csv" / "version_0" / "metrics.csv").is_file()
     assert not (tmp_path / "model.run" / "checkpoints").exists()
+
+
+def test_the_users_own_file_is_recorded_through_preprocess(counts_adata, write, tmp_path, command):
+    """Also through a second preparation; without the folders of an absolute path."""
+    write(counts_adata, "reference.h5ad")
+    digest = hashlib.sha256((tmp_path / "reference.h5ad").read_bytes()).hexdigest()
+    for source, output in (("reference.h5ad", "once.h5ad"), ("once.h5ad", "twice.h5ad")):
+        assert command("preprocess", source, f"output={output}", "data.min_genes=0").code == 0
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "once.h5ad").rename(tmp_path / "folder/once.h5ad")
+    for path, named in (
+        ("twice.h5ad", "reference.h5ad"),
+        (str(tmp_path / "folder/once.h5ad"), "reference.h5ad"),
+        (str(tmp_path / "reference.h5ad"), "reference.h5ad"),
+    ):
+        output = run_train(config(path, f"output='{tmp_path / 'model'}'", "experiment=linear", "overwrite=true"))
+        made = read_model(output).provenance
+        assert (made["reference"], made["reference_path"], made["reference_sha256"]) == (named, named, digest)
+        assert f"- Trained on `{named}` (SHA-256 `{digest}`)" in (output / "MODEL_CARD.md").read_text()
 
 
 def test_run_folder_says_everything(counts_adata, write, tmp_path):
