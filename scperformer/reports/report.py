@@ -245,7 +245,7 @@ def _facts(content: Content) -> dict[str, Any]:
 
 def _checks(content: Content) -> list[str]:
     """Return what to check before the labels are used."""
-    checks = what_to_check.things_to_check(content.summaries, content.failed, content.evaluation)
+    checks = what_to_check.things_to_check(content.summaries, content.evaluation)
     if content.clusters is not None:
         unknown = content.cells["unknown"].to_numpy(bool)[content.drawn.chosen]
         checks += what_to_check.clusters_to_check(content.clusters, unknown)

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from natsort import natsorted
 
-from scperformer.base.messages import in_percent, listed, shortened
+from scperformer.base.messages import in_percent, listed
 from scperformer.reports.clusters import Clusters
 from scperformer.reports.evaluate import Evaluation
-from scperformer.reports.read_annotations import Failed
 from scperformer.trust import FAR, LIKE, MAX_UNKNOWN, OTHER, foreign_text, unsure_text
 
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.
@@ -68,21 +67,9 @@ class Warned:
     value: str = ""  # of this sample, such as a share
 
 
-def things_to_check(
-    summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], evaluation: Evaluation | None
-) -> list[str]:
+def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation | None) -> list[str]:
     """Return sentences about what to check before using the labels: one for each cause, whatever number of samples."""
-    warned = [
-        Warned(
-            sample=sample.name,
-            cause="have no annotation; the table of samples has the reasons, such as",
-            sentence=f"{sample.name} has no annotation: {sample.reason}",
-            value=sample.reason,
-        )
-        for sample in failed
-    ]
-    for summary in summaries:
-        warned += _sample_warnings(summary)
+    warned = [warning for summary in summaries for warning in _sample_warnings(summary)]
     by_cause: dict[str, list[Warned]] = {}
     for warning in warned:
         by_cause.setdefault(warning.cause, []).append(warning)
@@ -93,8 +80,6 @@ def things_to_check(
             continue
         values = natsorted({warning.value for warning in alike if warning.value})
         ends = "" if not values else f" ({values[0]})" if len(values) == 1 else f" ({values[0]} … {values[-1]})"
-        if alike[0].sample in {sample.name for sample in failed}:
-            ends = f" ({shortened(values[0])})"
         sentences.append(f"{len(alike)} samples {cause}{ends}: {listed([warning.sample for warning in alike])}.")
     if foreign := evaluation.metrics["truth_labels_not_in_model"] if evaluation else []:
         text = "The model does not have these true labels, so their cells count as errors"

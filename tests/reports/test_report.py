@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        if dict(attrs).get("class") == "table":
+        if dict(attrs).get("class") == "table" or (tag == "table" and "id" in dict(attrs)):
             self.rows = self.tables[str(dict(attrs)["id"])] = []
         if tag == "tr":
             self.rows.append([])
@@ -358,6 +358,17 @@ def test_a_failed_sample_has_a_row(tmp_path):
     assert rows[1][1].startswith("failed: ")
     assert "s2.h5ad" in rows[1][1]
     assert "in 1 sample; 1 failed" in page.words
+    assert page.tables["failed"] == [["Sample", "Reason"], ["s2", rows[1][1].removeprefix("failed: ")]]
+
+
+def test_the_first_screen_has_ten_failed_samples(tmp_path):
+    path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
+    paths = [path, *(str(tmp_path / f"gone{number}.h5ad") for number in range(12))]
+    page = Page(run_report(ReportConfig(inputs=paths)).read_text(encoding="utf-8"))
+    assert len(page.tables["failed"]) == 11
+    assert "12 samples without annotation" in page.words
+    assert "2 more are in the table of samples." in page.words
+    assert len(page.tables["samples-table"]) == 14
 
 
 def test_page_without_evaluation(plain):

@@ -117,7 +117,6 @@ def test_a_failed_sample_has_a_row_with_its_reason(samples, cells, labels):
     rows = tables.sample_table(summaries, failed, None).rows
     assert rows[0][:5] == ["one", "annotated", 4, 1, 0.25]
     assert rows[2] == ["three", "failed: no such file", *[None] * 5]
-    assert "three has no annotation: no such file" in things_to_check(summaries, failed, None)
 
 
 def test_quality_per_sample(samples):
@@ -143,11 +142,11 @@ def test_quality_per_sample(samples):
 def test_things_to_check(samples, cells, labels):
     summaries = [tables.summarise(sample, cells, labels) for sample in samples]
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
-    found = "\n".join(things_to_check(summaries, [], compare(samples, truths, "truth")))
+    found = "\n".join(things_to_check(summaries, compare(samples, truths, "truth")))
     assert "two has only 50% of the model’s informative expression" in found
     samples[1].facts["genes"]["informative_share"] = 0.3
-    assert any("two has only 30% of" in text for text in things_to_check(summaries, [], None))
-    alone = things_to_check(summaries[1:], [], None)
+    assert any("two has only 30% of" in text for text in things_to_check(summaries, None))
+    alone = things_to_check(summaries[1:], None)
     assert any("40% of the cells of two are flagged as unknown" in text for text in alone)
     ends = "(25% … 40%): one, two."
     assert f"2 samples have many unknown cells, perhaps of types that the model was not trained on {ends}" in found
@@ -161,11 +160,9 @@ def test_a_cause_has_one_sentence_whatever_number_of_samples():
     labels = tables.order_labels(few)
     cells = tables.all_cells(few, labels)
     summaries = [tables.summarise(sample, cells, labels) for sample in few]
-    [sentence] = things_to_check(summaries, [], None)
+    [sentence] = things_to_check(summaries, None)
     assert sentence.startswith("100 samples lack much of the model’s informative expression; they have (0% … 50%): s0,")
     assert sentence.endswith("s27 and 72 more.")
-    failed = [Failed(name=f"f{number}", reason="truncated") for number in range(3)]
-    assert "3 samples have no annotation" in things_to_check([], failed, None)[0]
 
 
 def test_clusters_of_unknown_cells_are_among_the_things_to_check():
@@ -224,12 +221,12 @@ def test_an_adapted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(sam
     one["condition"] = {"adapted": True, "expected_accuracy": 0.79}
     two["condition"] = {"adapted": True, "expected_accuracy": 0.81}
     summaries = [tables.summarise(sample, cells, labels) for sample in samples]
-    found = "\n".join(things_to_check(summaries, [], None))
+    found = "\n".join(things_to_check(summaries, None))
     assert "The expected accuracy of one is only 79%: 21% of the labels are wrong on cells of the reference" in found
     assert "accuracy of two" not in found
     assert "informative expression" not in found  # the control is in test_things_to_check
     two["condition"] = {"adapted": False, "expected_accuracy": float("nan")}
-    found = "\n".join(things_to_check([tables.summarise(samples[1], cells, labels)], [], None))
+    found = "\n".join(things_to_check([tables.summarise(samples[1], cells, labels)], None))
     assert "expected accuracy" not in found
     assert "two has only 50% of the model’s informative expression" in found
 
@@ -237,14 +234,14 @@ def test_an_adapted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(sam
 def test_nothing_to_check(labels):
     fine = make_sample("fine", "T B", "T B", [0.9, 0.9])
     summaries = [tables.summarise(fine, tables.all_cells([fine], labels), labels)]
-    assert things_to_check(summaries, [], None) == []
+    assert things_to_check(summaries, None) == []
 
 
 def test_confidence_far_below_that_of_held_out_cells_is_a_warning(samples, cells, labels):
     bins = {"num_cells": np.array([20, 80]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
     for sample, is_low in zip(samples, (False, True), strict=True):  # mean confidences: 0.75 and 0.57
         sample.facts["calibration"] = {"bins": bins}  # mean confidence: 0.82
-        found = things_to_check([tables.summarise(sample, cells, labels)], [], None)
+        found = things_to_check([tables.summarise(sample, cells, labels)], None)
         is_named = any(f"{sample.name}: " in text and "0.57" in text and "0.82" in text for text in found)
         assert is_named == is_low
 
