@@ -15,7 +15,7 @@ describe files, and check if a model can annotate them
   scperformer check *.h5ad model_path=my_model
   scperformer check filtered_feature_bc_matrix counts.csv.gz sample.loom
   scperformer check reference.h5ad label_key=cell_type
-  scperformer check sample.h5ad --json                  # for programs
+  scperformer check sample.h5ad output=check.json       # also as JSON, for programs
 
 preprocess FILE
 filter, normalise and log-transform a file
@@ -51,7 +51,7 @@ annotate the cells of files
   scperformer predict runs/*.h5ad output_dir=annotated keep_going=true    # go on if some files are refused
   scperformer predict runs/*.h5ad output_dir=annotated resume=true        # go on after an interruption
   scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
-  scperformer predict sample.h5ad --json                # what was written, for programs
+  scperformer predict runs/*.h5ad output='calls/{sample}.csv'             # tables
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks
 
 adapt MODEL FILE

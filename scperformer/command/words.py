@@ -23,7 +23,6 @@ OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # as in Hydra; the value after each, None: no value
 PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
 CONFIG = "--config"  # a flag of our own: the word after it is a YAML file with options
-OPTION_FLAGS = {"--json": "json=true"}  # flags that stand for an option
 MAX_NAMED_FILES = 3  # the line that a command logs first names so many files, and only counts more
 
 
@@ -85,7 +84,6 @@ def sort_words(words: list[str], step: str) -> SortedWords:
     given = SortedWords()
     rest = iter(words)
     for word in rest:
-        word = OPTION_FLAGS.get(word, word)
         option, _, value = word.partition("=")
         if word == "--" and step == "workflow":  # all words after it are for snakemake
             given.overrides.append(option_word("snakemake", list(rest)))

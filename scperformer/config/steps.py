@@ -83,8 +83,7 @@ class CheckConfig(_ModelOptions):
     label_key: str | None = None  # check instead whether `train` would accept these labels
     # also look for likely doublets (scanpy.pp.scrublet), in up to 20,000 cells; takes some seconds
     doublets: bool = False
-    json: bool = False  # print the findings as JSON and nothing else; `--json` is the same
-    output: str | None = None  # a file with the same JSON
+    output: str | None = None  # a file for the findings as JSON, for programs
 
 
 @dataclass(kw_only=True)
@@ -225,22 +224,19 @@ class PredictConfig(_ModelOptions):
     # further models on the same cells, each with the prefix KEY_NAME; model_path=[A,B] stands for model_path=A and
     # other_models=[B]; see docs/models.md#several-models-on-the-same-cells
     other_models: list[str] = field(default_factory=list)
-    output: str | None = None  # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; null: beside each input
+    # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet, in which {sample} stands for the name of each of
+    # several files, such as calls/{sample}.csv; null: SAMPLE.annotated.h5ad beside each file
+    output: str | None = None
     outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
-    output_dir: str | None = None  # a folder for all outputs, INPUT.annotated.FORMAT; null: beside each input
-    # with several files: the name of each of them, in their order; empty: by the name of the file, or for Cell Ranger's
-    # by the folder above `outs` or below `per_sample_outs`
-    sample_names: list[str] = field(default_factory=list)
+    output_dir: str | None = None  # a folder for all outputs, SAMPLE.annotated.h5ad
     # a sample sheet, a table with the column path; its further columns, such as condition, become columns of obs
     sample_sheet: str | None = None
-    output_format: str = choice("h5ad", "zarr", "csv", "tsv", "parquet")  # of INPUT.annotated.FORMAT, without `output`
     # continue an interrupted run: files that it has finished stay as they are, and one that it has begun goes on
     resume: bool = False
     replace_annotation: bool = False  # replace an annotation of the same prefix that a file has
-    # annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code is 2
-    keep_going: bool = False
-    json: bool = False  # print what was written as JSON, and log to standard error; `--json` is the same
-    failed_ok: bool = False  # with `keep_going`: the exit code is 0 if files are refused
+    # true: annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code
+    # is then 2, and with ok 0
+    keep_going: str = choice("false", "true", "ok")
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the length of the cells decides
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
@@ -286,27 +282,20 @@ class PredictConfig(_ModelOptions):
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()
+        self.keep_going = self.keep_going.lower()
         self.mode = self.mode.replace(" ", "_")  # as CellTypist writes it
         if self.model_path is not None and self.model_path.startswith("[") and self.model_path.endswith("]"):
             self.model_path, *more = [name.strip(" '\"") for name in self.model_path[1:-1].split(",")]
             self.other_models = [*more, *self.other_models]
         super().__post_init__()
         num = len(self.inputs)
-        expected = "no output option with several files (output_dir=FOLDER takes all of them)"
-        require(num == 1 or self.output is None, "output", self.output, expected)
+        expected = "a name with {sample} for several files, or output_dir=FOLDER, which takes all of them"
+        require(num == 1 or "{sample}" in (self.output or "{sample}"), "output", self.output, expected)
         if self.outputs:
             require(self.output is None, "output", self.output, "no output beside outputs")
             require(len(self.outputs) == num, "outputs", self.outputs, f"{num} outputs, one per input file")
         named = self.output is not None or bool(self.outputs)
-        if self.sample_names:
-            require(
-                len(self.sample_names) == num, "sample_names", self.sample_names, f"{num} names, one per input file"
-            )
-            require(not named, "sample_names", self.sample_names, "no output or outputs beside them, which have names")
-            is_name = all(name and "/" not in name for name in self.sample_names)
-            require(is_name, "sample_names", self.sample_names, "names without '/'")
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
-        require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
         is_name = "/" not in self.key_added and self.key_added not in (".", "..")
         require(is_name, "key_added", repr(self.key_added), "a name without '/'")
         changes_probabilities = bool(self.allow_labels or self.deny_labels) or self.prior == "em"

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import platform
 import shlex
@@ -46,7 +45,7 @@ from scperformer.prediction.columns import (
 )
 from scperformer.prediction.constraints import constrained
 from scperformer.prediction.label_options import LabelOptions
-from scperformer.trust import OTHER, expected_text, tempered
+from scperformer.trust import OTHER, Shift, expected_text, tempered
 
 log = logging.getLogger(__name__)
 
@@ -87,24 +86,6 @@ class Annotation:
             self.record["sheet"] = np.array(list(sample), dtype=object)
             self.record["sheet_values"] = np.array(list(sample.values()), dtype=object)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the model, the condition, the shift, the cells of each call and the warnings, as values for JSON."""
-        condition = {
-            name: None if isinstance(value, float) and np.isnan(value) else value
-            for name, value in self.record["condition"].items()
-        }
-        shift = self.record.get("shift")
-        counts = self.obs[f"{self.key}_call"].value_counts()
-        return {
-            "model": {name: self.record["model"][name] for name in ("name", "hash", "tissue")},
-            "condition": condition,
-            "shift": None if shift is None else shift["kind"],
-            "num_cells": len(self.obs),
-            "num_unknown": self.record["num_unknown"],
-            "calls": {str(call): int(num) for call, num in counts.items() if num},
-            "warnings": list(self.record["warnings"]),
-        }
-
     @property
     def text(self) -> str:
         """A paragraph for a notebook: what was found, whether it can be trusted, and which column to use."""
@@ -116,8 +97,7 @@ class Annotation:
             f"{len(self.obs):,} cells were annotated by the model {model['name']} ({tissue}{len(self.labels)} labels)"
         )
         text += f": {', '.join(first)}; {self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
-        shift = self.record.get("shift")
-        if shift is not None and not (math.isnan(shift["expected_lowest"]) and len(self.record["warnings"])):
+        if (shift := self.record.get("shift")) is not None and not self._warns_of(shift):
             ends = shift["expected_lowest"], shift["expected_highest"]
             kind = shift["kind"]
             expected = expected_text(*ends, kind)
@@ -127,6 +107,11 @@ class Annotation:
             f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} " for warning in self.record["warnings"]
         )
         return f"{text}The column to use is obs['{self.key}_call']."
+
+    def _warns_of(self, shift: dict[str, Any]) -> bool:
+        """Whether a warning states already how far the cells are from the reference."""
+        numbers = Shift(shift["novelty_ratio"], shift["gene_effects"], shift["num_cells"]).numbers
+        return any(numbers in warning for warning in self.record["warnings"])
 
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""

@@ -16,18 +16,8 @@ from scperformer.prediction.several import keys_of
 
 # Options that change nothing in an annotation, or whose effect is recorded in another way.
 NOT_IN_RESULT = {
-    *("inputs", "model_path", "other_models", "output", "outputs", "output_dir", "sample_names", "output_format"),
-    *(
-        "sample_sheet",
-        "condition_of",
-        "key_added",
-        "overwrite",
-        "replace_annotation",
-        "resume",
-        "keep_going",
-        "failed_ok",
-        "json",
-    ),
+    *("inputs", "model_path", "other_models", "output", "outputs", "output_dir", "sample_sheet", "condition_of"),
+    *("key_added", "overwrite", "replace_annotation", "resume", "keep_going"),
     *("batch_size", "threads", "device", "adapted_folder"),
 }
 RECORDED = {

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from anndata import AnnData
@@ -26,7 +26,7 @@ from scperformer.base.errors import DiskFull, InputError
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
-from scperformer.base.progress import progress, say
+from scperformer.base.progress import progress
 from scperformer.cells import find_query, require_regular
 from scperformer.config import PredictConfig
 from scperformer.files import (
@@ -143,7 +143,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     InputError
         A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
         the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
-        raised after the other files; with `cfg.failed_ok` nothing is raised.
+        raised after the other files; with `keep_going=ok` nothing is raised.
     """
     cfg = _without_own_outputs(cfg)
     outputs = _outputs_of(cfg)
@@ -163,11 +163,8 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     if cfg.resume:
         ready = _unfinished(ready, models, cfg, failures, described)
-    written = _annotate_files(ready, models, cfg, failures, described)
-    if cfg.json:
-        failed = [{"file": path, "error": error} for path, error in failures.errors.items()]
-        say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
-    if failures.errors and not cfg.failed_ok:
+    _annotate_files(ready, models, cfg, failures, described)
+    if failures.errors and cfg.keep_going != "ok":
         found = f"{len(failures.errors)} of {len(outputs)} files that cannot be annotated: {', '.join(failures.errors)}"
         remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED_SUFFIX}"
         raise InputError(found, "files that can be annotated", remedy)
@@ -192,16 +189,15 @@ def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
 
 def _outputs_of(cfg: PredictConfig) -> list[Path]:
     """Return the output of each input; refuse inputs that have the same output."""
-    ending = f".annotated.{cfg.output_format}"
-    named = cfg.outputs or ([cfg.output] if cfg.output else [])
-    outputs = [Path(name) for name in named] or [default_output(path, ending) for path in cfg.inputs]
-    if cfg.sample_names:
-        outputs = [output.with_name(f"{name}{ending}") for output, name in zip(outputs, cfg.sample_names, strict=True)]
+    named = cfg.outputs
+    if cfg.output:
+        named = [cfg.output.replace("{sample}", default_output(path, "").name) for path in cfg.inputs]
+    outputs = [Path(name) for name in named] or [default_output(path, ".annotated.h5ad") for path in cfg.inputs]
     if cfg.output_dir is not None:
         outputs = [Path(cfg.output_dir) / output.name for output in outputs]
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
-            remedy = "leave one of them out, or name them with sample_names=[...]"
+            remedy = "leave one of them out, or name the outputs: outputs=[...]"
             raise InputError(f"two inputs give {output}", "one input per output", remedy)
     return outputs
 
@@ -219,13 +215,20 @@ def _require_writable(output: Path, cfg: PredictConfig) -> None:
         raise InputError(found, "pyarrow, which writes Parquet files", remedy)
 
 
+class Written(NamedTuple):
+    """What the log says at the end about a file that was annotated."""
+
+    sha256: str  # of the input
+    num_cells: int
+    num_unknown: int
+
+
 class _Failures:
     """The errors of files that could not be annotated; with `keep_going` they do not stop the run."""
 
     def __init__(self, cfg: PredictConfig):
         self.errors: dict[str, str] = {}  # by the path of the input
-        is_only_file = len(cfg.inputs) == 1 and not cfg.failed_ok
-        self.keep_going = cfg.keep_going and not is_only_file
+        self.keep_going = cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(cfg.inputs) > 1)
 
     @contextmanager
     def of_file(self, path: str, output: Path) -> Iterator[None]:
@@ -296,13 +299,13 @@ def _annotate_files(
     cfg: PredictConfig,
     failures: _Failures,
     described: dict[str, dict[str, str]],
-) -> list[dict[str, Any]]:
-    """Annotate files, given as input and output, one after the other; return their summaries for `--json`.
+) -> None:
+    """Annotate files, given as input and output, one after the other.
 
     `described` has columns that all cells of a file get, with their values.
     """
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
-    summaries: list[dict[str, Any]] = []
+    done: list[Written] = []
     with progress("annotating", total=len(files), unit="files") as shown:
         shown.bound = "at least"  # the model may be adapted again, to a file of another kind
         for path, output in files:
@@ -310,33 +313,28 @@ def _annotate_files(
             with failures.of_file(path, output):
                 of_sample = described.get(path, {})
                 if len(models) > 1:
-                    summary = _annotate_by_several(path, output, models, cfg, of_sample)
+                    written = _annotate_by_several(path, output, models, cfg, of_sample)
                 else:
-                    summary = _annotate_file(path, output, models[0], cfg, of_sample)
-                summaries.append(summary)
+                    written = _annotate_file(path, output, models[0], cfg, of_sample)
+                done.append(written)
                 log.info("written: %s", output)
                 _failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
-                if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
+                if (same := path_of_content.setdefault(written.sha256, path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
-    if len(summaries) > 1:
-        _log_end(summaries, cfg)
-    return summaries
-
-
-def _log_end(summaries: list[dict[str, Any]], cfg: PredictConfig) -> None:
-    """Log how many files and cells were annotated, and the command of the report about them."""
-    num_cells = sum(summary["num_cells"] for summary in summaries)
-    unknown = sum(summary["num_unknown"] for summary in summaries) / num_cells
-    text = f"{len(summaries)} files annotated: {num_cells:,} cells, {in_percent(unknown)} of them unknown"
-    if cfg.output_dir is not None and cfg.output_format == "h5ad":
+    if len(done) < 2:
+        return
+    num_cells = sum(written.num_cells for written in done)
+    unknown = sum(written.num_unknown for written in done) / num_cells
+    text = f"{len(done)} files annotated: {num_cells:,} cells, {in_percent(unknown)} of them unknown"
+    if cfg.output_dir is not None:
         text += f"; next: scperformer report {shlex.quote(cfg.output_dir)}/*.annotated.h5ad"
     log.info("%s", text)
 
 
 def _annotate_by_several(
     path: str, output: Path, models: list[Model], cfg: PredictConfig, described: dict[str, str]
-) -> dict[str, Any]:
+) -> Written:
     """Annotate a file by one model after the other, and put all annotations into one copy of it."""
     keys = keys_of(models, cfg.key_added)
     if not cfg.replace_annotation:
@@ -346,26 +344,23 @@ def _annotate_by_several(
     existing = next(parent for parent in output.resolve().parents if parent.is_dir())
     with tempfile.TemporaryDirectory(dir=existing, prefix=".scperformer-") as folder:
         first = Path(folder) / "first.h5ad"
-        summary: dict[str, Any] = {}
+        written = []
         for model, key in zip(models, keys, strict=True):
             place = first if key == keys[0] else Path(folder) / "other.h5ad"
             of_sample = described if place == first else {}
             own = replace(cfg, key_added=key, replace_annotation=True, resume=False)
-            made = _annotate_file(path, place, model, own, of_sample)
-            summary = summary or made
+            written.append(_annotate_file(path, place, model, own, of_sample))
             if place != first:
                 add_annotation(first, place, key)
                 place.unlink()
         record_in_file(first, models, keys)
         with new_file(output, cfg.overwrite) as temporary:
             shutil.move(first, temporary)
-    return summary | {"output": str(output), "models": [model.saved.name for model in models]}
+    return written[0]
 
 
-def _annotate_file(
-    path: str, output: Path, model: Model, cfg: PredictConfig, described: dict[str, str]
-) -> dict[str, Any]:
-    """Annotate a file, one block of cells at a time; return a summary for `--json`."""
+def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig, described: dict[str, str]) -> Written:
+    """Annotate a file, one block of cells at a time."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
@@ -388,7 +383,7 @@ def _annotate_file(
                 annotation.describe(described, existing, path)
             scratch = parts.folder
             write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
-    return {"file": path, "output": str(output), "sha256": query.sha256, **annotation.summary()}
+    return Written(query.sha256, len(annotation.obs), annotation.record["num_unknown"])
 
 
 def _identity_of(adapted: Adapted, model: Model, cfg: PredictConfig) -> dict[str, str]:

@@ -216,7 +216,7 @@ def check(source: str | AnnData, cfg: CheckConfig, model: SavedModel, known: Kno
     path = source if isinstance(source, str) else IN_MEMORY
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
     step = "predict"
-    ending = f".annotated.{PredictConfig.output_format}"
+    ending = ".annotated.h5ad"
     if cfg.label_key is not None:
         step = "train"
         ending = ".model"
@@ -386,7 +386,7 @@ def check_all(sources: Sequence[str | AnnData], cfg: CheckConfig, tell: Callable
 
 
 def run_check(cfg: CheckConfig) -> list[Checked]:
-    """Print the findings about each file and the next command, as text or JSON; with `output`, also write the JSON.
+    """Print the findings about each file and the next command; with `output`, also write the findings as JSON.
 
     Raises
     ------
@@ -395,12 +395,10 @@ def run_check(cfg: CheckConfig) -> list[Checked]:
     """
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
-    checks = check_all(cfg.inputs, cfg, None if cfg.json else say)
+    checks = check_all(cfg.inputs, cfg, say)
     results = checks.files
-    text = json.dumps({"model": checks.model, "files": results}, indent=1, allow_nan=False)
-    if cfg.json:
-        say(text)
     if cfg.output is not None:
+        text = json.dumps({"model": checks.model, "files": results}, indent=1, allow_nan=False)
         with new_file(cfg.output, cfg.overwrite) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
     if refused := [result["file"] for result in results if result["problem"] is not None]:

@@ -252,7 +252,7 @@ def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, 
     text = capsys.readouterr().out
     [kind] = {kind for kind in (OTHER, FAR) if kind in text}
     assert text.count(kind) == 1
-    assert text.count("xpect") == (kind == OTHER and "Warning" not in text)
+    assert text.count("xpect") == (kind == OTHER and "look like none" not in text)
 
 
 def test_check_tells_problems_without_raising(counts_adata, model, write, capsys):

@@ -375,22 +375,6 @@ def test_exit_code_of_a_process(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_what_was_written_as_json(command, sample, tiny_model, tmp_path):
-    (tmp_path / "bad.h5ad").write_text("bad")
-    words = [sample, "bad.h5ad", f"model_path={tiny_model}", "output_dir=out", "keep_going=true", "--json"]
-    ran = command("predict", *words)
-    assert ran.code == 2
-    found = json.loads(ran.out)
-    (made,), (failed,) = found["files"], found["failed"]
-    annotated = ad.read_h5ad(made["output"])
-    calls = annotated.obs["scperformer_call"].value_counts()
-    assert made["calls"] == calls[calls > 0].to_dict()
-    assert made["num_unknown"] == annotated.obs["scperformer_unknown"].sum()
-    assert made["model"]["hash"] == annotated.uns["scperformer"]["model"]["hash"]
-    assert failed["file"] == "bad.h5ad"
-    assert failed["error"] in ran.err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("| head -n 1", 141), ("2>&- > out", 0), (">&- 2>&-", 0)])
 def test_pipes_that_close_are_quiet(end, code, sample, tiny_model, tmp_path):

@@ -494,7 +494,7 @@ def test_more_files_than_one(sample, refused):
 
 def test_one_output_for_many_files(sample, model, refused):
     error = refused("predict", sample, "b.h5ad", "model_path=model", "output=x.h5ad")
-    assert mentions(error, "output=x.h5ad", "no output option with several files")
+    assert mentions(error, "output=x.h5ad", "a name with {sample} for several files")
 
 
 def test_unknown_step(refused):

@@ -177,12 +177,6 @@ def test_parquet_says_how_it_was_made(counts_adata, tiny_model, write, tmp_path)
     assert load_model(tiny_model).saved.hash.encode() in read_schema(output).metadata[b"scperformer"]
 
 
-def test_formats_without_output_are_beside_the_input(counts_adata, tiny_model, write):
-    path = write(counts_adata)
-    (output,) = run_predict(config(path, tiny_model, output_format="csv"))
-    assert output == path.with_name("sample.annotated.csv")
-
-
 def test_formulas_in_names_do_not_run_in_a_spreadsheet(counts_adata, tiny_model, write, tmp_path, caplog):
     names = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(1)", *counts_adata.obs_names[4:]]
     counts_adata.obs_names = names

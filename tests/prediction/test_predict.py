@@ -401,20 +401,20 @@ def test_refused_files_leave_a_file_with_the_reason(counts_adata, tiny_model, wr
     assert evaluated.code == 0, evaluated.err
     assert "left out, as they could not be annotated" in evaluated.err
     write(counts_adata, "few.h5ad")
-    assert command(*words, "overwrite=true", "failed_ok=true").code == 0
+    assert command(*words, "overwrite=true", "keep_going=ok").code == 0
     assert sorted(path.name for path in out.iterdir()) == [
         *("bad.failed.json", "few.annotated.h5ad", "good.annotated.h5ad")
     ]
-    assert command("predict", "bad.h5ad", "output=out/alone.h5ad", *options, "failed_ok=true").code == 0
+    assert command("predict", "bad.h5ad", "output=out/alone.h5ad", *options, "keep_going=ok").code == 0
     alone = json.loads((out / "alone.failed.json").read_text())
     assert alone == written[0] | {"sample": "alone"}
 
 
-@pytest.mark.parametrize("option", ["model_path=none", "device=cuda", "keep_going=false"])
+@pytest.mark.parametrize("option", ["model_path=none", "device=cuda"])
 def test_errors_that_do_not_concern_a_file_are_raised(counts_adata, tiny_model, write, tmp_path, command, option):
     if option == "device=cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    options = [f"model_path={tiny_model}", "keep_going=true", "failed_ok=true"]
+    options = [f"model_path={tiny_model}", "keep_going=ok"]
     ran = command("predict", write(counts_adata), *options, option)
     assert ran.code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sample.h5ad"]
@@ -438,13 +438,10 @@ def test_all_outputs_in_one_folder(tiny_model, counts_adata, tmp_path, command):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         counts_adata[:20].write_h5ad(tmp_path / folder / f"{folder}.h5ad")
-    words = ["one/one.h5ad", "two/two.h5ad", f"model_path={tiny_model}", "output_dir=all of them", "output_format=csv"]
-    assert command("predict", *words).code == 0
-    assert sorted(path.name for path in (tmp_path / "all of them").iterdir()) == [
-        "one.annotated.csv",
-        "two.annotated.csv",
-    ]
-    two = command("predict", *words[:4], "overwrite=true")
+    words = ["one/one.h5ad", "two/two.h5ad", f"model_path={tiny_model}"]
+    assert command("predict", *words, "output=all of them/{sample}-calls.csv").code == 0
+    assert sorted(path.name for path in (tmp_path / "all of them").iterdir()) == ["one-calls.csv", "two-calls.csv"]
+    two = command("predict", *words, "output_dir=all of them")
     assert re.search(
         r"2 files annotated: 40 cells, \d+ % of them unknown; next: scperformer report 'all of them'/", two.err
     )
@@ -456,7 +453,7 @@ def test_all_outputs_in_one_folder(tiny_model, counts_adata, tmp_path, command):
 
 
 def test_files_of_cell_ranger_have_the_names_of_their_samples(tiny_model, counts_adata, tmp_path):
-    """The layouts of count, aggr and multi; and names of one's own."""
+    """The layouts of count, aggr and multi."""
     name = "filtered_feature_bc_matrix"
     places = [
         f"s1/outs/{name}",
@@ -473,11 +470,6 @@ def test_files_of_cell_ranger_have_the_names_of_their_samples(tiny_model, counts
     options = {"inputs": paths, "model_path": str(tiny_model), "adapt": "false"}
     written = run_predict(PredictConfig(**options, output_dir=str(tmp_path / "out")))
     assert [path.name for path in written] == [f"s{number}.annotated.h5ad" for number in range(1, 5)]
-    names = ["a", "b", "c", "d"]
-    written = run_predict(PredictConfig(**options, output_dir=str(tmp_path / "named"), sample_names=names))
-    assert [path.name for path in written] == [f"{name}.annotated.h5ad" for name in names]
-    with pytest.raises(InputError, match=r"sample_names=.*expected 4 names, one per input file"):
-        PredictConfig(**options, sample_names=["a"])
 
 
 def test_columns_of_a_sample_sheet_are_added(tiny_model, counts_adata, tmp_path, caplog):

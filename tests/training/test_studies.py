@@ -146,9 +146,9 @@ def test_the_model_travels_in_an_archive(folder, tmp_path, monkeypatch, command)
 
 def test_check_compares_a_file_with_the_nearest_study(folder, studies, command, tmp_path):
     made_cells(240, 3).write_h5ad("like_third.h5ad")
-    done = command("check", "like_third.h5ad", f"model_path={folder}", "json=true")
+    done = command("check", "like_third.h5ad", f"model_path={folder}", "output=check.json")
     assert done.code == 0
-    [found] = json.loads(done.out)["files"] if "files" in done.out else json.loads(done.out)
+    [found] = json.loads(Path("check.json").read_text())["files"]
     assert found["shift"]["kind"] == "like the reference"
     assert found["condition"]["num_genes"] == 280
 

@@ -225,7 +225,7 @@ def test_a_changed_option_concerns_its_step_and_those_after_it(done: Path) -> No
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
     steps, annotate = (checkout / path for path in ("scperformer/config/steps.py", "workflow/rules/annotate.smk"))
-    option = "    failed_ok: bool = False  # with"
+    option = "    replace_annotation: bool = False"
     with (
         replaced(steps, option, f"    new_option: bool = False  # a new one\n{option}"),
         replaced(annotate, "scperformer predict", "scperformer  predict"),

@@ -32,7 +32,7 @@ rule predict:
         runtime=predict_minutes,
         gpu=min(WORKFLOW.gpu, 1),
     shell:
-        "scperformer predict {input.sample:q} model_path={input.model:q} {params.outputs:q} keep_going=true failed_ok=true"
+        "scperformer predict {input.sample:q} model_path={input.model:q} {params.outputs:q} keep_going=ok"
         " {params.adapted:q} {params.described:q} {params.device:q} threads={threads} {params.overrides:q} > {log:q} 2>&1"
 
 
