@@ -145,7 +145,7 @@ def _lines(path: str | Path, expected: str) -> Iterator[str]:
 
 
 def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
-    """Read the rows of a CSV or TSV file with two columns; blank lines are left out.
+    """Read the rows of a CSV or TSV file with two columns, also with semicolons; blank lines are left out.
 
     Raises
     ------
@@ -153,7 +153,9 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
         The file cannot be read, or a row does not have exactly two fields, or has an empty field.
     """
     lines = [line for line in _lines(path, expected) if line]
-    rows = list(csv.reader(lines, delimiter="\t" if lines and "\t" in lines[0] else ","))
+    # Excel writes semicolons where commas are for decimals; a label may contain commas.
+    delimiter = max("\t;,", key=lines[0].count) if lines else ","
+    rows = list(csv.reader(lines, delimiter=delimiter))
     for number, row in enumerate(rows, start=1):
         if len(row) != 2 or not all(field.strip() for field in row):
             found = f"row {number} of {path} with {sum(bool(field.strip()) for field in row)} values"

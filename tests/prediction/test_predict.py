@@ -428,6 +428,9 @@ def test_annotations_beside_the_inputs_are_not_inputs_of_the_next_run(tiny_model
     assert "warning: b.h5ad has the same content as a.h5ad" in first.err
     files = sorted(path.name for path in tmp_path.glob("*.h5ad"))
     assert files == ["a.annotated.h5ad", "a.h5ad", "b.annotated.h5ad", "b.h5ad"]
+    refused = command("predict", *files, f"model_path={tiny_model}")
+    assert refused.code == 2
+    assert "a.annotated.h5ad exists; expected new outputs: add resume=true to keep what an earlier run" in refused.err
     again = command("predict", *files, f"model_path={tiny_model}", "overwrite=true")
     assert again.code == 0
     assert "a.annotated.h5ad is left out: it is the annotation of a.h5ad" in again.err

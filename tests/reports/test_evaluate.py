@@ -447,12 +447,13 @@ def test_true_labels_of_another_study_are_compared_as_what_both_mean(tmp_path, c
     assert by_name["merged"] == {}
 
 
-def test_true_labels_are_mapped_by_a_file(tmp_path):
+@pytest.mark.parametrize("separator", ["\t", ";"])
+def test_true_labels_are_mapped_by_a_file(tmp_path, separator):
     sample = annotated_sample(num_cells=40)
     names = sample.obs[TRUTH_KEY].astype(str)
     first = sorted(set(names))[0]
-    sample.obs[TRUTH_KEY] = names.replace(first, "the first type")
-    (tmp_path / "map.tsv").write_text(f"the first type\t{first}\n")
+    sample.obs[TRUTH_KEY] = names.replace(first, "the first, type")
+    (tmp_path / "map.tsv").write_text(f"the first, type{separator}{first}\n")
     expected = scores_of(names, sample.obs["scperformer_label"].astype(str))
     metrics = json.loads(
         (evaluate(tmp_path, [sample], truth_map=str(tmp_path / "map.tsv")) / "metrics.json").read_text()
