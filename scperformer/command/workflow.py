@@ -104,8 +104,7 @@ def run_workflow(cfg: WorkflowConfig) -> None:
     Raises
     ------
     InputError
-        Snakemake is not installed; the configuration or the sample sheet is wrong (`read_workflow`); or there are no
-        samples, and no example data beside the workflow.
+        Snakemake is not installed; or the configuration or the sample sheet is wrong (`read_workflow`).
     SystemExit
         Snakemake failed: with its exit code.
     """
@@ -120,10 +119,7 @@ def run_workflow(cfg: WorkflowConfig) -> None:
             raise InputError(found, "a YAML file like config/config.yaml", "see docs/workflow.md") from error
     if isinstance(content, dict):  # else the next line refuses it
         content |= {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
-    workflow = read_workflow(content, cfg.configfile or "configuration")
-    if not workflow.samples and not (workflow_folder().parent / "data" / "pbmc3k.h5ad").exists():
-        remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
-        raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
+    read_workflow(content, workflow_folder(), cfg.configfile or "configuration")
     words = snakemake_words(cfg)
     log.info("snakemake %s", shlex.join(words))
     code = _code_of(words)

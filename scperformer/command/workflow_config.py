@@ -40,8 +40,17 @@ class Workflow:
     options: dict[str, list[str]]  # the user's options of each step, as words of its command
 
 
-def read_workflow(config: Mapping[str, Any], where: str = "configuration") -> Workflow:
-    """Return the workflow of a configuration, with the keys of config/config.yaml; all may be missing.
+def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
+    """Return the workflow of a configuration.
+
+    Parameters
+    ----------
+    config
+        Keys of config/config.yaml; all may be missing.
+    folder
+        The folder of the Snakefile. Beside it, only a checkout has the data that replace missing samples.
+    where
+        The place of the configuration, for errors.
 
     Raises
     ------
@@ -63,6 +72,9 @@ def read_workflow(config: Mapping[str, Any], where: str = "configuration") -> Wo
     if cfg.samples and not (references or cfg.model_path):
         remedy = "add reference=labelled.h5ad, or model_path=FOLDER or the name of a model"
         raise InputError("samples= alone", "what to annotate them with", remedy)
+    if not cfg.samples and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
+        remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
+        raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
     if not OUTDIR.fullmatch(cfg.outdir):
         raise InputError(f"outdir={cfg.outdir}", "a folder without braces in its name", "choose another")
     _require_own_outdir(cfg.outdir)

@@ -2,17 +2,23 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.command.workflow_config import read_workflow
+from scperformer.command.workflow import workflow_folder
+from scperformer.command.workflow_config import Workflow, read_workflow
 from scperformer.model import PACKAGED_MODEL
 
 REFERENCE = {"reference": "reference.h5ad", "samples": "samples.tsv"}
 MODEL = {"model_path": "model", "samples": "samples.tsv"}
+
+
+def read(config: Any) -> Workflow:
+    return read_workflow(config, workflow_folder())
 
 
 def write_sheet(name: str, *rows: str) -> None:
@@ -33,17 +39,22 @@ def user(tmp_path, monkeypatch) -> Path:
 
 
 def test_all_keys_have_defaults():
-    workflow = read_workflow({})
+    workflow = read({})
     assert (workflow.references, workflow.samples, workflow.model) == ([], {}, "")
     assert (workflow.label_key, workflow.outdir, workflow.predict_jobs, workflow.gpu) == ("cell_type", "results", 8, 0)
-    assert read_workflow({"outdir": None}) == workflow
+    assert read({"outdir": None}) == workflow
     with pytest.raises(InputError, match=r"'predict-jobs'; expected one of .*did you mean 'predict_jobs'"):
-        read_workflow({"predict-jobs": 1})
+        read({"predict-jobs": 1})
+
+
+def test_without_samples_and_embedded_data_a_sheet_is_asked_for(tmp_path):
+    with pytest.raises(InputError, match=r"no sample sheet; expected one with the columns sample and path"):
+        read_workflow({}, tmp_path / "snakefiles")
 
 
 def test_samples_and_options_are_read():
     options = {"train": {"seed": 3}, "predict": ["quality=true", "alpha=0.1"]}
-    workflow = read_workflow({**REFERENCE, "label_key": "type", "outdir": "out/", "overrides": options})
+    workflow = read({**REFERENCE, "label_key": "type", "outdir": "out/", "overrides": options})
     assert workflow.references == ["reference.h5ad"]
     assert workflow.samples["a"] == {"path": "a.h5ad", "truth": "a.csv", "donor": "d1"}
     assert workflow.samples["c"] == {"path": "c.h5ad"}
@@ -53,20 +64,20 @@ def test_samples_and_options_are_read():
 
 
 def test_several_references_are_studies():
-    workflow = read_workflow({"reference": ["reference.h5ad", "b.h5ad"], "samples": "samples.tsv"})
+    workflow = read({"reference": ["reference.h5ad", "b.h5ad"], "samples": "samples.tsv"})
     assert workflow.references == ["reference.h5ad", "b.h5ad"]
     Path("other").mkdir()
     shutil.copy("b.h5ad", "other")
     with pytest.raises(InputError, match=r"two files b in reference=; expected a name of its own"):
-        read_workflow({"reference": ["b.h5ad", "other/b.h5ad"], "samples": "samples.tsv"})
+        read({"reference": ["b.h5ad", "other/b.h5ad"], "samples": "samples.tsv"})
 
 
 def test_models_are_found_by_name_as_in_predict(user):
-    assert read_workflow({"model_path": "pbmc3k", "samples": "samples.tsv"}).model == str(PACKAGED_MODEL)
+    assert read({"model_path": "pbmc3k", "samples": "samples.tsv"}).model == str(PACKAGED_MODEL)
     shutil.copytree(PACKAGED_MODEL, user / "models/mine")
-    assert read_workflow({"model_path": "mine", "samples": "samples.tsv"}).model == str(user / "models/mine")
+    assert read({"model_path": "mine", "samples": "samples.tsv"}).model == str(user / "models/mine")
     with pytest.raises(InputError, match=r"no pbmc4k; expected the model named by model_path=pbmc4k"):
-        read_workflow({"model_path": "pbmc4k", "samples": "samples.tsv"})
+        read({"model_path": "pbmc4k", "samples": "samples.tsv"})
 
 
 def overrides(**steps):
@@ -106,7 +117,7 @@ def test_bad_config_is_refused_in_one_line(user, case):
     (user / "{x}.h5ad").touch()
     (user / "my{m}").mkdir()
     with pytest.raises(InputError, match=message) as refusal:
-        read_workflow(config)
+        read(config)
     assert "\n" not in str(refusal.value)
 
 
@@ -135,7 +146,7 @@ def test_bad_sheet_is_refused_in_one_line(user, case):
     (user / "{x}.h5ad").touch()
     write_sheet("samples.tsv", *rows)
     with pytest.raises(InputError, match=message) as refusal:
-        read_workflow(REFERENCE)
+        read(REFERENCE)
     assert "\n" not in str(refusal.value)
 
 
@@ -166,13 +177,13 @@ def test_columns_that_do_not_exist_are_refused(user, case):
         (user / name).write_text(f"cell,{column}\n0,a\n1,b\n")
     config, message = COLUMNS[case]
     with pytest.raises(InputError, match=message):
-        read_workflow(REFERENCE | config)
+        read(REFERENCE | config)
 
 
 def test_an_outdir_with_folders_of_the_users_is_refused(user):
     """Snakemake removes the folders that rules make before it makes them anew: here the user's own `model`."""
     (user / "notes.txt").touch()
     with pytest.raises(InputError, match=r"\./model exists, and this workflow may not have made it"):
-        read_workflow(REFERENCE | {"outdir": "."})
+        read(REFERENCE | {"outdir": "."})
     (user / "model").rmdir()
-    assert read_workflow(REFERENCE | {"outdir": "."}).outdir == "."
+    assert read(REFERENCE | {"outdir": "."}).outdir == "."

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -236,6 +237,22 @@ def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path)
         assert {"prepare reference", "train", "predict a~c", "report"} <= set(
             plan(done, "--config", *ONE_JOB, root=checkout)
         )
+
+
+@pytest.mark.slow
+def test_a_given_model_is_known_by_its_content(user: Path) -> None:
+    """Each installation of the package makes the files of its model newer."""
+    write_fake_steps(user / "bin")
+    info = user / "model/bundle.json"
+    info.write_text("{}")
+    config = ["model_path=model", "samples=samples.tsv", "predict_jobs=1"]
+    assert snakemake(user, "--config", *config).returncode == 0
+    later = time.time() + 10
+    for path in (info, info.parent):
+        os.utime(path, (later, later))
+    assert plan(user, "--config", *config) == []
+    info.write_text("{ }")
+    assert "predict a~c" in plan(user, "--config", *config)
 
 
 @pytest.mark.slow
