@@ -204,7 +204,8 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
 
 def _require_writable(output: Path, cfg: PredictConfig) -> None:
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
-    if output.exists() and len(cfg.inputs) > 1 and not (cfg.overwrite or cfg.resume):
+    has_record = output.suffix in (".h5ad", ".zarr", ".parquet")  # of its run, by which resume knows it
+    if output.exists() and len(cfg.inputs) > 1 and has_record and not (cfg.overwrite or cfg.resume):
         remedy = "add resume=true to keep what an earlier run has finished, or overwrite=true to replace it"
         raise InputError(f"{output} exists", "new outputs", remedy)
     require_absent(output, cfg.overwrite or cfg.resume, STORE if output.suffix == ".zarr" else None)
