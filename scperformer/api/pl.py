@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of, text_colour_on
-from scperformer.labels import NO_CALL
+from scperformer.labels import NO_CALL, require_no_containers
 from scperformer.reports.cell_map import AUTO, draw
 from scperformer.reports.composition import value_colours
 from scperformer.reports.expression import measured_genes
@@ -39,6 +39,8 @@ def _column(adata: AnnData, name: str, key: str) -> str:
     With the usual key, `label` stands for `scperformer_label`.
     """
     for column in (name, f"{key}_{name}"):
+        if column in adata.obs:
+            require_no_containers(adata.obs[column])
         if column in adata.obs or column in adata.var_names:
             return column
     known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, adata.obs) if column.startswith(key))

@@ -23,7 +23,7 @@ from scperformer.cells.alignment import (
     merge_genes,
     plan_alignment,
 )
-from scperformer.cells.corpus import Corpus, make_corpus, read_genes
+from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.counts import recover_counts, thin
 from scperformer.cells.detect import Findings, Place, detect_expression, gene_table, prepared_total, stored_expression
 from scperformer.cells.droplets import Droplets

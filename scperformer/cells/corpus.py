@@ -15,7 +15,6 @@ from scperformer.cells.on_disk import Sample, Stream, make_collection
 from scperformer.cells.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample, stratified_split
 from scperformer.config import PretrainConfig
 from scperformer.files import checksum
-from scperformer.genes import require_unique
 
 log = logging.getLogger(__name__)
 
@@ -84,20 +83,3 @@ def make_corpus(
     split = np.arange(len(sample)), np.arange(len(sample), len(loaded))
     stream = Stream(collection, train, of_cell[train])
     return Corpus(collection.read(loaded), genes, of_cell[loaded], files, split, stream)
-
-
-def read_genes(path: str | Path) -> list[str]:
-    """Read gene names from a text file with one name on each line; empty lines are ignored."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-        genes = [line.strip() for line in lines if line.strip()]
-        wrong = "no genes" if not genes else "several columns" if any("\t" in gene for gene in genes) else None
-    except OSError as error:
-        wrong = f"no readable file ({error.strerror})"
-    except UnicodeDecodeError:
-        wrong = "bytes that are not text"
-    if wrong is not None:
-        found = f"{wrong} at '{path}', a list of genes"
-        raise InputError(found, "a text file with one gene id in each line", "name another file")
-    require_unique(genes, f"'{path}'")
-    return genes

@@ -13,7 +13,6 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.base.progress import progress
-from scperformer.cells.corpus import read_genes
 from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
 from scperformer.cells.reference_labels import (
     TERM_SUFFIX,
@@ -36,7 +35,7 @@ from scperformer.cells.splits import (
     stratified_sample,
 )
 from scperformer.config import TrainConfig
-from scperformer.files import PREPARED_KEY, open_stored, read_cells, reading
+from scperformer.files import PREPARED_KEY, open_stored, read_cells, read_genes, reading
 from scperformer.genes import find_panel
 from scperformer.labels import label_texts
 

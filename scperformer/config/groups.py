@@ -224,7 +224,7 @@ class ConditionsConfig(Options):
     # cells are thinned to a random share of their counts, this one at least; 1: no thinning
     lowest_depth: float = option(1.0, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
     panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that have the genes of a random panel only
-    # a text file with the genes of a panel, one a line: any model is made for these genes alone
+    # the genes of a panel, in lines of text or as a table or JSON: any model is made for these genes alone
     genes: str | None = None
 
     @property

@@ -3,9 +3,10 @@
 In reading order: `safety` (damaged and unsafe files are refused), `hdf5_guard` (HDF5 files on which libhdf5 hangs or
 crashes), `writing` (HDF5 files), `h5ad` (in memory or with matrices on disk), `tenx` (10x and loom), `mtx`
 (MatrixMarket), `tables` (text), `read` (the kind of an input, its cells and its checksum), `rows` (matrices that are
-read block by block), `sheet` (what a sample sheet tells about samples).
+read block by block), `sheet` (what a sample sheet tells about samples), `gene_lists` (the genes of a panel).
 """
 
+from scperformer.files.gene_lists import is_gene_list, read_genes
 from scperformer.files.h5ad import (
     LOG1P_KEY,
     PREPARED_KEY,

@@ -67,7 +67,7 @@ def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterato
 def quiet_anndata() -> Iterator[None]:
     """Silence anndata's warnings about repeated names and about its older formats."""
     with warnings.catch_warnings():
-        # require_usable announces repeated cell names; genes.require_unique refuses repeated genes.
+        # require_usable announces repeated cell names.
         warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
         # Users cannot change how anndata reads its older formats.
         for category in (ad.OldFormatWarning, FutureWarning):

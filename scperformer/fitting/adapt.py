@@ -16,9 +16,9 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time, listed
 from scperformer.base.outputs import require_absent
-from scperformer.cells import Query, find_query, read_genes
+from scperformer.cells import Query, find_query
 from scperformer.config import AdaptConfig, PredictConfig
-from scperformer.files import default_output, open_cells
+from scperformer.files import default_output, is_gene_list, open_cells, read_genes
 from scperformer.fitting.adapted import fit_to_condition, with_encoder_weight
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
 from scperformer.fitting.repeats import Repeats, find_repeats, joined_repeats
@@ -295,7 +295,7 @@ def _condition_of(source: str | AnnData, saved: SavedModel, cfg: AdaptConfig) ->
     """Return the genes of a model that a file, cells in memory or a text file of genes have, and the depth if known."""
     if isinstance(source, AnnData):
         return find_condition(find_query(source, saved, cfg))
-    if source.endswith(".txt"):
+    if is_gene_list(source):
         return Condition(find_panel(read_genes(source), saved.genes, "model", species=cfg.species, path=source), None)
     with open_cells(source, cfg.orientation) as cells:
         return find_condition(find_query(cells, saved, cfg, source))

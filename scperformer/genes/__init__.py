@@ -16,7 +16,6 @@ from scperformer.genes.names import (
     ids_and_symbols,
     repeated_note,
     require_named,
-    require_unique,
 )
 from scperformer.genes.overlap import (
     MIN_PANEL,

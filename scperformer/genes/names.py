@@ -79,16 +79,6 @@ def guess_species(names: Sequence[str]) -> str:
     return "mouse" if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in symbols) > len(symbols) / 2 else "unknown"
 
 
-def require_unique(names: Sequence[str], where: str) -> None:
-    """Refuse a list of genes with repeated names."""
-    index = pd.Index(names)
-    repeated = index[index.duplicated()].unique()
-    if len(repeated):
-        examples = ", ".join(repr(str(name)) for name in repeated[:3])
-        found = f"{len(repeated)} gene names occur more than once in {where} (e.g. {examples})"
-        raise InputError(found, "unique gene names", "remove the repetitions")
-
-
 def require_named(names: Sequence[str], where: str) -> None:
     """Refuse several genes without a name: repeated names are summed as one gene, but these are different genes."""
     num_missing = sum(name.lower() in MISSING_NAMES for name in names)

@@ -30,5 +30,12 @@ from scperformer.labels.ontology import (
     read_obo,
     read_pairs,
 )
-from scperformer.labels.texts import first_container, label_texts, means_no_label, spelled_as, without_no_labels
+from scperformer.labels.texts import (
+    first_container,
+    label_texts,
+    means_no_label,
+    require_no_containers,
+    spelled_as,
+    without_no_labels,
+)
 from scperformer.labels.tree import MAX_LEVELS, LabelTree, pairs_of_columns, tree_of_pairs

@@ -33,9 +33,7 @@ def label_texts(values: pd.Series) -> pd.Series:
     InputError
         The column holds lists, sets, dictionaries or the like.
     """
-    if (container := first_container(values)) is not None:
-        found = f"a {type(container).__name__} in column '{values.name}' (e.g. {shortened(container)})"
-        raise InputError(found, "a text or a number for each cell", "convert the column, for example to strings")
+    require_no_containers(values)
     codes, distinct = pd.factorize(values)  # so that each label is processed once, not once per cell
     texts = [_text(value) for value in np.asarray(distinct, dtype=object)]
     if all(WHOLE.fullmatch(text) for text in texts if text):
@@ -50,6 +48,13 @@ def first_container(values: pd.Series) -> object | None:
     is_categorical = isinstance(values.dtype, pd.CategoricalDtype)
     distinct = values.cat.categories if is_categorical else values if values.dtype == object else ()
     return next((value for value in distinct if isinstance(value, CONTAINERS)), None)
+
+
+def require_no_containers(values: pd.Series) -> None:
+    """Refuse a column that holds lists, sets, dictionaries or the like."""
+    if (container := first_container(values)) is not None:
+        found = f"a {type(container).__name__} in column '{values.name}' (e.g. {shortened(container)})"
+        raise InputError(found, "a text or a number for each cell", "convert the column, for example to strings")
 
 
 def means_no_label(text: str) -> bool:

@@ -17,8 +17,9 @@ from scperformer.attention import PluginProblem
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.progress import progress
-from scperformer.cells import find_query, read_genes
+from scperformer.cells import find_query
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, checked
+from scperformer.files import read_genes
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
 from scperformer.model import (
     SavedModel,

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from anndata import AnnData
 
-from scperformer.cells import Corpus, Sample, make_corpus, read_genes, settle_in_memory
+from scperformer.cells import Corpus, Sample, make_corpus, settle_in_memory
 from scperformer.config import PretrainConfig
-from scperformer.files import checksum, default_output, read_cells
+from scperformer.files import checksum, default_output, read_cells, read_genes
 from scperformer.learning import device_of, source_of_cells
 from scperformer.model import ENCODER, SavedModel
 from scperformer.network import Cells, Encoder, gene_means, torch_state_kept

@@ -146,3 +146,11 @@ def test_markers_are_the_genes_that_contribute_most(annotated, tiny_model):
     shown = {text.get_text() for text in axes.get_xticklabels()}
     for _, genes in explanation.genes.groupby("label"):
         assert set(genes["gene"].head(2)) <= shown
+
+
+def test_a_column_of_lists_is_refused(annotated):
+    annotated = annotated.copy()
+    annotated.obs["lists"] = pd.Series([["a"]] * annotated.n_obs, index=annotated.obs_names, dtype=object)
+    for draw in (lambda: scp.pl.composition(annotated, "lists"), lambda: scp.pl.embedding(annotated, "lists")):
+        with pytest.raises(InputError, match="a list in column 'lists'"):
+            draw()

@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 
 from scperformer.base.errors import InputError
-from scperformer.cells import Sample, make_corpus, read_genes
+from scperformer.cells import Sample, make_corpus
 from scperformer.cells.splits import stratified_split
 from scperformer.config import make_config
 
@@ -151,28 +151,3 @@ def test_validation_has_its_share_of_every_file(fraction):
         assert abs((files[val] == file).sum() - fraction * (files == file).sum()) <= 1
     again = stratified_split(files, fraction, seed=0, least=0)
     assert all(np.array_equal(one, two) for one, two in zip((train, val), again, strict=True))
-
-
-def test_genes_from_a_file(tmp_path):
-    path = tmp_path / "genes.txt"
-    path.write_text("\ufeffB\n\nA \nC\n", encoding="utf-8")
-    assert read_genes(path) == ["B", "A", "C"]
-
-
-BAD_FILES = {
-    "none": (None, "no readable file"),
-    "empty": (b"\n\n", "no genes at"),
-    "binary": (b"\xff\xfe\x00A", "bytes that are not text"),
-    "twice": (b"A\nB\nA\n", r"1 gene names occur more than once in .*'A'"),
-    "table": (b"gene\tmean\nA\t1\n", "several columns"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_bad_files_of_genes(tmp_path, case):
-    content, message = BAD_FILES[case]
-    path = tmp_path / "genes.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        read_genes(path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.genes import first_of_each, guess_species, id_kind, require_named, require_unique
+from scperformer.genes import first_of_each, guess_species, id_kind, require_named
 from scperformer.genes.names import as_in_r, id_and_symbol
 
 
@@ -64,12 +64,6 @@ SPECIES = {
 def test_species(case):
     names, species = SPECIES[case]
     assert guess_species(names) == species
-
-
-def test_a_list_of_genes_with_repeated_names_is_refused():
-    require_unique(["A", "B"], "X")
-    with pytest.raises(InputError, match=r"1 gene names occur more than once in X of a.h5ad \(e.g. 'B'\)"):
-        require_unique(["A", "B", "B", "B"], "X of a.h5ad")
 
 
 def test_several_genes_without_a_name_are_refused():
