@@ -151,6 +151,6 @@ def test_markers_are_the_genes_that_contribute_most(annotated, tiny_model):
 def test_a_column_of_lists_is_refused(annotated):
     annotated = annotated.copy()
     annotated.obs["lists"] = pd.Series([["a"]] * annotated.n_obs, index=annotated.obs_names, dtype=object)
-    for draw in (lambda: scp.pl.composition(annotated, "lists"), lambda: scp.pl.embedding(annotated, "lists")):
+    for plot in (lambda: scp.pl.composition(annotated, "lists"), lambda: scp.pl.embedding(annotated, "lists")):
         with pytest.raises(InputError, match="a list in column 'lists'"):
-            draw()
+            plot()
