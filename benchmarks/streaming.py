@@ -39,7 +39,7 @@ BUFFER = 4096  # cells per turn, as many as are read at a time
 def endless(cells: Cells | StreamedCells, batch_size: int) -> Iterator:
     epoch = 0
     while True:
-        yield from cells.epoch_batches(batch_size, balance="none", seed=0, epoch=epoch, rank=0, world_size=1)
+        yield from cells.epoch_batches(batch_size, seed=0, epoch=epoch, rank=0, world_size=1)
         epoch += 1
 
 

@@ -113,7 +113,6 @@ class DataConfig(Options):
     min_cells_per_label: int = option(2, ONE_OR_MORE)  # a label with fewer cells is rare
     # true: load all cells; false: leave them on disk; auto: by size; see docs/training.md#more-cells-than-memory
     in_memory: Any = AUTO
-    balance: str = choice("none", "sqrt", "balanced")  # how often an epoch shows rare labels; balanced: all equally
 
     def __post_init__(self) -> None:
         if self.in_memory in ("true", "false"):  # as quoted words, or from Python

@@ -48,14 +48,14 @@ class StreamedCells:
         return -(-len(self) // (batch_size * world_size))
 
     def epoch_batches(
-        self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
+        self, batch_size: int, *, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
     ) -> Iterator[Labelled]:
         """Yield the batches of one process from step number `first` on; all processes take the same number of steps."""
 
         def read(rows: np.ndarray) -> Cells:
             return Cells(self.stream.collection.read(self.stream.cells[rows]), self.tokens, self.known_labels[rows])
 
-        order = block_order(network.draw_rows(self.known_labels, balance, seed, epoch), seed, epoch)
+        order = block_order(np.arange(len(self)), seed, epoch)
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
         size = max(MIN_BUFFER_CELLS, network.POOL_BATCHES * batch_size) // batch_size * batch_size
@@ -121,7 +121,7 @@ def loaders(trainer: pl.Trainer, train: Cells | StreamedCells, val: Cells, cfg: 
     def batches(first: int) -> Iterator[Labelled]:
         process = {"rank": trainer.global_rank, "world_size": trainer.world_size}
         when = {"seed": cfg.seed, "epoch": trainer.current_epoch}
-        return train.epoch_batches(size, balance=cfg.data.balance, first=first, **when, **process)
+        return train.epoch_batches(size, first=first, **when, **process)
 
     # Every process validates on all cells, so that the scores do not depend on the number of devices.
     rows = validation_batches(val, size)

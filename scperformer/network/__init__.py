@@ -7,7 +7,6 @@ fused_norm on a GPU), network, imported (networks of other tools), inference, lo
 from scperformer.network.batches import (
     POOL_BATCHES,
     Cells,
-    draw_rows,
     drop_genes,
     gene_means,
     prediction_batches,

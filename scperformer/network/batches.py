@@ -111,31 +111,12 @@ class Cells:
         return whole + (rest >= world_size or whole == 0)
 
     def epoch_batches(
-        self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
+        self, batch_size: int, *, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
     ) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Yield the batches of one process in an epoch, starting at step `first`."""
-        rows = draw_rows(self.known_labels, balance, seed, epoch)
         process = {"rank": rank, "world_size": world_size}
-        for cells in shared_batches(self.lengths[rows], batch_size, seed=seed, epoch=epoch, **process)[first:]:
-            yield self.labelled_batch(rows[cells])
-
-
-def draw_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
-    """Draw as many row numbers as there are cells, in ascending order.
-
-    `balance` is `none` (each cell once), `balanced` (every label equally often) or `sqrt` (each label in proportion to
-    the square root of its number of cells). Systematic resampling (Kitagawa 1996, J. Comput. Graph. Stat. 5:1,
-    appendix): each cell is drawn in proportion to its weight, rounded up or down by one common random number.
-    """
-    if balance == "none":
-        return np.arange(len(labels))
-    counts = np.bincount(labels).astype(np.float64)
-    with np.errstate(divide="ignore"):  # a label may have no cells among these
-        weights = (counts ** {"sqrt": -0.5, "balanced": -1.0}[balance])[labels]
-    ends = np.cumsum(weights) / weights.sum() * len(labels)
-    ends[-1] = len(labels)
-    offset = np.random.default_rng(seed_sequence("drawn cells", seed, epoch)).random()
-    return np.repeat(np.arange(len(labels)), np.diff(np.floor(ends + offset).astype(np.int64), prepend=0))
+        for cells in shared_batches(self.lengths, batch_size, seed=seed, epoch=epoch, **process)[first:]:
+            yield self.labelled_batch(cells)
 
 
 def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:

@@ -78,7 +78,7 @@ def load_corpus(
 def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | None) -> SavedModel | None:
     """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
-    # The loader gives a label with every cell: here it is the cell's file, for data.balance.
+    # The loader gives a label with every cell: here it is the cell's file.
     cells, val = source_of_cells(corpus, corpus.file_of_cell, corpus.split, cfg.tokens)
     train = cells.sample
     network, num_known_genes = new_masked_model(corpus, train, cfg, init)

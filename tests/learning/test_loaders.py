@@ -12,7 +12,7 @@ from scperformer.cells import Stream
 from scperformer.config import TokensConfig
 from scperformer.learning import loaders
 from scperformer.learning.loaders import BLOCK_CELLS, StreamedCells, block_order
-from scperformer.network import Cells, draw_rows, prefetch, shuffled_batches
+from scperformer.network import Cells, prefetch, shuffled_batches
 from scperformer.network.batches import shared_batches
 
 
@@ -50,7 +50,7 @@ def test_processes_share_the_batches_of_a_single_one():
 
 def test_a_resumed_process_leaves_out_what_is_done():
     cells = make_cells(100)
-    process = {"balance": "none", "seed": 0, "epoch": 0, "rank": 0, "world_size": 1}
+    process = {"seed": 0, "epoch": 0, "rank": 0, "world_size": 1}
     whole, rest = (list(cells.epoch_batches(8, first=first, **process)) for first in (0, 4))
     assert len(rest) == len(whole) - 4
     for (a, _), (b, _) in zip(whole[4:], rest, strict=True):
@@ -74,14 +74,14 @@ class Numbered:
         return sparse.csr_matrix(x)
 
 
-def epoch(num_cells, batch_size=8, balance="none", labels=None, seed=0, number=0, rank=0, world_size=1, first=0):
+def epoch(num_cells, batch_size=8, labels=None, seed=0, number=0, rank=0, world_size=1, first=0):
     """The cell numbers of each batch, the lengths of its cells, and what was read."""
     source = Numbered()
     labels = np.zeros(num_cells, dtype=np.int64) if labels is None else labels
     stream = Stream(source, np.arange(num_cells), labels)
     cells = StreamedCells(stream, TokensConfig(), Cells(sparse.csr_matrix((1, 40)), TokensConfig(), labels[:1]))
     shared = {"seed": seed, "epoch": number, "rank": rank, "world_size": world_size}
-    batches = list(cells.epoch_batches(batch_size, balance=balance, first=first, **shared))
+    batches = list(cells.epoch_batches(batch_size, first=first, **shared))
     assert len(batches) == cells.num_steps(batch_size, world_size) - first
     numbers = [(batch.x_BL[:, 0] - 1).long().tolist() for batch, _ in batches]
     assert all((labels[rows] == found.numpy()).all() for rows, (_, found) in zip(numbers, batches, strict=True))
@@ -130,25 +130,6 @@ def test_processes_share_every_epoch(num_cells):
     seen = np.concatenate([np.concatenate(share) for share in shares])
     assert set(seen) == set(range(num_cells))
     assert len(seen) - num_cells < 3  # cells that are seen twice, for all to take the same number of steps
-
-
-@pytest.mark.parametrize(
-    ("balance", "shares"),
-    [pytest.param("balanced", [1 / 3] * 3, marks=pytest.mark.slow), ("sqrt", [0.7043, 0.2227, 0.0730])],
-)
-def test_balanced_epochs_show_rare_labels_oftener(balance, shares):
-    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [9000, 900, 97]))
-    rows = draw_rows(labels, balance, seed=0, epoch=0)
-    assert len(rows) == len(labels)
-    assert (np.diff(rows) >= 0).all()
-    # sqrt: 94.87, 30, 9.85 of 134.72; the draw rounds each cell's count up or down, and the sum by one at most
-    np.testing.assert_allclose(np.bincount(labels[rows]) / len(rows), shares, atol=0.005)
-    times = np.bincount(rows, minlength=len(labels))
-    for label in range(3):
-        assert np.ptp(times[labels == label]) <= 1  # no cell more than once oftener than another of its label
-    assert not np.array_equal(rows, draw_rows(labels, balance, seed=0, epoch=1))
-    batches, _, _ = epoch(len(labels), balance=balance, labels=labels)
-    assert np.array_equal(np.sort(np.concatenate(batches)), rows)
 
 
 def test_blocks_are_others_in_each_epoch():
