@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
-from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, choice, option
+from scperformer.config import ZERO_OR_MORE, choice, option
 
 KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
 BLOCKS_AT_A_TIME = 128  # blocks of one head
@@ -106,7 +106,8 @@ class Evo(Window):
 
     @dataclass(kw_only=True)
     class Options(Window.Options):
-        num_convolutions: int = option(2, ONE_OR_MORE)  # N: learned kernels per head; 1 equals `window`
+        # N: learned kernels per head; 1 equals `window`
+        num_convolutions: int = option(2, (lambda num: 1 <= num <= 100, "1 to 100"))
 
 
 def overlapping(x_HBKE: Tensor, block: int, more: int) -> tuple[Tensor, Tensor]:

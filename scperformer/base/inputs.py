@@ -1,10 +1,22 @@
-"""Files that are read: their SHA-256, and the names beside one that does not exist."""
+"""Files that are read: their kind and SHA-256, and the names beside one that does not exist."""
 
 import hashlib
+import os
+import stat
 from itertools import islice
 from pathlib import Path
 
 MAX_NAMES = 2000  # beside a missing file, to find the one that was meant
+
+
+def special_kind(path: str | Path) -> str:
+    """Return the kind of a path that has no end or blocks its reader: a device, a pipe or a socket; "" for others."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # nothing there, or no path at all
+        return ""
+    kinds = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "")
 
 
 def sha256(path: str | Path) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from scperformer.base.inputs import special_kind
+
 MAX_BYTES = 2**20  # of a file: far above the size of any file of options
 MAX_DEPTH = 20  # of nested lists and mappings; files of options have four levels
 KINDS = ("null", "bool", "int", "float", "str", "seq", "map")  # of values
@@ -78,8 +80,10 @@ def read_yaml_file(path: str | Path) -> Any:
     OSError
         The file cannot be opened or read.
     ValueError
-        It has more than `MAX_BYTES` or is no text in UTF-8, or `read_yaml` refuses it.
+        It is no file, has more than `MAX_BYTES` or is no text in UTF-8, or `read_yaml` refuses it.
     """
+    if kind := special_kind(path):
+        raise ValueError(kind)
     with Path(path).open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:

@@ -4,12 +4,14 @@ Each group is a dataclass, NAMEConfig; the folder conf/NAME holds its presets. T
 of the help, and of the tables that docs/conf.py puts into docs/configuration.md.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from math import isfinite
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import special_kind
 from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_problem
 
 AUTO = "auto"  # the value of options that the program may choose itself
@@ -20,6 +22,8 @@ ZERO_OR_MORE: Rule = (lambda value: value >= 0, "0 or more")
 ONE_OR_MORE: Rule = (lambda value: value >= 1, "1 or more")
 BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "0 or more and below 1")
 SHARE: Rule = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # no program is faster with more; a billion of them abort it
+THREADS: Rule = (lambda value: 1 <= value <= MAX_THREADS, f"1 to {MAX_THREADS} on this machine")
 SEED: Rule = (lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
 NAME: Rule = (lambda value: bool(value.strip()), "a name")
 LINE: Rule = (
@@ -76,7 +80,7 @@ def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
 
 @dataclass(kw_only=True)
 class Options:
-    """Base class of options: the rule of each field is checked when an instance is made."""
+    """Base class of options: the rule of each field is checked when an instance is made, and no text is a device."""
 
     prefix: ClassVar[str | None] = None  # before names in messages; None: the name of the group, as in `data.split`
 
@@ -89,6 +93,11 @@ class Options:
         prefix = f"{self.word()}." if self.prefix is None else self.prefix
         for entry in fields(self):
             value = getattr(self, entry.name)
+            for text in value if isinstance(value, list) else [value]:
+                # Each of `inputs` is refused where it is read, as other inputs may be used.
+                if isinstance(text, str) and entry.name != "inputs" and (kind := special_kind(text)):
+                    expected = "a name, or the path of a file or folder"
+                    raise InputError(f"{prefix}{entry.name}={text}, {kind}", expected, "copy its content into a file")
             if "rule" in entry.metadata and value is not None:
                 fits, expected = entry.metadata["rule"]
                 near = did_you_mean(value, choices_of(entry))
@@ -157,7 +166,8 @@ class ModelConfig(Options):
     """Size and structure of the encoder, and which branches are on."""
 
     dim: int = option(32, ONE_OR_MORE)  # width of the tokens
-    depth: int = option(1, ZERO_OR_MORE)  # number of layers; 0: only with `model.positions=coexpression`
+    # number of layers; 0: only with `model.positions=coexpression`
+    depth: int = option(1, (lambda num: 0 <= num <= 1000, "0 to 1000"))
     # whose vectors query the genes; tokens: those of the expressed genes; cell: the vector of the cell alone, so that a
     # layer costs one product with a table of the genes (with `model.positions=coexpression`, as in model=performer)
     queries: str = choice("tokens", "cell")
@@ -265,7 +275,7 @@ class TrainerConfig(Options):
     num_nodes: int = option(1, ONE_OR_MORE)  # machines
     # of numbers in training; auto: bf16-mixed on a CUDA GPU that computes in bfloat16, else 32-true
     precision: str = choice("auto", "32-true", "bf16-mixed")
-    threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch; two spinning threads can be slower than one
+    threads: int = option(1, THREADS)  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = option(30, ONE_OR_MORE)  # most passes over the training cells
     # steps of training where they are counted instead of epochs: with `model.queries=cell`
     max_steps: int = option(600, ONE_OR_MORE)

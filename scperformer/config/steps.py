@@ -14,6 +14,7 @@ from scperformer.config.groups import (
     ONE_OR_MORE,
     SEED,
     SHARE,
+    THREADS,
     ZERO_OR_MORE,
     Options,
     Rule,
@@ -239,7 +240,7 @@ class PredictConfig(_ModelOptions):
     keep_going: str = choice("false", "true", "ok")
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the length of the cells decides
-    threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
+    threads: int = option(1, THREADS)  # CPU threads of torch, each with a batch of its own: more need more memory
     device: str = choice("auto", "cpu", "cuda")  # where the network runs; auto: a GPU that torch can use, else the CPU
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     # expected false-positive rate of the unknown flag: share of cells like the reference's that get it; 0: off
@@ -387,7 +388,7 @@ class AnalyzeConfig(_ModelOptions):
     # approximation: values of the option that is the size of a mechanism
     sizes: list[int] = option([16, 32, 64, 128, 256, 512], (lambda sizes: min(sizes, default=0) >= 1, "1 or more each"))
     seed: int = option(0, SEED)  # seed of the choice of cells and tokens, and of the draws
-    threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch
+    threads: int = option(1, THREADS)  # CPU threads of torch
 
 
 # Options of `models` that only some of its actions have.

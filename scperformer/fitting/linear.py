@@ -100,7 +100,7 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     same fit, as its weights of genes are sums over cells (the representer theorem; Kimeldorf and Wahba 1970, Ann. Math.
     Stat. 41:495).
     """
-    from scipy.linalg import cholesky, solve_triangular
+    from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
     if x.shape[1] <= x.shape[0]:
         return x.toarray(), lambda weight: weight
@@ -109,9 +109,15 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     for start in range(0, x.shape[1], BLOCK_GENES):
         block = columns[:, start : start + BLOCK_GENES].toarray()
         products += block @ block.T
-    exact = products.astype(np.float64)
-    exact[np.diag_indices_from(exact)] += JITTER * max(exact.trace(), 1e-6) / len(exact)
-    factor = cholesky(exact, lower=True, overwrite_a=True)
+    jitter = JITTER
+    while True:
+        exact = products.astype(np.float64)
+        exact[np.diag_indices_from(exact)] += jitter * max(exact.trace(), 1e-6) / len(exact)
+        try:
+            factor = cholesky(exact, lower=True, overwrite_a=True)
+            break
+        except LinAlgError:  # cells are so similar that the rounding of float32 is larger
+            jitter *= 10
     return factor.astype(np.float32), lambda weight: x.T @ solve_triangular(factor, weight, lower=True, trans="T")
 
 

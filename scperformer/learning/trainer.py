@@ -91,11 +91,15 @@ def device_of(options: TrainerConfig) -> Device:
     Raises
     ------
     InputError
-        A GPU is asked for and there is none, or more GPUs than the machine has.
+        A GPU is asked for and there is none, or more GPUs or CPU cores than the machine has.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
     if options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus):
         why = "trainer.accelerator=cpu" if options.accelerator == "cpu" else "no GPU that torch can use"
+        num_cores = os.cpu_count() or 1
+        if options.devices > num_cores:
+            found = f"trainer.devices={options.devices} and {num_cores} CPU core{'s' if num_cores > 1 else ''}"
+            raise InputError(found, "a core for each process", "lower trainer.devices")
         return Device("cpu", "32-true" if options.precision == AUTO else options.precision, why)
     if not num_gpus:
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")

@@ -23,6 +23,7 @@ from scperformer.files import open_hdf5, reading, require_h5ad
 from scperformer.labels import LabelTree
 from scperformer.model import INFO, PACKAGED_MODEL, library_folder, with_current_branches
 from scperformer.prediction import REQUIRED_COLUMNS
+from scperformer.reports.facts import require_facts
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,9 @@ class Annotated:
             stored = file[f"obsm/{self.key}_proba"]
             # One column at a time: the full table of a million cells may not fit into memory.
             columns = [np.asarray(stored[name])[cells] for name in stored.attrs["column-order"]]
+        if len(columns) != len(self.model_labels) or any(column.dtype.kind != "f" for column in columns):
+            found = f"obsm['{self.key}_proba'] of {self.path} without a number for each label"
+            raise InputError(found, "an annotation as predict writes it", "annotate its cells again")
         return np.stack(columns, axis=1).astype(np.float32)
 
     @property
@@ -225,6 +229,7 @@ def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
         if other_key is not None:
             remedy = f"add key_added={other_key}, the key of the annotation in this file"
         raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
+    require_facts(facts, obs, key, path)
     return Annotated(name=name, path=path, key=key, obs=obs, umap=_coordinates(umap), facts=facts)
 
 

@@ -191,6 +191,9 @@ def train_on(
     """
     begin = time.perf_counter()
     hashes = cell_hashes(linear(reference.x))
+    if len(np.unique(hashes)) == 1:
+        found = f"{len(hashes)} cells with the same expression in the reference"
+        raise InputError(found, "cells that differ", "name the place of their counts, such as source=layers/counts")
     if num := np.count_nonzero(hashes) - len(np.unique(hashes[hashes != 0])):
         text = "%d of %d cells are copies of others, so that accuracies of held-out cells are too high: remove them"
         log.warning(text, num, len(hashes))

@@ -1,6 +1,8 @@
 """Options: ranges are checked, the command line has the defaults of the dataclasses, and the page names all of them."""
 
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,33 @@ def test_other_values_of_in_memory_are_refused():
     for word in ("maybe", "null", "1", "[true]"):
         with pytest.raises(InputError, match=r"data\.in_memory=.*; expected true, false or auto"):
             make_config("train", ["inputs=[a.h5ad]", "label_key=x", f"data.in_memory={word}"])
+
+
+@pytest.mark.parametrize("kind", ["a device", "a pipe", "a socket"])
+@pytest.mark.parametrize(
+    ("step", "option"),
+    [
+        ("train", "label_map"),
+        ("train", "output"),
+        ("train", "unlabelled"),
+        ("predict", "model_path"),
+        ("models", "genes"),
+    ],
+)
+def test_no_path_is_a_device_a_pipe_or_a_socket(kind, step, option, tmp_path):
+    path = "/dev/zero" if kind == "a device" else str(tmp_path / "special")
+    if kind == "a pipe":
+        os.mkfifo(path)
+    with socket.socket(socket.AF_UNIX) as made:
+        if kind == "a socket":
+            made.bind(path)
+        value = f"[{path}]" if option == "unlabelled" else path
+        with pytest.raises(InputError, match=f"{option}={path}, {kind}; expected a name, or the path of a file or fol"):
+            make_config(step, ["inputs=[a.h5ad]", *NEEDED.get(step, []), f"{option}={value}"])
+
+
+def test_threads_are_as_many_as_a_machine_can_use():
+    with pytest.raises(InputError, match=r"threads=1000000000; expected 1 to \d+ on this machine"):
+        make_config("predict", ["inputs=[a.h5ad]", "threads=1000000000"])
+    with pytest.raises(InputError, match=r"trainer.threads=10000; expected 1 to "):
+        groups.TrainerConfig(threads=10000)

@@ -238,3 +238,11 @@ def test_more_cells_are_fitted_without_their_products(monkeypatch):
         logits.append(linear.predict_logits(made.to_branch(fitted), x, RECIPE))
     assert widths == [90, 600]
     np.testing.assert_allclose(*logits, atol=2e-3)  # the products are summed in float32
+
+
+def test_cells_that_differ_in_few_genes_are_fitted():
+    """Their products differ by less than the rounding of float32, and have no Cholesky factor by themselves."""
+    x = np.full((90, 300), 3.0)
+    x[:, :3] = np.random.default_rng(0).integers(0, 5, (90, 3))
+    x = sparse.csr_matrix(np.log1p(x / x.sum(1, keepdims=True) * 1e4).astype(np.float32))
+    assert np.isfinite(linear.design(x, np.arange(90) % 3, RECIPE).features).all()

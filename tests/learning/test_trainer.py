@@ -315,3 +315,11 @@ def test_a_logger_that_is_not_installed_is_refused(name, monkeypatch):
     with pytest.raises(InputError, match=rf"logger\.{name}=true without {name}; .* 'pip install {name}'"):
         require_loggers(LoggerConfig(**{name: True}))
     require_loggers(LoggerConfig())
+
+
+def test_processes_have_a_core_each(machine, monkeypatch):
+    machine()
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert device_of(TrainerConfig(devices=2)).kind == "cpu"
+    with pytest.raises(InputError, match=r"trainer\.devices=500 and 2 CPU cores; expected a core for each process"):
+        device_of(TrainerConfig(devices=500))

@@ -143,3 +143,41 @@ def test_probabilities_of_chosen_cells(tmp_path):
     [read] = read_annotated([write_sample(tmp_path, "one", sample)], "scperformer")
     rows = np.array([3, 17])
     np.testing.assert_array_equal(read.probabilities(rows), sample.obsm["scperformer_proba"].to_numpy()[rows])
+
+
+TAMPERED = {
+    "text in place of a mapping": (
+        "calibration",
+        "{",
+        r"uns\['scperformer'\]\['calibration'\] is a text instead of a map",
+    ),
+    "model as a text": ("model", "{}", "instead of a mapping"),
+    "number in place of texts": ("tree", {"nodes": 2**60}, r"\['nodes'\] is a number instead of a list of texts"),
+    "columns of different lengths": (
+        "calibration",
+        {"bins": {"confidence": np.zeros(2), "num_cells": np.zeros(3)}},
+        "has lists of different lengths",
+    ),
+    "a table in place of a number": ("num_unknown", np.zeros((2, 3)), "is a table instead of a number"),
+    "a list in place of a text": ("config_json", np.array(["x", "y"]), "instead of a text"),
+    "no cells that were looked at": ("repeats", {"num_seen": 0, "num_cells": 0}, "without a number of cells above 0"),
+    "a model without a seed": ("model", {"name": "m", "hash": "0" * 64}, r"\['model'\] has no 'path'"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_a_changed_record_is_refused_in_one_line(case, tmp_path):
+    entry, value, message = TAMPERED[case]
+    sample = annotated_sample()
+    sample.uns["scperformer"][entry] = value
+    sample.write_h5ad(tmp_path / "a.h5ad")
+    with pytest.raises(InputError, match=f"{message}.*expected an annotation as predict writes it"):
+        read_annotated([str(tmp_path / "a.h5ad")], "scperformer")
+
+
+def test_columns_of_another_type_are_refused(tmp_path):
+    sample = annotated_sample()
+    sample.obs["scperformer_confidence"] = "high"
+    sample.write_h5ad(tmp_path / "a.h5ad")
+    with pytest.raises(InputError, match="obs column 'scperformer_confidence' is of type"):
+        read_annotated([str(tmp_path / "a.h5ad")], "scperformer")
