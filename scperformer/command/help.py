@@ -81,15 +81,13 @@ analyse the attention of a trained model
   scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
   scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]
 
-models list | show | import | export | pull
-list models, or get one from somewhere else
+models list | show | import
+list models, or import one from somewhere else
   scperformer models list
   scperformer models show pbmc3k
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import Immune_All_Low.pkl           # also a model of CellTypist
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
-  scperformer models export my_model my_model.zip        # with the lines for a registry
-  scperformer models pull lung registry=models.yaml      # the only command that goes out
 
 workflow SAMPLES
 annotate many samples with Snakemake, and make one report

@@ -392,19 +392,15 @@ class AnalyzeConfig(_ModelOptions):
 
 
 # Options of `models` that only some of its actions have.
-OPTIONS_OF_ACTIONS = {
-    **dict.fromkeys(("genes", "labels", "reference", "label_key", "batch"), ("import",)),
-    **dict.fromkeys(("name", "species", "tissue", "licence"), ("import", "export")),
-    "url": ("export",),
-}
+OF_IMPORT = ("genes", "labels", "reference", "label_key", "batch", "name", "species", "tissue", "licence")
 
 
 @dataclass(kw_only=True)
 class ModelsConfig(_FileOptions):
-    """List models, describe one, import or export one, or pull one that a registry knows."""
+    """List models, describe one, or import one."""
 
-    action: str = choice("list", "show", "import", "export", "pull")  # the first plain word
-    # import, export: what the model is to be called; null: its own name, or that of the file
+    action: str = choice("list", "show", "import")  # the first plain word
+    # import: what the model is to be called; null: its own name, or that of the file
     name: str | None = option(None, LINE)
     # import: a text file with the genes of a model that does not name them, one in each line, or an h5ad file
     genes: str | None = None
@@ -415,13 +411,10 @@ class ModelsConfig(_FileOptions):
     label_key: str | None = None  # import: the obs column of `reference` with the labels
     # import: the batch as which cells are read by a model of scvi-tools that encodes batches
     batch: str | None = option(None, LINE)
-    species: str | None = option(None, LINE)  # import, export: of the model's genes; null: as its genes look
-    tissue: str | None = option(None, LINE)  # import, export: of the model's cells
-    licence: str | None = option(None, LINE)  # import, export: of the model
-    url: str | None = option(None, LINE)  # export: the address from which others will download the archive
+    species: str | None = option(None, LINE)  # import: of the model's genes; null: as its genes look
+    tissue: str | None = option(None, LINE)  # import: of the model's cells
+    licence: str | None = option(None, LINE)  # import: of the model
     output: str | None = None  # null: $SCPERFORMER_MODELS, else `scperformer/models` in the user's data folder
-    # a file of models that can be pulled; null: $SCPERFORMER_REGISTRY, else that of the package; see docs/models.md
-    registry: str | None = None
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)  # not that of _FileOptions: the number of inputs depends on the action
@@ -429,16 +422,14 @@ class ModelsConfig(_FileOptions):
             "list": [],
             "show": ["a name"],
             "import": ["a model folder, archive or file"],  # or, without a name, several
-            "export": ["the name of a model", "an archive in .zip"],
-            "pull": ["a name"],
         }[self.action]
         several = self.action == "import" and self.name is None and len(self.inputs) > 1
         if len(self.inputs) != len(wanted) and not several:
             found = f"{len(self.inputs)} words after 'models {self.action}'"
             expected = " and ".join(wanted) or "none"
             raise InputError(found, expected, "'scperformer models --help' shows examples")
-        for name, actions in OPTIONS_OF_ACTIONS.items():
-            is_used = getattr(self, name) is None or self.action in actions
+        for name in OF_IMPORT:
+            is_used = getattr(self, name) is None or self.action == "import"
             require(is_used, name, getattr(self, name), f"no {name} with 'models {self.action}'")
         has_both = (self.reference is None) == (self.label_key is None)
         require(has_both, "label_key", self.label_key, "reference=FILE and label_key=COLUMN together")

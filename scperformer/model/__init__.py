@@ -1,8 +1,8 @@
 """The saved model, without torch.
 
 Files in reading order: saved_model (a model as plain data), arrays, reference_cells and held_out (its arrays of cells),
-linear (its linear branch), content (the checks of bundle.json), older_formats, card, folder (written and read), library
-(where models are), registry (models that can be downloaded), archive (models in .zip and .tar).
+linear (its linear branch), content (the checks of bundle.json), card, folder (written and read), library (where models
+are), archive (models in .zip).
 """
 
 from scperformer.model.archive import ARCHIVES, copy_from_archive
@@ -20,23 +20,12 @@ from scperformer.model.folder import (
     load_reference_cells,
     parts_of,
     read_model,
-    write_copy,
     write_model,
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.library import PACKAGED_MODEL, library_folder, require_annotator, resolve_model
 from scperformer.model.linear import LENGTH, TINY, linear_contributions, linear_logits, power_transform
-from scperformer.model.older_formats import with_current_branches
 from scperformer.model.reference_cells import CELLS_FILE, MAX_CELLS, MAX_VALUES, ReferenceCells
-from scperformer.model.registry import (
-    MAX_REGISTRY_BYTES,
-    Entry,
-    fetch,
-    fetch_checked,
-    is_remote,
-    read_registry,
-    registry_place,
-)
 from scperformer.model.saved_model import (
     ANNOTATOR,
     ENCODER,

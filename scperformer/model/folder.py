@@ -16,7 +16,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,12 @@ from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
 from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.library import library_folder
-from scperformer.model.older_formats import current_weight, with_current_names
 from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
 from scperformer.model.saved_model import ANNOTATOR, SavedModel, Study
 
 FORMAT_VERSION = 7
-LATER_VERSION = 8  # of models that earlier versions of scperformer cannot use: of other tools, or of several studies
-READABLE = (3, 4, 5, 6, 7, 8)  # models of format 3 store no cells, those of format 4 no held-out calls
+LATER_VERSION = 8  # of models of other tools, and of several studies
+READABLE = (FORMAT_VERSION, LATER_VERSION)
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 CARD = "MODEL_CARD.md"
@@ -91,19 +89,6 @@ def _write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> N
     for name, content in more.items():
         (folder / name).write_bytes(content)
     (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
-
-
-def write_copy(saved: SavedModel, source: Path, path: Path) -> None:
-    """Write a model that was read from the folder `source`, with its kept cells and pictures, into another folder."""
-    names = [name for name in files_of_model(saved, source) if name in EXTRAS and name != CARD]
-    extras = {name: (source / name).read_bytes() for name in names}
-    parts = [
-        replace(part, reference_cells=load_reference_cells(part, place)) for part, place in parts_of(saved, source)
-    ]
-    if saved.studies:
-        studies = [replace(study, saved=part) for study, part in zip(saved.studies, parts, strict=True)]
-        parts = [replace(saved, studies=studies)]
-    write_model(parts[0], path, more=extras)
 
 
 def parts_of(saved: SavedModel, folder: Path) -> list[tuple[SavedModel, Path]]:
@@ -180,13 +165,9 @@ def _read_model(folder: Path) -> SavedModel:
         raise InputError(
             f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}, or {LATER_VERSION}", remedy
         )
-    if version < FORMAT_VERSION:
-        info = with_current_names(info)
     require_sound_content(info)
     _require_checksums(folder, info["files"])
     weights = _read_weights(folder)
-    if version < FORMAT_VERSION:
-        weights = {current_weight(name, info["config"]): array for name, array in weights.items()}
     genes, means = _read_genes(folder)
     _require_sound_arrays(weights, means, len(genes), len(info["labels"]))
     return SavedModel(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from scperformer.base.errors import InputError
 from scperformer.model.content import INFO
-from scperformer.model.registry import is_remote, read_registry, registry_place
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
@@ -44,12 +43,6 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     if not (path / INFO).is_file() and path.name == str(path) and (imported / INFO).is_file():
         log.info("model '%s' is the imported one: %s", path, imported)
         return imported, "imported"
-    if not path.exists() and path.name == str(path):
-        if path.name == PACKAGED_MODEL.name:
-            return PACKAGED_MODEL, "packaged"
-        place = registry_place(None)
-        entry = None if is_remote(place) else read_registry(place).get(path.name)
-        if entry is not None and entry.url:
-            found = f"model '{path}' is in the registry {place}, but not on this machine"
-            raise InputError(found, "a model that was pulled", f"'scperformer models pull {path}' downloads it")
+    if not path.exists() and str(path) == PACKAGED_MODEL.name:
+        return PACKAGED_MODEL, "packaged"
     return path, why

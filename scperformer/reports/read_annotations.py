@@ -21,7 +21,7 @@ from scperformer.base.outputs import FAILED_SUFFIX
 from scperformer.base.progress import progress
 from scperformer.files import open_hdf5, reading, require_h5ad
 from scperformer.labels import LabelTree
-from scperformer.model import INFO, PACKAGED_MODEL, library_folder, with_current_branches
+from scperformer.model import INFO, PACKAGED_MODEL, library_folder
 from scperformer.prediction import REQUIRED_COLUMNS
 from scperformer.reports.facts import require_facts
 
@@ -94,8 +94,8 @@ class Annotated:
 
     @property
     def scales(self) -> dict[str, float]:
-        """The weight of each branch in the logits of the model; empty in files of the first versions."""
-        return with_current_branches(self.facts["model"].get("scales", {}))
+        """The weight of each branch in the logits of the model; empty for an imported model."""
+        return dict(self.facts["model"].get("scales", {}))
 
     @property
     def encoder(self) -> dict[str, str]:

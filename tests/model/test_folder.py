@@ -333,14 +333,6 @@ def test_refuses_other_format_versions(folder, version, remedy):
         read_model(folder)
 
 
-def test_a_folder_of_format_3_is_read(saved, folder):
-    """It keeps no cells; the rest is as in format 4."""
-    change_info(folder, lambda info: info.update(format_version=3))
-    loaded = read_model(folder)
-    assert (loaded.labels, loaded.has_reference_cells) == (saved.labels, False)
-    assert load_reference_cells(loaded, folder) is None
-
-
 def test_a_label_tree_is_kept_and_shown(saved, tmp_path):
     tree = LabelTree(saved.labels, {saved.labels[0]: "x", saved.labels[1]: "x"}, {"x": "CL:1"})
     write_model(dataclasses.replace(saved, tree=tree), tmp_path / "t")
