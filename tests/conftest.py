@@ -196,6 +196,29 @@ def command(tmp_path, monkeypatch, capsys, _logging_unchanged) -> Callable[..., 
     return run
 
 
+@pytest.fixture
+def refused(command, tmp_path):
+    """Run a command that must be refused, and return its one line of error."""
+
+    def everything() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")}
+
+    def run(*words) -> str:
+        before = everything()
+        ran = command(*words)
+        *logged, error = ran.err.splitlines()
+        assert ran.code == 2
+        assert error.startswith("error: ")
+        assert not [line for line in logged if line.startswith(("error", "Error", "Traceback"))]
+        found, _, rest = error.partition("; expected ")
+        assert found
+        assert ": " in rest, "no remedy"
+        assert everything() == before
+        return error
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[None]:
     """A Slurm of two nodes, node1 and node2, with the partition `short`; skipped where it cannot be had."""

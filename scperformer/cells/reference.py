@@ -132,7 +132,7 @@ def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: st
 
 def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collection:
     """Keep only the genes of a panel, which a text file names, and normalise cells over these."""
-    in_panel = find_panel(read_genes(path), collection.genes, "reference", species=species, path=path)
+    in_panel = find_panel(read_genes(path, collection.genes), collection.genes, "reference", species=species, path=path)
     genes = [gene for gene, is_kept in zip(collection.genes, in_panel, strict=True) if is_kept]
     log.info("%s: the model has only its %d genes, and cells are normalised over these", path, len(genes))
     return replace(collection.with_columns(np.where(in_panel, np.cumsum(in_panel) - 1, -1), genes), own_totals=True)

@@ -148,7 +148,7 @@ def add_option_files(given: SortedWords, step: str) -> None:
         overrides, inputs = read_options(path, step)
         overrides = [word for word in overrides if word.partition("=")[0] not in named]
         used = [*([] if given.files else inputs), *overrides]
-        log.info("%s: %s", path, " ".join(used) or f"no option of '{step}'")
+        log.info("%s: %s", path, " ".join(used) or "no option that the command line does not set")
         given.overrides = overrides + given.overrides
         given.files = given.files or inputs
 

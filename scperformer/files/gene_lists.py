@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ def is_gene_list(path: str) -> bool:
     return max(map(line.count, DELIMITERS)) < MAX_COLUMNS
 
 
-def read_genes(path: str | Path) -> list[str]:
+def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     """Read the names of genes from a list, each once.
 
-    Of a table, the column with the most known genes is read; a header that is no gene is left out.
+    Of a table, the column with the most genes is read: `known` ones, such as those of a model, and all human and mouse
+    genes. A header that is no gene is left out.
 
     Raises
     ------
@@ -41,7 +42,9 @@ def read_genes(path: str | Path) -> list[str]:
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8-sig").strip()
-        names = list(_genes_of_panel(json.loads(text))) if text.startswith(("{", "[")) else _genes_of_text(text)
+        names = (
+            list(_genes_of_panel(json.loads(text))) if text.startswith(("{", "[")) else _genes_of_text(text, set(known))
+        )
         found = "" if names else "no genes"
     except OSError as error:
         found = f"no readable file ({error.strerror})"
@@ -67,15 +70,15 @@ def _genes_of_panel(content: Any) -> Iterator[str]:
             yield name.strip()
 
 
-def _genes_of_text(text: str) -> list[str]:
+def _genes_of_text(text: str, known: set[str]) -> list[str]:
     """Return the genes of lines of text, which may have quotes and several columns; none if no column has genes."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     delimiter = max(DELIMITERS, key=lambda each: sum(line.count(each) for line in lines))
     rows = [[field.strip() for field in row] for row in csv.reader(lines, delimiter=delimiter)]
     columns = list(zip_longest(*rows, fillvalue=""))
-    known = [sum(map(is_gene, column)) for column in columns]
-    if not columns or (len(columns) > 1 and max(known) < len(rows) / 3):
+    num_genes = [sum((name in known) + is_gene(name) for name in column) for column in columns]
+    if not columns or (len(columns) > 1 and max(num_genes) < len(rows) / 3):
         return []
-    first, *names = columns[known.index(max(known))]
-    is_header = not is_gene(first) and (len(columns) > 1 or first.lower() in HEADERS)
+    first, *names = columns[num_genes.index(max(num_genes))]
+    is_header = first not in known and not is_gene(first) and (len(columns) > 1 or first.lower() in HEADERS)
     return [name for name in ([] if is_header else [first]) + names if name]

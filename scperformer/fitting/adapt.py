@@ -296,7 +296,9 @@ def _condition_of(source: str | AnnData, saved: SavedModel, cfg: AdaptConfig) ->
     if isinstance(source, AnnData):
         return find_condition(find_query(source, saved, cfg))
     if is_gene_list(source):
-        return Condition(find_panel(read_genes(source), saved.genes, "model", species=cfg.species, path=source), None)
+        return Condition(
+            find_panel(read_genes(source, saved.genes), saved.genes, "model", species=cfg.species, path=source), None
+        )
     with open_cells(source, cfg.orientation) as cells:
         return find_condition(find_query(cells, saved, cfg, source))
 

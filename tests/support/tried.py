@@ -92,6 +92,24 @@ ROWS: dict[str, tuple[str, ...]] = {
     "killed, then resumed": (RIGHT, "training::test_killed_run", "end_to_end::test_kill"),
     "a process of a distributed training dies": (REFUSED, "end_to_end::test_a_helper"),
     "input changed meanwhile": (REFUSED, "end_to_end::test_an_input"),
+    "labels that mean none or end early": (RIGHT, "end_to_end::test_no_label", "end_to_end::test_ragged"),
+    "objects in place of labels": (REFUSED, "end_to_end::test_objects"),
+    "cells in two studies, or in reference and query": (RIGHT, "end_to_end::test_shared_cells_of"),
+    "true labels as other programs and people write them": (
+        RIGHT,
+        *("end_to_end::test_truth_tables", "end_to_end::test_spellings"),
+    ),
+    "sample sheets that cannot be used": (REFUSED, "end_to_end::test_sheets"),
+    "panels as vendors and R write them": (RIGHT, "end_to_end::test_panels"),
+    "options, presets and torch files that run or exhaust something": (
+        REFUSED,
+        *("end_to_end::test_options", "end_to_end::test_torch_files"),
+    ),
+    "numbers and devices without end": (REFUSED, "end_to_end::test_numbers"),
+    "true labels and studies that are not there": (
+        REFUSED,
+        *("end_to_end::test_truth_columns", "end_to_end::test_shared_cells_a"),
+    ),
 }
 counts: Counter[tuple[str, str, str]] = Counter()
 

@@ -1,0 +1,381 @@
+"""Files as other people have them: the right answer, or one line with exit code 2 and nothing written or run.
+
+docs/robustness.md counts these inputs in rows; the name of each test begins with its row (tests/support/tried.py).
+"""
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import LABELS, Ran, make_counts
+
+import scperformer as scp
+from scperformer.base.errors import InputError
+
+TRAIN = ("experiment=linear", "logger=none", "ontology=none", "output=m")
+Command = Callable[..., Ran]
+
+
+def labels_of(model: Path) -> list[str]:
+    return list(scp.load_model(model).saved.labels)
+
+
+def logged(ran: Ran) -> str:
+    """The log of a command that succeeded, none of whose lines is longer than 300 characters."""
+    assert ran.code == 0, ran.err
+    assert max(map(len, ran.err.splitlines())) <= 300
+    return ran.err
+
+
+# Labels
+
+NO_LABEL = [
+    "Unknown",
+    "unassigned",
+    "N/A",
+    "nan",
+    "Doublets",
+    "multiplet",
+    "Low quality",
+    "Unclassified ",
+    "?",
+    "-",
+    "",
+]
+NO_LABEL += ["unknown cell", "unknown_celltype_label", "None", "Not available", "undetermined"]
+
+
+@pytest.mark.parametrize("text", NO_LABEL)
+def test_no_label_texts_are_no_types(text, write, command, tmp_path):
+    cells = make_counts()
+    labels = cells.obs["cell_type"].astype(str)
+    labels.iloc[::6] = text
+    cells.obs["cell_type"] = labels
+    write(cells, "ref.h5ad")
+    log = logged(command("train", "ref.h5ad", "label_key=cell_type", *TRAIN))
+    assert labels_of(tmp_path / "m") == sorted(LABELS)
+    assert "20 cells" in log
+    assert text.strip() in log
+
+
+def types_and_groups(deepest: list[str | None]) -> ad.AnnData:
+    """Cells with the types as level 1, and in level 2 what `deepest` has for each of them."""
+    cells = make_counts()
+    cells.obs["l1"] = cells.obs["cell_type"].astype(str)
+    cells.obs["l2"] = cells.obs["l1"].map(dict(zip(LABELS, deepest, strict=True)))
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("deepest", "expected"),
+    [
+        (["naive B", None, None], ["Monocyte", "T cell", "naive B"]),
+        (["naive B", "", "CD14 Mono"], ["CD14 Mono", "T cell", "naive B"]),
+        (["naive B", "unassigned", "CD14 Mono"], ["CD14 Mono", "T cell", "naive B"]),
+        ([None, "CD4 T", "NA"], ["B cell", "CD4 T", "Monocyte"]),
+    ],
+    ids=["missing", "empty text", "unassigned", "missing and NA"],
+)
+def test_ragged_levels_keep_their_types(deepest, expected, write, command, tmp_path):
+    write(types_and_groups(deepest), "ref.h5ad")
+    logged(command("train", "ref.h5ad", "label_keys=[l1,l2]", *TRAIN))
+    assert sorted(labels_of(tmp_path / "m")) == expected
+
+
+OBJECTS = {"lists": lambda text: [text], "sets": lambda text: {text}, "dictionaries": lambda text: {"a": text}}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_as_labels_are_refused(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = make_counts()
+    values = list(map(OBJECTS[kind], cells.obs["cell_type"].astype(str)))
+    cells.obs["cell_type"] = pd.Series(values, index=cells.obs_names, dtype=object)
+    with pytest.raises(InputError, match="cell_type"):
+        scp.train(cells, "cell_type", output="m")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Studies that share cells
+
+
+def renamed(cells: ad.AnnData) -> ad.AnnData:
+    cells.obs_names = [f"study2_{name}" for name in cells.obs_names]
+    return cells
+
+
+def other_order(cells: ad.AnnData) -> ad.AnnData:
+    rng = np.random.default_rng(0)
+    return renamed(cells[rng.permutation(cells.n_obs), rng.permutation(cells.n_vars)].copy())
+
+
+def dense_integers(cells: ad.AnnData) -> ad.AnnData:
+    return renamed(ad.AnnData(cells.X.toarray().astype(np.int32), obs=cells.obs.copy(), var=cells.var.copy()))
+
+
+def with_more(cells: ad.AnnData) -> ad.AnnData:
+    """The cells and as many others."""
+    other = make_counts()
+    other.X.data = np.random.default_rng(1).permutation(other.X.data)
+    other.obs_names = [f"other{i}" for i in range(other.n_obs)]
+    joined = ad.concat([renamed(cells), other])
+    joined.obs["cell_type"] = joined.obs["cell_type"].astype("category")
+    return joined
+
+
+SHARED = {"renamed": renamed, "another order": other_order, "dense integers": dense_integers, "with more": with_more}
+
+
+@pytest.mark.parametrize("how", SHARED)
+def test_shared_cells_of_two_studies_are_found(how, write, command):
+    write(make_counts(), "a.h5ad")
+    write(SHARED[how](make_counts()), "b.h5ad")
+    ran = command("train", "a.h5ad", "b.h5ad", "label_key=cell_type", *TRAIN)
+    assert "120" in ran.err
+    assert "a.h5ad" in ran.err
+    assert "1.000" not in ran.err
+    if ran.code:
+        assert (ran.code, ran.err.splitlines()[-1][:7]) == (2, "error: ")
+
+
+def test_shared_cells_a_file_named_twice_is_refused(write, refused):
+    write(make_counts(), "a.h5ad")
+    error = refused("train", "a.h5ad", "a.h5ad", "label_key=cell_type", *TRAIN)
+    assert "a.h5ad" in error
+
+
+def test_shared_cells_of_reference_and_query_are_named(write, command):
+    write(make_counts(), "ref.h5ad")
+    logged(command("train", "ref.h5ad", "label_key=cell_type", *TRAIN))
+    write(with_more(make_counts()), "query.h5ad")
+    assert "120 of 240 cells" in logged(command("predict", "query.h5ad", "model_path=m", "output=q.h5ad"))
+
+
+# Truth
+
+
+@pytest.fixture
+def annotated(tiny_model, write, command, tmp_path) -> Path:
+    write(make_counts(), "query.h5ad")
+    logged(command("predict", "query.h5ad", f"model_path={tiny_model}", "output=a.h5ad"))
+    return tmp_path / "a.h5ad"
+
+
+def truth_table(separator: str, encoding: str = "utf-8", quoting: int = 0, end: str = "\n") -> bytes:
+    table = make_counts().obs[["cell_type"]].rename(columns={"cell_type": "truth"})
+    return table.to_csv(sep=separator, quoting=quoting, lineterminator=end).encode(encoding)
+
+
+def table_of_r() -> bytes:
+    rows = [f'"{name}" "{label}" "b"' for name, label in make_counts().obs["cell_type"].items()]
+    return "\n".join(['"truth" "batch"', *rows, ""]).encode()
+
+
+TRUTH = {
+    "commas": truth_table(","),
+    "semicolons": truth_table(";"),
+    "semicolons with a BOM": truth_table(";", "utf-8-sig"),
+    "tabs": truth_table("\t"),
+    "quoted": truth_table(",", quoting=1),
+    "semicolons, quoted, lines of Windows": truth_table(";", quoting=1, end="\r\n"),
+    "write.table of R": table_of_r(),
+}
+
+
+@pytest.mark.parametrize("kind", TRUTH)
+def test_truth_tables_give_the_same_scores(kind, annotated, command, tmp_path):
+    (tmp_path / "truth.csv").write_bytes(TRUTH[kind])
+    logged(command("evaluate", "a.h5ad", "truth_key=truth", "truth_path=truth.csv", "output=e"))
+    metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())
+    calls = ad.read_h5ad(annotated).obs
+    truth = make_counts().obs["cell_type"].astype(str)
+    assert metrics["model"]["accuracy"] == pytest.approx((calls["scperformer_label"].astype(str) == truth).mean())
+
+
+@pytest.mark.parametrize("name", ["Truth", "celltype", ""])
+def test_truth_columns_that_are_not_there_are_refused(name, annotated, refused, tmp_path):
+    (tmp_path / "truth.csv").write_bytes(TRUTH["semicolons"])
+    error = refused("evaluate", "a.h5ad", f"truth_key='{name}'", "truth_path=truth.csv")
+    assert "truth" in error
+
+
+# The same type in other words
+SPELLINGS = {
+    "CD8 T cell": "CD8 T",
+    "CD8+ T cells": "CD8 T",
+    "CD8-positive, alpha-beta T cell": "CD8 T",
+    "naive CD4+ T cell": "Naive CD4 T",
+    "Naive CD4 T cells": "Naive CD4 T",
+    "natural killer cells": "NK",
+    "NK cell": "NK",
+    "CD14+ monocytes": "CD14+ Mono",
+    "CD14-positive monocyte": "CD14+ Mono",
+    "B-cells": "B",
+    "platelets": "Platelet",
+    "Dendritic Cells": "DC",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings_of_one_type_match(spelling, few_pbmc, write, command, tmp_path):
+    label = SPELLINGS[spelling]
+    cells = few_pbmc[few_pbmc.obs["cell_type"].isin([label, "FCGR3A+ Mono"])].copy()
+    cells.obs["truth"] = cells.obs["cell_type"].astype(str).replace(label, spelling)
+    write(cells, "query.h5ad")
+    logged(command("predict", "query.h5ad", "adapt=false", "output=a.h5ad"))
+    logged(command("evaluate", "a.h5ad", "truth_key=truth", "output=e"))
+    metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())
+    calls = ad.read_h5ad(tmp_path / "a.h5ad").obs["scperformer_label"].astype(str)
+    right = calls == cells.obs["cell_type"].astype(str)
+    assert right.any()
+    assert metrics["model"]["accuracy"] == pytest.approx(right.mean())
+
+
+# Sheets of samples
+
+SHEETS = {
+    "two columns of one name": "sample,path,batch,batch\nx1,s0.h5ad,a,b\n",
+    "a header in another case": "Sample,Path\nx1,s0.h5ad\n",
+    "tabs in a .csv": "sample\tpath\nx1\ts0.h5ad\n",
+    "paths of Windows": "sample,path\nx1,folder\\s0.h5ad\n",
+    "blanks in a name": "sample,path\nPatient 1,s0.h5ad\n",
+    "a name twice": "sample,path\nx1,s0.h5ad\nx1,s0.h5ad\n",
+    "a file that is not there": "sample,path\nx1,absent.h5ad\n",
+    "no path": "sample,path\nx1,\n",
+    "no header": "x1,s0.h5ad\nx2,s0.h5ad\n",
+    "no rows": "sample,path\n",
+    "a name that leads out": "sample,path\n../x1,s0.h5ad\n",
+}
+
+
+@pytest.mark.parametrize("kind", SHEETS)
+def test_sheets_are_refused_in_one_line(kind, write, tiny_model, refused, tmp_path):
+    write(make_counts(), "s0.h5ad")
+    (tmp_path / "samples.csv").write_text(SHEETS[kind])
+    assert "samples.csv" in refused("workflow", "samples.csv", f"model_path={tiny_model}", "--", "-n")
+
+
+# Lists of the genes of a panel
+
+GENES = [f"GENE{i}" for i in range(0, 200, 2)]
+IDS = {gene: f"ENSG{100000 + number:011d}" for number, gene in enumerate(GENES)}
+PANELS = {
+    "panel.txt": "\n".join(GENES),
+    "twice.txt": "\n".join([*GENES, GENES[0]]),
+    "xenium.csv": "Gene,Ensembl_ID,Num_Probesets\n" + "\n".join(f"{gene},{IDS[gene]},8" for gene in GENES),
+    "r.csv": '"","x"\n' + "\n".join(f'"{number}","{gene}"' for number, gene in enumerate(GENES, 1)),
+    "quoted.csv": '"x"\n' + "\n".join(f'"{gene}"' for gene in GENES),
+    "gene_panel.json": json.dumps(
+        {"payload": {"targets": [{"type": {"descriptor": "gene", "data": {"name": gene}}} for gene in GENES]}}, indent=1
+    ),
+    "genes.tsv": "gene\tid\n" + "\n".join(f"{gene}\t{IDS[gene]}" for gene in GENES),
+    "windows.csv": "\ufeffgene;panel\r\n" + "\r\n".join(f"{gene};a" for gene in GENES),
+}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_panels_are_read(name, tiny_model, command, tmp_path):
+    (tmp_path / name).write_text(PANELS[name], newline="")
+    logged(command("adapt", tiny_model, name, "output=p"))
+    assert sorted(scp.load_model(tmp_path / "p").saved.genes) == sorted(GENES)
+
+
+# Options, presets and files that would run or exhaust something
+
+PWNED = "open('PWNED', 'w')\n"
+OPTIONS = {
+    "a module, nested": "attention: {name: 'evilmod:Evil'}\n",
+    "a module, flat": "attention.name: 'evilmod:Evil'\n",
+    "a module in a list": "attention: ['evilmod:Evil']\n",
+    "a module as a preset": "attention: evilmod:Evil\n",
+    "the plugin of the command line": "plugin: evilmod.py\n",
+    "a flag in a text": "seed: '0 --plugin evilmod.py'\n",
+    "an object of Python": "seed: !!python/object/apply:os.system ['touch PWNED']\n",
+    "bytes": "label_key: !!binary aGVsbG8=\n",
+    "a date": "seed: 2026-11-26\n",
+    "a resolver": "seed: ${oc.env:SHLVL}\n",
+    "a target of Hydra": "_target_: evilmod.Evil\n",
+    "aliases that multiply": "a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\nseed: *c\n",
+    "not UTF-8": b"label_key: \xff\xfe\n",
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_options_files_run_nothing(kind, write, refused, tmp_path):
+    write(make_counts(), "ref.h5ad")
+    (tmp_path / "evilmod.py").write_text(PWNED)
+    content = OPTIONS[kind]
+    (tmp_path / "o.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused("train", "ref.h5ad", "label_key=cell_type", "model=tiny", "output=m", "--config", "o.yaml")
+    assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize("kind", ["a module, nested", "a module, flat", "a module as a preset", "a target of Hydra"])
+def test_options_in_presets_run_nothing(kind, write, refused, tmp_path):
+    write(make_counts(), "ref.h5ad")
+    (tmp_path / "evilmod.py").write_text(PWNED)
+    (tmp_path / "presets" / "experiment").mkdir(parents=True)
+    (tmp_path / "presets" / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{OPTIONS[kind]}")
+    refused("train", "ref.h5ad", "label_key=cell_type", "model=tiny", "--config-dir", "presets", "experiment=evil")
+    assert not (tmp_path / "PWNED").exists()
+
+
+NUMBERS = {
+    "threads": ("predict", "query.h5ad", "threads=1000000000"),
+    "threads of training": ("train", "query.h5ad", "label_key=cell_type", "trainer.threads=1000000000", "output=m"),
+    "devices": ("train", "query.h5ad", "label_key=cell_type", "model=tiny", "trainer.devices=100000", "output=m"),
+    "a device as input": ("predict", "/dev/zero"),
+    "a FIFO as input": ("predict", "fifo"),
+    "a device as options": ("predict", "query.h5ad", "--config", "/dev/zero"),
+    "a FIFO as sheet": ("workflow", "fifo", "--", "-n"),
+    "a device as panel": ("adapt", "/dev/zero"),
+    "a path of 3,000 characters": ("predict", "query.h5ad", f"output={'a' * 3000}.h5ad"),
+    "a device as truth": ("evaluate", "query.h5ad", "truth_key=a", "truth_path=/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_and_devices_that_exhaust_are_refused(kind, write, refused, tmp_path):
+    write(make_counts(), "query.h5ad")
+    os.mkfifo(tmp_path / "fifo")
+    refused(*NUMBERS[kind])
+
+
+def test_numbers_that_are_all_equal_are_refused(write, refused):
+    cells = make_counts()
+    cells.X.data[:] = 3
+    cells.X = np.full(cells.shape, 3, dtype=np.float32)
+    write(cells, "ref.h5ad")
+    refused("train", "ref.h5ad", "label_key=cell_type", *TRAIN)
+
+
+def nested(depth: int) -> bytes:
+    """A pickle of dictionaries, each of which holds the one before twice."""
+    levels = b"".join(
+        b"}q" + bytes([i]) + b"(X\1\0\0\0ah" + bytes([i - 1]) + b"X\1\0\0\0bh" + bytes([i - 1]) + b"u"
+        for i in range(1, depth + 1)
+    )
+    return b"\x80\x02}q\0" + levels + b"0" * (depth + 1) + b"h" + bytes([depth]) + b"."
+
+
+TORCH = {
+    "a dictionary that holds itself": b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s.",
+    "5,000 levels": b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 5000 + b"}" + b"s" * 5000 + b".",
+    "32 levels that share one another": nested(32),
+    "a call": b"cos\nsystem\n(S'touch PWNED'\ntR.",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_torch_files_are_refused(kind, refused, tmp_path):
+    with zipfile.ZipFile(tmp_path / "t.pth", "w") as archive:
+        archive.writestr("archive/data.pkl", TORCH[kind])
+    refused("models", "import", "t.pth", "output=lib")
+    assert not (tmp_path / "PWNED").exists()
