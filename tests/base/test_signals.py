@@ -164,34 +164,3 @@ except KeyboardInterrupt as error:
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
     assert (ran.stdout, ran.stderr) == ("130\n", "interrupted\n")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_workflow_ends_after_snakemake_has_ended_its_jobs(number, tmp_path):
-    """Snakemake gets SIGINT, whatever the signal was, and as much time as it needs."""
-    code = f"""
-import os, pathlib, sys, threading, time
-from scperformer.base.signals import EndedBySignal, handle_signals, say_ended
-from scperformer.command.workflow import _code_of
-
-slow = "import os, pathlib, time\\ntry:\\n    pathlib.Path('started').touch()\\n    time.sleep(60)\\n"
-slow += "except KeyboardInterrupt:\\n    time.sleep(0.5)\\n    os.write(1, b'unlocked ')"
-handle_signals()
-
-def send():
-    while not pathlib.Path("started").exists():
-        time.sleep(0.05)
-    os.kill(os.getpid(), {int(number)})
-
-threading.Thread(target=send, daemon=True).start()
-try:
-    _code_of([sys.executable, "-c", slow])
-except (KeyboardInterrupt, EndedBySignal) as error:
-    os.write(1, str(say_ended(error)).encode())
-"""
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    environment = os.environ | {"PYTHONPATH": paths}
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=120, **streams)
-    assert ran.stdout == f"unlocked {128 + number}"
-    assert len(ran.stderr.splitlines()) == 1

@@ -68,7 +68,7 @@ def configs(tiny_model):
 def run(command, configs, monkeypatch):
     """Run the command line without Hydra, with a step, an input and an output."""
 
-    def run_step(step, words):
+    def run_step(step, words, _plugins):
         path, output = words
         cli._run(step, dataclasses.replace(configs[step], inputs=[path], output=output))
         return 0

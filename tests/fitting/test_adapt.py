@@ -440,16 +440,6 @@ def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
         annotated(panel, without)
 
 
-def test_a_model_of_format_3_predicts(without, linear, sample, command, write):
-    info = json.loads((without / INFO).read_text())
-    assert info["format_version"] == 7
-    (without / INFO).write_text(json.dumps(info | {"format_version": 3}))
-    ran = command("predict", write(sample), f"model_path={without}", "output=out.h5ad")
-    assert ran.code == 0, ran.err
-    done, plain = ad.read_h5ad("out.h5ad"), annotated(sample, linear, "adapt=false")
-    np.testing.assert_array_equal(done.obsm["scperformer_proba"], plain.obsm["scperformer_proba"])
-
-
 # --- refusals, each in one line ----------------------------------------------------------------------------------
 
 

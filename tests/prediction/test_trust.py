@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 import anndata as ad
@@ -16,7 +15,6 @@ from support.words import as_options
 import scperformer
 from scperformer.base.errors import InputError
 from scperformer.files import rows
-from scperformer.model import HELD_OUT, INFO
 from scperformer.network import load_model
 
 QUICK = ["experiment=linear", "logger=none"]
@@ -184,21 +182,6 @@ def test_a_trained_encoder_has_its_validation_cells_as_evidence(tiny_model, coun
     done = scperformer.annotate(counts_adata, load_model(tiny_model), options=as_options(["alpha=0.2"]))
     assert np.isfinite(done.obs["scperformer_novelty"]).all()
     assert done.uns["scperformer"]["sets"]["num_cells"] == len(right)
-
-
-def test_a_model_of_format_4_predicts_as_before(folder, sample, tmp_path, caplog):
-    old = tmp_path / "old"
-    shutil.copytree(folder, old)
-    (old / HELD_OUT).unlink()
-    info = json.loads((old / INFO).read_text())
-    del info["files"][HELD_OUT]
-    (old / INFO).write_text(json.dumps(info | {"format_version": 4}))
-    with caplog.at_level(logging.INFO, "scperformer"):
-        done = annotated(sample, old, "alpha=0.1", "min_confidence=0.9")
-    assert done.obs["scperformer_novelty"].isna().all()
-    assert "scperformer_set" not in done.obs
-    np.testing.assert_array_equal(done.obs["scperformer_unknown"], done.obs["scperformer_confidence"] < 0.9)
-    assert caplog.text.count("the model keeps no held-out calls") == 1
 
 
 @pytest.mark.parametrize("alpha", ["0", "1", "1.5", "-0.1"])
