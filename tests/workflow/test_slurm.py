@@ -93,7 +93,7 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     assert "gpu:1" in slurm_says("scontrol", "show", "job", job)
     fail_node(node)
     finish(run, cluster)
-    said = "".join(log.read_text() for log in cluster.glob(".snakemake/slurm_logs/rule_prepare/*.log"))
+    said = "".join(log.read_text() for log in cluster.glob(".snakemake/slurm_logs/rule_prepare/**/*.log"))
     assert "exceeded memory limit" in said
     assert "continuing the run" in (cluster / "results/logs/train.log").read_text()
     assert "Restarts=1" in slurm_says("scontrol", "show", "job", job)
