@@ -191,7 +191,7 @@ def train_on(
     """
     begin = time.perf_counter()
     hashes = cell_hashes(linear(reference.x))
-    if len(np.unique(hashes)) == 1:
+    if len(np.unique(hashes)) == 1 and hashes[0]:  # 0: too few genes to say
         found = f"{len(hashes)} cells with the same expression in the reference"
         raise InputError(found, "cells that differ", "name the place of their counts, such as source=layers/counts")
     if num := np.count_nonzero(hashes) - len(np.unique(hashes[hashes != 0])):

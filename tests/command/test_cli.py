@@ -409,7 +409,11 @@ def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path)
     shutil.rmtree(tmp_path / "multirun")
     ran = command("predict", sample, "b.h5ad", f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
     assert ran.code == 2
-    assert "no output option with several files" in ran.err
+    assert "a name with {sample} for several files" in ran.err
+    words = (sample, "b.h5ad", f"model_path={tiny_model}", "output='{sample}.h5ad'")
+    shutil.copy(sample, "b.h5ad")
+    assert command("predict", *words, "-m", "min_confidence=0.1,0.9").code == 0
+    assert len(list(tmp_path.glob("multirun/*/*/b.h5ad"))) == 2
 
 
 @pytest.mark.slow

@@ -355,6 +355,13 @@ def test_numbers_that_are_all_equal_are_refused(write, refused):
     refused("train", "ref.h5ad", "label_key=cell_type", *TRAIN)
 
 
+def test_panels_of_ten_genes_are_a_reference(write, command, tmp_path):
+    """Ten genes are too few to find equal cells by, but not equal cells."""
+    write(make_counts()[:, 20:100:8].copy(), "ref.h5ad")
+    logged(command("train", "ref.h5ad", "label_key=cell_type", "data.min_genes=0", "data.min_cells=0", *TRAIN))
+    assert labels_of(tmp_path / "m") == sorted(LABELS)
+
+
 def nested(depth: int) -> bytes:
     """A pickle of dictionaries, each of which holds the one before twice."""
     levels = b"".join(
