@@ -182,9 +182,6 @@ class EpochLog(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epochs = state_dict["epochs"]
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        checkpoint[VERSIONS["torch"]] = str(torch.__version__)
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not call it
         self.shown.total = ((trainer.max_epochs or 0) - trainer.current_epoch) * self.num_cells
@@ -224,7 +221,7 @@ class Patience(EarlyStopping):
 
 
 class Interruption(Callback):
-    """After a signal, save to `checkpoint` and stop, in all processes after the same step."""
+    """After a signal, save to `checkpoint` and stop, in all processes after the same step; checkpoints name torch."""
 
     def __init__(self, checkpoint: Path):
         self.checkpoint = checkpoint
@@ -236,6 +233,9 @@ class Interruption(Callback):
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, lambda number, _: setattr(self, "received", number))
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
+        checkpoint[VERSIONS["torch"]] = str(torch.__version__)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop_if_signalled(trainer)  # the end of the last epoch has been saved

@@ -8,6 +8,7 @@ from scperformer.config import HeadConfig, ModelConfig, TrainConfig, TrainerConf
 from scperformer.fitting import gene_vectors
 from scperformer.fitting.linear import power_transform
 from scperformer.fitting.performer import encoder_facts, start_performer, train_readouts
+from scperformer.learning import CHECKPOINTS, LAST, checkpoint_problem
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,7 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
         with pytest.raises(SystemExit) as left:
             train(tmp_path / "cut")
     assert left.value.code == 128 + 15
+    assert checkpoint_problem(tmp_path / "cut" / CHECKPOINTS / LAST) == ""  # resume=true takes it
     resumed = train(tmp_path / "cut")
     for one, other in zip(whole, resumed, strict=True):
         assert all(torch.equal(one.state_dict()[name], tensor) for name, tensor in other.state_dict().items())
