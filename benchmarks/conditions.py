@@ -1,19 +1,24 @@
-"""Accuracy of models on queries with fewer genes or a smaller depth than their reference.
+"""Accuracy and trust of models on queries with fewer genes or counts than their reference, or of another study.
 
-    python benchmarks/conditions.py FOLDER runs.jsonl                    # every task, column and seed
-    python benchmarks/conditions.py FOLDER runs.jsonl --tasks pbmc3k --columns lr default --seeds 0
+    python benchmarks/conditions.py grid FOLDER runs.jsonl            # every task, column and seed
+    python benchmarks/conditions.py grid FOLDER runs.jsonl --tasks pbmc3k --columns lr default --seeds 0
+    python benchmarks/conditions.py trust FOLDER runs.jsonl
+    python benchmarks/conditions.py times FOLDER
 
-A row is the query of a task with a share of its counts or some of its genes; the other genes have no column. A column
-is a method. Each finished task, seed, row and column appends a line to the JSON file, and finished lines are not
-repeated, so an interrupted benchmark can continue. The result is printed as Markdown tables. CellTypist runs if
-`--celltypist PYTHON` names the Python of an environment that has it.
+`grid`: a row is the query of a task with a share of its counts or some of its genes; a column is a method.
+
+`trust`: calibration, coverage of label sets, and detection of novel cells. In novelty tasks some cells have types
+that are not in the reference: each type of PBMC 3k in turn is left out, or two of five cell lines, or a blood model
+annotates pancreas cells. Novelty is compared with the largest probability of scperformer, logistic regression and
+CellTypist.
+
+`times`: CPU seconds that sets, clusters and quality add to `annotate`. Finished lines of a JSON file are not repeated.
 """
 
 import argparse
-import json
-import logging
 import tempfile
-import warnings
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,28 +26,27 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pandas as pd
-import rivals
+from accuracy import celltypist
 from machine import machine
-from panel import LABEL, Pair, Task, missing_files, pairs, read_cells, read_reference
+from panel import LABEL, Lines, Pair, Task, as_options, be_quiet, missing_files, pairs, read_cells, read_reference
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
-from words import as_options
+from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from scperformer import annotate, load_model, train
-from scperformer.base.metrics import score
+from scperformer import annotate, train
 from scperformer.cells import align
+from scperformer.network import Model
 from scperformer.trust import calibration_error
 
 GENE_SETS = 2  # random gene sets of a row for each seed; its line has their means
-LAYERS = ["experiment=encoder", "conditions=full", "model=pooled", "model.depth=1", "model.queries=tokens"]
+KEYS = ["task", "seed", "row", "column"]
 OURS: dict[str, tuple[list[str], list[str]]] = {  # column -> options of `train` and of `predict`
     "linear": (["experiment=linear"], ["adapt=false"]),
     "linear_adapted": (["experiment=linear"], ["adapt=true"]),
-    "default": ([], []),
     "pooled": (["model=pooled"], []),  # the default without attention
-    "encoder": (LAYERS, ["adapt=false"]),
+    "default": ([], []),
 }
-COLUMNS = ["lr", "lr_refitted", *OURS, "perceptron", "celltypist"]
+COLUMNS = ["lr", "lr_refitted", *OURS]
 
 # The sorted cells have no DC and no platelets. The reference keeps both: a user does not know what a query lacks.
 COARSE = {
@@ -110,7 +114,6 @@ ROWS_BETWEEN = [
 ]
 REGIMES = {name: name.split(" and ") for name in ("full", "depth", "panels", "depth and panels", "studies")}
 REGIMES["studies, agreed labels"] = ["studies, agreed"]
-KEYS = ["task", "seed", "row", "column"]  # of a line
 
 
 def rows_of(task: Task) -> list[Row]:
@@ -180,7 +183,6 @@ class Methods:
     reference: ad.AnnData
     seed: int
     folder: Path
-    python: str | None  # with CellTypist
     models: dict[str, Any] = field(default_factory=dict)
 
     def call(self, column: str, query: ad.AnnData) -> ad.AnnData:
@@ -190,87 +192,44 @@ class Methods:
             options, of_predict = OURS[column]
             name = " ".join(["scperformer", *options])
             if name not in self.models:
-                overrides = [f"seed={self.seed}", "logger=none", *options]
-                path = train(self.reference, LABEL, output=self.folder / name, options=as_options(overrides)).path
-                self.models[name] = load_model(path)
+                words = as_options([f"seed={self.seed}", "logger=none", *options])
+                self.models[name] = train(self.reference, LABEL, output=self.folder / name, options=words).load()
             return annotate(called, self.models[name], options=as_options(["min_overlap=0", *of_predict]))
         if column == "lr":
             if "lr" not in self.models:
                 self.models["lr"] = fit_logistic(self.reference)
             calls = self.models["lr"].predict(log_normalised(query, self.reference.var_names))
-        elif column == "lr_refitted":
+        else:
             shared = self.reference[:, self.reference.var_names.isin(query.var_names)].copy()
             depth, wanted = (np.median(np.asarray(c[:, shared.var_names].X.sum(axis=1))) for c in (shared, query))
             thin(shared, min(1.0, wanted / max(depth, 1)), np.random.default_rng(self.seed))
             calls = fit_logistic(shared).predict(log_normalised(query, shared.var_names))
-        elif column == "perceptron":
-            if "perceptron" not in self.models:
-                x = log_normalised(self.reference, self.reference.var_names)
-                labels = self.reference.obs[LABEL]
-                fitted = rivals.fit_perceptron(x.astype(np.float32), labels.to_numpy(str), self.seed)
-                self.models["perceptron"] = fitted
-            calls = self.models["perceptron"](log_normalised(query, self.reference.var_names))
-        else:
-            calls = rivals.celltypist(str(self.python), self.folder)(self.reference, query)
         called.obs["scperformer_label"] = calls
         return called
 
-    def loss(self, column: str) -> float | None:
-        """The out-of-fold loss of a column's model on its reference, if it is one of `OURS`."""
-        model = self.models.get(" ".join(["scperformer", *OURS[column][0]])) if column in OURS else None
-        return None if model is None else model.saved.metrics["out_of_fold"]["loss"]
-
 
 def measure(called: ad.AnnData, truth: np.ndarray) -> dict[str, float]:
-    """The scores of one annotated query; those of confidence and expected accuracy only if it has them."""
+    """The scores of one annotated query; calibration and expected accuracy only if it has confidences."""
     calls = called.obs["scperformer_label"].to_numpy(str)
-    scores = score(truth, calls)
-    found = {"num_cells": called.n_obs, "num_genes": called.n_vars}
-    found |= {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1}
+    found = {"accuracy": accuracy_score(truth, calls)}
+    found["macro_f1"] = f1_score(truth, calls, labels=np.unique(truth), average="macro")
     if "scperformer" in called.uns:
         found["ece"] = calibration_error(called.obs["scperformer_confidence"].to_numpy(float), truth == calls)
         if condition := called.uns["scperformer"].get("condition"):
-            expected = float(condition["expected_accuracy"])
-            found |= {"adapted": float(condition["adapted"]), "expected_accuracy": expected}
-            found["expected_error"] = abs(expected - scores.accuracy)
+            found["expected_error"] = abs(float(condition["expected_accuracy"]) - found["accuracy"])
     return found
 
 
-def read_lines(path: Path) -> dict[tuple, dict[str, Any]]:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    return {tuple(line[key] for key in KEYS): line for line in lines}
-
-
-def run_task(task: Task, seed: int, columns: list[str], arguments: argparse.Namespace) -> None:
-    """Append the lines of a task and seed that are not yet in the file."""
-    pair = read_pair(task, arguments.data, seed)
-    ranked = rank_genes(pair)
-    labels = np.unique(pair.reference.obs[LABEL].to_numpy(str))
-    with tempfile.TemporaryDirectory() as folder:
-        methods = Methods(pair.reference, seed, Path(folder), arguments.celltypist)
-        for row in rows_of(task):
-            if row.num_genes >= len(ranked):
-                continue
-            queries = reduce(pair.query, row, ranked, seed)
-            for column in columns:
-                done = read_lines(arguments.jsonl)
-                key = (task.name, seed, row.name, column)
-                if key in done:
-                    continue
-                called = [methods.call(column, query) for query in queries]
-                numbers = pd.DataFrame([measure(cells, pair.truth) for cells in called]).mean().to_dict()
-                line = dict(zip(KEYS, key, strict=True)) | {"regime": row.regime}
-                line |= {name: None if np.isnan(number) else number for name, number in numbers.items()}
-                line["loss"] = methods.loss(column)
-                calls = [np.searchsorted(labels, cells.obs["scperformer_label"].to_numpy(str)) for cells in called]
-                adapted = done.get((*key[:3], "linear_adapted"))
-                if column == "linear_adapted":
-                    line["calls"] = [found.tolist() for found in calls]
-                elif column == "default" and adapted:
-                    line["num_differ"] = float((np.array(calls) != adapted["calls"]).sum(axis=1).mean())
-                with arguments.jsonl.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-                print(*key, f"{line['accuracy']:.3f} {line['macro_f1']:.3f}", flush=True)
+def present(tasks: list[Task], arguments: argparse.Namespace) -> list[Task]:
+    """The tasks that were asked for and have their files."""
+    found = []
+    for task in tasks:
+        if arguments.tasks is None or task.name in arguments.tasks:
+            if missing := missing_files(task, arguments.data):
+                print(f"left out: {task.name} (missing: {', '.join(missing)})")
+            else:
+                found.append(task)
+    return found
 
 
 def entry(values: pd.Series) -> str:
@@ -297,45 +256,201 @@ def table(lines: pd.DataFrame, score: str) -> str:
 
 
 def calibration(lines: pd.DataFrame) -> str:
-    """A Markdown table of |expected - true accuracy|, calibration, loss, and calls that differ from linear_adapted."""
-    lines = lines.assign(differ=lines.get("num_differ", np.nan) / lines["num_cells"])
-    scores = {"expected_error": "error of the expected accuracy", "ece": "ECE", "adapted": "adapted"}
-    scores |= {"loss": "out-of-fold loss of the model", "differ": "calls unlike linear_adapted's"}
-    text = [f"| regime | column | {' | '.join(scores.values())} |", "|---" * (2 + len(scores)) + "|"]
+    """A Markdown table of |expected - true accuracy| and of the calibration error."""
+    text = ["| regime | column | error of the expected accuracy | ECE |", "|---|---|---|---|"]
     for name, regimes in REGIMES.items():
-        for column in OURS:
+        for column in [column for column in OURS if column in set(lines["column"])]:
             part = lines[lines["regime"].isin(regimes) & (lines["column"] == column)]
-            means = part.reindex(columns=list(scores)).astype(float).mean()
+            means = part.reindex(columns=["expected_error", "ece"]).astype(float).mean()
             if len(part):
                 text.append(f"| {name} | {column} | {' | '.join('' if m != m else f'{m:.3f}' for m in means)} |")
     return "\n".join(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder with the h5ad files")
-    parser.add_argument("jsonl", type=Path, help="a line per finished task, seed, row and column; created or continued")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tasks", nargs="+", choices=[task.name for task in TASKS])
-    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
-    parser.add_argument("--celltypist", help="Python of an environment with CellTypist")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.getLogger("scperformer").setLevel(logging.ERROR)
-    columns = [column for column in COLUMNS if column in arguments.columns]
-    if arguments.celltypist is None and "celltypist" in columns:
-        columns.remove("celltypist")
-        print("left out: celltypist (--celltypist names a Python that has it)")
-    for task in [task for task in TASKS if arguments.tasks is None or task.name in arguments.tasks]:
-        if missing := missing_files(task, arguments.data):
-            print(f"left out: {task.name} (missing: {', '.join(missing)})")
-            continue
+def grid(arguments: argparse.Namespace) -> None:
+    done = Lines(arguments.jsonl, KEYS)
+    for task in present(TASKS, arguments):
         for seed in arguments.seeds:
-            run_task(task, seed, columns, arguments)
-    if found := list(read_lines(arguments.jsonl).values()):
-        lines = pd.DataFrame(found)
+            pair = read_pair(task, arguments.data, seed)
+            ranked = rank_genes(pair)
+            with tempfile.TemporaryDirectory() as folder:
+                methods = Methods(pair.reference, seed, Path(folder))
+                for row in [row for row in rows_of(task) if row.num_genes < len(ranked)]:
+                    queries = reduce(pair.query, row, ranked, seed)
+                    for column in arguments.columns:
+                        key = (task.name, seed, row.name, column)
+                        if key not in done.found:
+                            called = [methods.call(column, query) for query in queries]
+                            numbers = pd.DataFrame([measure(cells, pair.truth) for cells in called]).mean().to_dict()
+                            done.add(key, {"regime": row.regime} | numbers)
+    lines = done.table()
+    if len(lines):
         print(f"\n{machine()}\n")
         print("\n\n".join([table(lines, "macro_f1"), table(lines, "accuracy"), calibration(lines)]))
+
+
+ALPHAS = (0.05, 0.1, 0.2)
+TRUST_ROWS = [
+    Row("everything", "full"),
+    Row("a quarter of the counts", "depth", share=0.25),
+    Row("300 most variable genes", "panels", genes="variable", num_genes=300),
+]
+EMBEDDED = replace(WITHIN, name="embedded", reference="embedded", label_key="bulk_labels")  # without counts
+MIXOLOGY = replace(WITHIN, name="mixology", reference="mixology_lung_celllines.h5ad")
+PANCREAS = replace(WITHIN, name="pancreas", query="baron_pancreas_mini.h5ad", holdout=None)
+LEFT_OUT = replace(WITHIN, name="left_out")
+KNOWN = [WITHIN, EMBEDDED, replace(WITHIN, name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad"), BETWEEN]
+NOVEL = [LEFT_OUT, MIXOLOGY, PANCREAS]
+QUICK = ["experiment=linear"]  # for models without one of the nine types
+NUM_LINES = 3  # of the five cell lines, those in the reference
+TIMED_CELLS = 20_000  # drawn from PBMC 3k with replacement
+NUM_TIMED = 3  # runs, of which the fastest is reported
+TIMED = {  # options of predict
+    "none of them": [],
+    "sets and levels": ["alpha=0.1", "min_confidence=0.9"],
+    "clusters=auto": ["clusters=auto"],
+    "quality=true": ["quality=true"],
+}
+TRUST_KEYS = ["task", "seed", "row"]
+
+
+def novel_pairs(task: Task, data: Path, seed: int) -> Iterator[tuple[str, Pair]]:
+    """Pairs whose queries have known and novel cells, and their names; the true label of novel cells is empty."""
+    pair = read_pair(replace(task, query=None, holdout=0.2), data, seed)
+    labels = np.unique(pair.reference.obs[LABEL].to_numpy(str))
+    if task is PANCREAS:
+        novel = read_cells(str(task.query), task.label_key, {}, data)
+        query = ad.concat([pair.query, novel], join="inner", index_unique="-")
+        yield task.name, replace(pair, query=query, truth=np.append(pair.truth, np.full(novel.n_obs, "")))
+        return
+    lines = np.random.default_rng(seed).permutation(labels)[NUM_LINES:].tolist()
+    parts = {task.name: lines} if task is MIXOLOGY else {f"without {label}": [label] for label in labels}
+    for name, out in parts.items():
+        is_out = pair.reference.obs[LABEL].isin(out).to_numpy()
+        query = ad.concat([pair.query, pair.reference[is_out]], index_unique="-")
+        truth = np.append(np.where(np.isin(pair.truth, out), "", pair.truth), np.full(is_out.sum(), ""))
+        yield name, replace(pair, reference=pair.reference[~is_out].copy(), query=query, truth=truth)
+
+
+def rival_scores(reference: ad.AnnData, query: ad.AnnData, python: str | None, folder: Path) -> dict[str, np.ndarray]:
+    """1 - the largest probability of logistic regression, and of CellTypist, whose model is kept in `folder`."""
+    proba = fit_logistic(reference).predict_proba(log_normalised(query, reference.var_names))
+    scores = {"LR": 1 - proba.max(axis=1)}
+    if python is not None:
+        celltypist(python, folder, reference, query)
+        scores["CellTypist"] = 1 - pd.read_csv(folder / "probabilities.csv", index_col=0).to_numpy().max(axis=1)
+    return scores
+
+
+def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any]:
+    """Calibration and label sets of cells of known types."""
+    found: dict[str, Any] = {}
+    for alpha in ALPHAS:
+        called = annotate(query.copy(), model, options={"alpha": alpha, "min_overlap": 0})
+        sets = called.obs["scperformer_set"].astype(str).str.split("|")
+        inside = [label in labels for label, labels in zip(truth, sets, strict=True)]
+        found |= {f"coverage {alpha}": float(np.mean(inside)), f"size {alpha}": float(sets.str.len().mean())}
+    confidence = called.obs["scperformer_confidence"].to_numpy()
+    right = (called.obs["scperformer_label"] == truth).to_numpy()
+    found |= {"accuracy": float(right.mean()), "ece": calibration_error(confidence, right)}
+    return found | {"false alarms": float(called.obs["scperformer_unknown"].mean())}
+
+
+def measure_novel(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
+    """How well the flag and each score separate novel cells, which have no true label, from the others."""
+    is_novel = truth == ""
+    obs = annotate(query.copy(), model, options={"min_overlap": 0}).obs
+    unknown = obs["scperformer_unknown"].to_numpy()
+    found = {"false alarms": unknown[~is_novel].mean(), "novel cells found": unknown[is_novel].mean()}
+    scores = {"novelty": obs["scperformer_novelty"], "1 - confidence": 1 - obs["scperformer_confidence"]}
+    found |= {f"area: {name}": roc_auc_score(is_novel, each) for name, each in (scores | rivals).items()}
+    return {name: float(value) for name, value in found.items()}
+
+
+def trust_tables(lines: pd.DataFrame) -> str:
+    """Mean ± standard deviation over seeds: calibration and label sets of known cells, and detection of novel cells."""
+    is_known = lines["task"].isin([task.name for task in KNOWN])
+    novel = lines[~is_known]
+    means = novel[novel["task"].str.startswith("without ")].groupby("seed", as_index=False).mean(numeric_only=True)
+    novel = pd.concat([novel, means.assign(task="mean of the types left out", row="everything")])
+    found = []
+    for part in (lines[is_known], novel):
+        columns = [name for name in part if name not in TRUST_KEYS and part[name].notna().any()]
+        text = [f"| task | condition | seeds | {' | '.join(columns)} |", "|---" * (3 + len(columns)) + "|"]
+        for (task, row), group in part.groupby(["task", "row"], sort=False):
+            values = (f"{group[name].mean():.3f} ± {group[name].std(ddof=0):.3f}" for name in columns)
+            text.append(f"| {task} | {row} | {len(group)} | {' | '.join(values)} |")
+        if len(part):
+            found.append("\n".join(text))
+    return "\n\n".join(found)
+
+
+def trust(arguments: argparse.Namespace) -> None:
+    done = Lines(arguments.jsonl, TRUST_KEYS)
+    for seed in arguments.seeds:
+        for task in present(KNOWN + NOVEL, arguments):
+            rows = TRUST_ROWS[:1] if task in (EMBEDDED, LEFT_OUT) else TRUST_ROWS
+            known = [] if task in NOVEL else [(task.name, read_pair(task, arguments.data, seed))]
+            for name, pair in known or novel_pairs(task, arguments.data, seed):
+                missing = [row for row in rows if (name, seed, row.name) not in done.found]
+                if not missing:
+                    continue
+                with tempfile.TemporaryDirectory() as folder:
+                    words = as_options([f"seed={seed}", "logger=none", *(QUICK if task is LEFT_OUT else [])])
+                    model = train(pair.reference, LABEL, output=Path(folder) / "model", options=words).load()
+                    ranked = rank_genes(pair) if len(rows) > 1 else np.arange(0)
+                    for row in missing:
+                        query = reduce(pair.query, row, ranked, seed)[0]
+                        if known:
+                            numbers = measure_known(model, query, pair.truth)
+                        else:
+                            rivals = rival_scores(pair.reference, query, arguments.celltypist, Path(folder))
+                            numbers = measure_novel(model, query, pair.truth, rivals)
+                        done.add((name, seed, row.name), numbers)
+    if done.found:
+        print(f"\n{machine()}\n\n{trust_tables(done.table())}")
+
+
+def times(arguments: argparse.Namespace) -> None:
+    """A Markdown table: the CPU time of `annotate` for 20,000 cells without and with each part."""
+    pbmc = read_cells("pbmc3k.h5ad", "cell_type", {}, arguments.data)
+    chosen = np.random.default_rng(0).integers(pbmc.n_obs, size=TIMED_CELLS)
+    cells = ad.AnnData(pbmc.X[chosen], obs=pd.DataFrame(index=[f"cell{i}" for i in range(TIMED_CELLS)]), var=pbmc.var)
+    seconds: dict[str, list[float]] = {name: [] for name in TIMED}
+    with tempfile.TemporaryDirectory() as folder:
+        model = train(pbmc, LABEL, output=Path(folder) / "model", options={"logger": "none"}).load()
+        for _ in range(NUM_TIMED):
+            for name, options in TIMED.items():
+                query = cells.copy()
+                start = time.process_time()
+                annotate(query, model, options=as_options(options))
+                seconds[name].append(time.process_time() - start)
+    least = {name: min(each) for name, each in seconds.items()}
+    print(f"{machine()}\n\n| with | CPU time (s) | added (s) |\n|---|---|---|")
+    for name, each in least.items():
+        print(f"| {name} | {each:.1f} | {each - least['none of them']:+.1f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = parser.add_subparsers(required=True)
+    for name, run, tasks, seeds in (("grid", grid, TASKS, 3), ("trust", trust, KNOWN + NOVEL, 5)):
+        step = steps.add_parser(name)
+        step.set_defaults(run=run)
+        step.add_argument("data", type=Path, help="folder with the h5ad files")
+        step.add_argument("jsonl", type=Path, help="a line per finished result; created or continued")
+        step.add_argument("--seeds", type=int, nargs="+", default=list(range(seeds)))
+        step.add_argument("--tasks", nargs="+", choices=[task.name for task in tasks])
+        if run is grid:
+            step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
+        else:
+            step.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
+    step = steps.add_parser("times")
+    step.set_defaults(run=times)
+    step.add_argument("data", type=Path, help="folder with pbmc3k.h5ad")
+    arguments = parser.parse_args()
+    be_quiet()
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from statistics import median
 import numpy as np
 import pandas as pd
 import torch
+from attention import LENGTH, our_layers, performer, run_ours
 from machine import machine, peak_gb
-from performer import LENGTH, our_layers, performer, run_ours
 from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode

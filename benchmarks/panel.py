@@ -1,11 +1,16 @@
-"""The tasks of the accuracy panel: training cells, predicted cells and true labels."""
+"""The tasks of the benchmarks (training cells, predicted cells, true labels) and the file of their results."""
 
-from collections.abc import Iterator
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import scanpy
 import yaml
 from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
@@ -117,3 +122,37 @@ def splits(task: Task, labels: np.ndarray, seed: int) -> Iterator[tuple[np.ndarr
             chosen.append(cells[: round(REFERENCE_SHARE * len(cells)) if few is None else min(few, len(cells) // 2)])
         train = np.sort(np.concatenate(chosen))
         yield train, np.setdiff1d(np.arange(len(labels)), train)
+
+
+class Lines:
+    """The finished results of a benchmark: lines of a JSON file, which are found by their keys and not repeated."""
+
+    def __init__(self, path: Path, keys: Sequence[str]) -> None:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        self.path = path
+        self.keys = keys
+        self.found = {tuple(line[key] for key in keys): line for line in map(json.loads, text.splitlines())}
+
+    def add(self, key: tuple, numbers: dict[str, Any]) -> None:
+        """Append a line; NaN becomes null."""
+        values = {name: None if number != number else number for name, number in numbers.items()}
+        self.found[key] = dict(zip(self.keys, key, strict=True)) | values
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(self.found[key]) + "\n")
+        shown = (f"{name} {value:.3f}" for name, value in values.items() if isinstance(value, float))
+        print(*key, ", ".join(shown), flush=True)
+
+    def table(self) -> pd.DataFrame:
+        return pd.DataFrame(list(self.found.values()))
+
+
+def as_options(words: Sequence[str]) -> dict[str, Any]:
+    """Turn words such as `trainer.max_epochs=5` into options of a function."""
+    pairs = (word.partition("=") for word in words)
+    return {name: yaml.safe_load(value) for name, _, value in pairs}
+
+
+def be_quiet() -> None:
+    """Show errors only."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("scperformer").setLevel(logging.ERROR)

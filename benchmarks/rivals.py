@@ -1,160 +1,105 @@
-"""The methods of the accuracy panel: each is trained on a reference and predicts the labels of a query.
+"""Other tools as their users call them, run by the benchmarks in an environment that has them: rivals.py STEP ...
 
-The query has no labels: `panel.Pair` holds the true labels separately.
+    rivals.py fit METHOD FILE LABEL_KEY MODEL      # FILE holds counts
+    rivals.py annotate METHOD FILE MODEL OUT       # writes a copy of FILE with a new column
+    rivals.py celltypist FOLDER                    # reference.h5ad and query.h5ad -> calls.txt, probabilities.csv
+    rivals.py scores FILE MODEL OUT                # CellTypist's decision matrix and probabilities, or why it refused
+
+METHOD is `logistic regression`, `celltypist` or `performer-pytorch`. In FOLDER and for `scores`, the cells are
+log-normalised.
 """
 
-import subprocess
-import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext
+import sys
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
-import torch
-from panel import LABEL
-from scipy.sparse import csr_matrix
-from sklearn.decomposition import TruncatedSVD
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score
-from sklearn.model_selection import StratifiedKFold
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.svm import LinearSVC
-from torch import nn
-from words import as_options
+import scanpy as sc
 
-from scperformer import annotate, train
-from scperformer.cells import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
-from scperformer.cells.preprocess import prepare_reference
-from scperformer.config import PreprocessConfig, TokensConfig, make_config
-from scperformer.learning import informative_genes, variability
-from scperformer.network import load_model, simulate_conditions
-from scperformer.network.tokens import tokenize
-
-STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-INNER_FOLDS = 3
-# Width of the hidden layers, training steps and batch size of the perceptron.
-WIDTH = 128
-NUM_STEPS = 2500
-BATCH_CELLS = 64
-CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
+QUICK = {"check_expression": False, "n_jobs": 1}
 
 
-def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.ndarray, csr_matrix]:
-    """ln(1 + cp10k) of reference and query (scperformer's, all genes of the reference), and the labels."""
-    prepared = prepare_reference(reference, PreprocessConfig(inputs=["reference"]))
-    findings = detect_expression(query)
-    genes = gene_table(query, findings.source)
-    plan = plan_alignment(genes, findings, list(prepared.var_names), target_sum=1e4, min_overlap=0.0)
-    x = align_rows(stored_expression(query, findings)[0].block(0, query.n_obs), plan)
-    return csr_matrix(prepared.X), prepared.obs[LABEL].to_numpy(str), x
+def log_normalised(path: str) -> ad.AnnData:
+    adata = ad.read_h5ad(path)
+    sc.pp.normalize_total(adata, target_sum=1e4)
+    sc.pp.log1p(adata)
+    return adata
 
 
-def logistic(c: float, penalty: str):
-    if penalty == "L2":
-        return LogisticRegression(C=c, max_iter=1000)
-    return OneVsRestClassifier(LogisticRegression(C=c, l1_ratio=1, solver="liblinear", max_iter=100))
+def fit(method: str, path: str, label_key: str, model: str) -> None:
+    if method == "logistic regression":
+        import joblib
+        from sklearn.linear_model import LogisticRegression
+
+        adata = log_normalised(path)
+        joblib.dump(LogisticRegression(C=0.1, max_iter=300).fit(adata.X, adata.obs[label_key].astype(str)), model)
+    elif method == "celltypist":
+        import celltypist
+
+        celltypist.train(log_normalised(path), labels=label_key, n_jobs=1, max_iter=200).write(model)
 
 
-def best_logistic(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
-    """Logistic regression on all genes; an inner cross-validation chooses C and L1 or L2 by macro-F1."""
-    x, labels, x_query = matrices(reference, query)
-    folds = list(StratifiedKFold(INNER_FOLDS, shuffle=True, random_state=0).split(x, labels))
+def annotate(method: str, path: str, model: str, out: str) -> None:
+    adata = log_normalised(path)
+    if method == "celltypist":
+        import celltypist
 
-    def quality(choice: tuple[float, str]) -> float:
-        calls = np.empty(len(labels), dtype=object)
-        for rows, held_out in folds:
-            calls[held_out] = logistic(*choice).fit(x[rows], labels[rows]).predict(x[held_out])
-        return f1_score(labels, calls.astype(str), average="macro")
+        adata = celltypist.annotate(adata, model=model, majority_voting=False).to_adata()
+    elif method == "logistic regression":
+        import joblib
 
-    best = max(((c, penalty) for penalty in ("L2", "L1") for c in STRENGTHS), key=quality)
-    return logistic(*best).fit(x, labels).predict(x_query)
-
-
-def linear_svm(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
-    """scikit-learn's linear support vector machine with its defaults, on all genes."""
-    x, labels, x_query = matrices(reference, query)
-    return LinearSVC(max_iter=10_000).fit(x, labels).predict(x_query)
+        proba = joblib.load(model).predict_proba(adata.X)
+        adata.obs["call"] = proba.argmax(1).astype(str)
+        adata.obs["confidence"] = proba.max(1)
+    else:
+        adata.obs["call"] = scbert_calls(adata)
+    adata.write_h5ad(out)
 
 
-def neighbours(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
-    """15 nearest neighbours on 50 principal components of the reference."""
-    x, labels, x_query = matrices(reference, query)
-    space = TruncatedSVD(min(50, x.shape[0] - 1), random_state=0)
-    return make_pipeline(space, KNeighborsClassifier(min(15, x.shape[0]))).fit(x, labels).predict(x_query)
+def scbert_calls(adata: ad.AnnData) -> list[int]:
+    """scBERT's network with random weights, one dense cell at a time, as scBERT predicts."""
+    import torch
+    from performer_pytorch import PerformerLM
+
+    sizes = {"dim": 200, "depth": 6, "heads": 10, "dim_head": 64, "nb_features": 266}
+    network = PerformerLM(num_tokens=7, max_seq_len=adata.n_vars + 1, **sizes).eval()
+    calls = []
+    with torch.inference_mode():
+        for cell in adata.X:
+            bins = np.append(np.minimum(np.asarray(cell.todense()).ravel(), 5).astype(np.int64), 0)
+            calls.append(int(network(torch.from_numpy(bins)[None]).mean(1).argmax()))
+    return calls
 
 
-def fit_perceptron(x: csr_matrix, labels: np.ndarray, seed: int) -> Callable[[csr_matrix], np.ndarray]:
-    """Predict with a perceptron of two hidden layers of 128, trained on random genes and depths (`conditions=full`).
+def celltypist_calls(name: str) -> None:
+    """Train a model, or use the one that an earlier call left in the folder, and predict."""
+    import celltypist
 
-    `x` is ln(1 + cp10k) of counts; each cell is scaled to the same norm.
-    """
-    names, targets = np.unique(labels, return_inverse=True)
-    conditions = make_config("train", ["inputs=[reference]", f"label_key={LABEL}", "conditions=full"]).conditions
-    preferred = (variability(x), informative_genes(x, targets))
-    tokens = TokensConfig()
-    torch.manual_seed(seed)
-    first = nn.Sequential(nn.Linear(x.shape[1], WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), nn.Dropout(0.2))
-    second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, len(names)))
-    network = nn.Sequential(first, second)
-    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, NUM_STEPS)
-    weights = torch.from_numpy(np.bincount(targets) ** -0.5).float()
-
-    def logits(x_BG: torch.Tensor) -> torch.Tensor:
-        return network(10 * nn.functional.normalize(x_BG))
-
-    for _ in range(NUM_STEPS):
-        rows = torch.randint(len(targets), (BATCH_CELLS,)).numpy()
-        seen = simulate_conditions(tokenize(x[rows], tokens), conditions, tokens, *preferred, 1e4)
-        x_BG = torch.zeros(BATCH_CELLS, x.shape[1] + 1).scatter_add_(1, seen.genes_BL, seen.x_BL * seen.keep_BL)[:, :-1]
-        truth = torch.from_numpy(targets[rows])
-        loss = nn.functional.cross_entropy(logits(x_BG), truth, weights / weights.mean(), label_smoothing=0.05)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    network.eval()
-
-    def call(x: csr_matrix) -> np.ndarray:
-        with torch.inference_mode():
-            return names[logits(torch.from_numpy(x.toarray().astype(np.float32))).argmax(1).numpy()]
-
-    return call
+    folder = Path(name)
+    model = folder / "model.pkl"
+    if not model.exists():
+        reference = ad.read_h5ad(folder / "reference.h5ad")
+        celltypist.train(reference, labels="label", max_iter=200, **QUICK).write(str(model))
+    query = ad.read_h5ad(folder / "query.h5ad")
+    called = celltypist.annotate(query, model=str(model), majority_voting=False)
+    np.savetxt(folder / "calls.txt", called.predicted_labels["predicted_labels"].to_numpy(str), fmt="%s")
+    called.probability_matrix.to_csv(folder / "probabilities.csv")
 
 
-def celltypist(python: str, kept: Path | None = None) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:
-    """CellTypist trained on the reference, in a separate environment because it needs scikit-learn < 1.8.
+def scores(path: str, model: str, out: str) -> None:
+    import celltypist
 
-    With a folder `kept`, its model is saved there, and later calls with the same reference do not train again.
-    """
-
-    def run(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
-        x, labels, x_query = matrices(reference, query)
-        genes = [f"g{i}" for i in range(x.shape[1])]
-        with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
-            for name, cells in (("reference", x), ("query", x_query)):
-                adata = ad.AnnData(cells, var={"gene": genes})
-                adata.var_names = genes
-                if name == "reference":
-                    adata.obs[LABEL] = labels
-                adata.write_h5ad(Path(folder) / f"{name}.h5ad")
-            subprocess.run([python, str(CELLTYPIST), str(folder)], check=True, capture_output=True)
-            return np.loadtxt(Path(folder) / "calls.txt", dtype=str, delimiter="\t")
-
-    return run
+    try:
+        found = celltypist.annotate(ad.read_h5ad(path), model=model, majority_voting=False)
+    except Exception as error:  # noqa: BLE001 - the benchmark shows why
+        Path(out).write_text(f"refused: {error}", encoding="utf-8")
+        return
+    labels = found.predicted_labels["predicted_labels"].to_numpy(str)
+    matrices = {"decision": found.decision_matrix.to_numpy(), "probability": found.probability_matrix.to_numpy()}
+    with open(out, "wb") as file:
+        np.savez(file, labels=labels, **matrices)
 
 
-def scperformer(overrides: list[str]) -> Callable[[ad.AnnData, ad.AnnData, int], np.ndarray]:
-    """This package, through its public Python functions."""
-
-    def run(reference: ad.AnnData, query: ad.AnnData, seed: int) -> np.ndarray:
-        with tempfile.TemporaryDirectory() as folder:
-            options = [f"seed={seed}", "logger=none", *overrides]
-            path = train(reference, LABEL, output=Path(folder) / "model", options=as_options(options)).path
-            called = annotate(query.copy(), load_model(path))
-        return called.obs["scperformer_label"].to_numpy(str)
-
-    return run
+if __name__ == "__main__":
+    step, *words = sys.argv[1:]
+    {"fit": fit, "annotate": annotate, "celltypist": celltypist_calls, "scores": scores}[step](*words)

@@ -1,36 +1,40 @@
-"""Cells of another study than the reference: accuracy, unknown cells, expected accuracy.
+"""Queries of another study than the reference: accuracy, unknown cells, expected accuracy; and several studies.
 
-    python benchmarks/studies.py FOLDER runs.jsonl                         # every pair, row and column, seed 0
-    python benchmarks/studies.py FOLDER runs.jsonl --use choose            # the pairs by which options are chosen
-    python benchmarks/studies.py FOLDER runs.jsonl --references pbmc3k --columns lr default
+    python benchmarks/studies.py pairs FOLDER runs.jsonl                   # every pair, row and column, seed 0
+    python benchmarks/studies.py pairs FOLDER runs.jsonl --use choose      # the pairs by which options are chosen
+    python benchmarks/studies.py several FOLDER runs.jsonl --queries pbmc3k
 
-A pair is a reference and a query of another study, another chemistry, another condition or another species. The labels
-of both are merged, after the prediction, to what both mean: to naive and memory CD4 T cells, or CD14 and CD16
-monocytes, if both studies tell them apart. Labels of no type of blood, such as activated T cells, are left out of both.
-Options are chosen by the pairs of CHOOSING; the others report. In the files of another tissue all cells are unknown.
+`pairs`: a reference and a query of another study, chemistry, condition or species. The labels of both are merged,
+after the prediction, to what both mean: to naive and memory CD4 T cells, or CD14 and CD16 monocytes, if both studies
+tell them apart. Labels of no type of blood, such as activated T cells, are left out. Options are chosen by the pairs
+of CHOOSING; the others report. In the files of another tissue all cells are unknown.
 
-Each finished pair, seed, row and column appends a line to the JSON file, and finished lines are not repeated. The
-result is printed as Markdown tables.
+`several`: each query is annotated by models of the studies of other laboratories: by each alone, by pairs and by three
+joined, as `train` does with several files, and by one model of the cells of all three over the genes that these share.
+
+Finished lines of the JSON file are not repeated. The results are printed as Markdown tables.
 """
 
 import argparse
-import json
-import logging
 import tempfile
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 from conditions import Methods, Row, rank_genes, reduce
 from machine import machine
-from panel import LABEL, Pair
+from panel import LABEL, Lines, Pair, be_quiet
+from sklearn.metrics import accuracy_score, f1_score
 
-from scperformer.base.metrics import score
+import scperformer as scp
+from scperformer.labels import StudyLabels, join_labels
+from scperformer.model import SavedModel
+from scperformer.model import Study as PartOfModel
+from scperformer.network import JoinedModel, Model
 from scperformer.trust import OTHER, calibration_error
 
 COLUMNS = ["lr", "lr_refitted", "linear", "linear_adapted", "default"]
@@ -175,19 +179,23 @@ def merged(own: Sequence[str], other: Sequence[str]) -> dict[str, str]:
     }
 
 
-def measure(called: ad.AnnData, truth: np.ndarray, task: Task) -> dict[str, float]:
+def scores_of(truth: np.ndarray, calls: np.ndarray) -> dict[str, float]:
+    """Accuracy, and macro-F1 over the true labels."""
+    f1 = f1_score(truth, calls, labels=np.unique(truth), average="macro")
+    return {"accuracy": float(accuracy_score(truth, calls)), "macro_f1": float(f1)}
+
+
+def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str]) -> dict[str, float]:
     """The scores of an annotated query, over the cells of types that the reference has."""
     obs = called.obs
     found: dict[str, float] = {}
     is_known = np.ones(len(truth), dtype=bool)
     if task.kind != "another tissue":
-        own = [str(label) for label in called.uns["reference_labels"]]
         to = merged(own, np.unique(truth))
         true = np.array([to[label] for label in truth])
         is_known = np.isin(true, [to[label] for label in own])
         calls = np.array([to[label] for label in obs["scperformer_label"].astype(str)])
-        scores = score(true[is_known], calls[is_known])
-        found = {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1}
+        found = scores_of(true[is_known], calls[is_known])
     if "scperformer" not in called.uns:
         return found
     record = called.uns["scperformer"]
@@ -195,69 +203,44 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task) -> dict[str, floa
     found["known_flagged"] = float(unknown[is_known].mean()) if is_known.any() else np.nan
     if task.without:
         found["missing_flagged"] = float(unknown[~is_known].mean())
-    found |= {name: float(value) for name, value in record.get("shift", {}).items() if isinstance(value, float | int)}
-    if "accuracy" in found:
+    if task.kind != "another tissue":
         proba = called.obsm["scperformer_proba"].to_numpy()
-        groups = np.array([to[label] for label in called.uns["scperformer"]["model"]["labels"]])
+        groups = np.array([to[label] for label in record["model"]["labels"]])
         summed = np.stack([proba[:, groups == group].sum(axis=1) for group in np.unique(groups)], axis=1)
         confidence = summed.max(axis=1)[is_known]  # of the merged labels
         right = np.unique(groups)[summed.argmax(axis=1)][is_known] == true[is_known]
         found["ece"] = calibration_error(confidence, right)
-        expected = float(confidence.mean()) if record.get("shift", {}).get("kind") == OTHER else np.nan
-        if np.isnan(expected):
-            expected = float(record["condition"]["expected_accuracy"])
+        is_other = record.get("shift", {}).get("kind") == OTHER
+        expected = float(confidence.mean() if is_other else record["condition"]["expected_accuracy"])
         found |= {"expected": expected, "expected_error": abs(expected - float(right.mean()))}
     return found
 
 
-@dataclass
-class Run:
-    """What the command line asks for."""
-
-    data: Path
-    jsonl: Path
-    columns: list[str]
-    rows: list[Row]
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    def has(self, key: tuple) -> bool:
-        return any(tuple(line[name] for name in KEYS) == key for line in self.lines)
-
-    def add(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        with self.jsonl.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def run_reference(reference: str, without: str, tasks: list[Task], seed: int, run: Run) -> None:
+def run_reference(reference: str, without: str, tasks: list[Task], seed: int, run: argparse.Namespace) -> None:
     """Append the lines of the tasks of a reference that are not yet in the file."""
     cells = read_study(reference, run.data)
     kinds = np.array([BLOOD.get(label, (label, ""))[0] for label in cells.obs[LABEL]])
     cells = cells[kinds != without].copy()
     few = cells.obs[LABEL].value_counts()
     cells = cells[~cells.obs[LABEL].isin(few.index[few < 2])].copy()
+    own = np.unique(cells.obs[LABEL].to_numpy(str)).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        methods = Methods(cells, seed, Path(folder), None)
+        methods = Methods(cells, seed, Path(folder))
         for task in tasks:
             query = read_study(task.query, run.data)
             truth = query.obs[LABEL].to_numpy(str)
             query = ad.AnnData(query.X, var=query.var)
             ranked = rank_genes(Pair(seed, 0, cells, query, truth))
-            rows = run.rows if task.kind == "another study" else ROWS[:1]
-            for row in rows:
+            is_pair = task.kind == "another study"
+            for row in [row for row in ROWS if row.name in run.rows] if is_pair else ROWS[:1]:
                 if row.num_genes >= len(ranked):
                     continue
                 (cut,) = reduce(query, row, ranked, seed)
-                for column in run.columns if task.kind == "another study" else ["default"]:
+                for column in run.columns if is_pair else ["default"]:
                     key = (task.reference, task.query, task.without, seed, row.name, column)
-                    if run.has(key):
-                        continue
-                    called = methods.call(column, cut)
-                    called.uns["reference_labels"] = np.unique(cells.obs[LABEL].to_numpy(str))
-                    line = dict(zip(KEYS, key, strict=True)) | {"kind": task.kind, "use": task.use, "rows": row.regime}
-                    numbers = measure(called, truth, task)
-                    run.add(line | {name: None if np.isnan(number) else number for name, number in numbers.items()})
-                    print(*key, {name: round(number, 3) for name, number in numbers.items()}, flush=True)
+                    if key not in run.done.found:
+                        numbers = measure(methods.call(column, cut), truth, task, own)
+                        run.done.add(key, {"kind": task.kind, "use": task.use, "rows": row.regime} | numbers)
 
 
 def accuracies(lines: pd.DataFrame, score_name: str) -> str:
@@ -278,16 +261,8 @@ def accuracies(lines: pd.DataFrame, score_name: str) -> str:
 def trust(lines: pd.DataFrame) -> str:
     """A Markdown table of the default's flags and confidences."""
     lines = lines[lines["column"] == "default"]
-    names = [
-        "novelty_ratio",
-        "gene_effects",
-        "known_flagged",
-        "missing_flagged",
-        "accuracy",
-        "expected",
-        "expected_error",
-    ]
-    names = [name for name in [*names, "ece"] if name in lines]
+    names = ["known_flagged", "missing_flagged", "accuracy", "expected", "expected_error", "ece"]
+    names = [name for name in names if name in lines]
     text = [f"| default | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
 
     def cells_of(part: pd.DataFrame) -> str:
@@ -301,31 +276,159 @@ def trust(lines: pd.DataFrame) -> str:
     return "\n".join(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder with the h5ad files")
-    parser.add_argument("jsonl", type=Path, help="a line per finished pair, seed, row and column; created or continued")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
-    parser.add_argument("--use", choices=["choose", "report"])
-    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
-    parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.getLogger("scperformer").setLevel(logging.ERROR)
-    rows = [row for row in ROWS if row.name in arguments.rows]
-    columns = [column for column in COLUMNS if column in arguments.columns]
-    run = Run(arguments.data, arguments.jsonl, columns, rows)
-    if arguments.jsonl.exists():
-        run.lines = [json.loads(line) for line in arguments.jsonl.read_text(encoding="utf-8").splitlines()]
+def pairs(arguments: argparse.Namespace) -> None:
+    arguments.done = Lines(arguments.jsonl, KEYS)
     tasks = tasks_of(arguments.references, arguments.use)
     for seed in arguments.seeds:
         for reference, without in dict.fromkeys((task.reference, task.without) for task in tasks):
             own = [task for task in tasks if (task.reference, task.without) == (reference, without)]
-            run_reference(reference, without, own, seed, run)
-    lines = pd.DataFrame(run.lines)
+            run_reference(reference, without, own, seed, arguments)
+    lines = arguments.done.table()
     print(f"\n{machine()}\n")
     print("\n\n".join([accuracies(lines, "accuracy"), accuracies(lines, "macro_f1"), trust(lines)]))
+
+
+SOURCES = {  # studies of a reference, by their laboratory
+    "PBMC 3k": ("pbmc3k",),
+    "Zheng": ("zheng_sorted", "zheng_scminer"),
+    "Kang": ("kang_ctrl", "kang_stim"),
+    "symphony": ("symphony_3v1", "symphony_3v2", "symphony_5"),
+}
+QUERIES = [name for names in SOURCES.values() for name in names]
+IN_REFERENCE = {"PBMC 3k": ("pbmc3k",), "Zheng": ("zheng_sorted",), "Kang": ("kang_ctrl",)}
+IN_REFERENCE["symphony"] = SOURCES["symphony"]
+NUM_CELLS = 1000  # of a query, a random sample
+POOLED = "cells of three studies in one fit"
+
+
+def read_source(laboratory: str, data: Path) -> ad.AnnData:
+    """The cells of a laboratory that are a reference; labels of a single cell are left out."""
+    cells = ad.concat({name: read_study(name, data) for name in IN_REFERENCE[laboratory]}, index_unique="-")
+    counts = cells.obs[LABEL].value_counts()
+    return cells[cells.obs[LABEL].isin(counts.index[counts > 1])].copy()
+
+
+def pooled(sources: dict[str, ad.AnnData]) -> ad.AnnData:
+    """The cells of several studies with the genes that all of them have, and types as labels."""
+    shared = sorted(set.intersection(*(set(cells.var_names) for cells in sources.values())))
+    cells = ad.concat({name: source[:, shared] for name, source in sources.items()}, index_unique="-")
+    cells.obs[LABEL] = [BLOOD[label][0] for label in cells.obs[LABEL]]
+    return cells
+
+
+def joined(models: dict[str, Model]) -> Model:
+    """The models of several studies as one, without its evidence."""
+    labels = [StudyLabels(name, model.saved.labels, model.saved.ontology_term_ids) for name, model in models.items()]
+    joint = join_labels(labels, "packaged")
+    parts = [
+        PartOfModel(name, model.saved, meaning)
+        for (name, model), meaning in zip(models.items(), joint.meanings, strict=True)
+    ]
+    first = next(iter(models.values()))
+    genes = dict.fromkeys(gene for model in models.values() for gene in model.saved.genes)
+    whole: SavedModel = replace(
+        first.saved,
+        genes=list(genes),
+        gene_means=np.zeros(len(genes), dtype=np.float32),
+        labels=joint.labels,
+        ontology_term_ids=joint.terms,
+        tree=joint.tree,
+        metrics={"scales": {}},
+        weights={},
+        reference_cells=None,
+        has_reference_cells=False,
+        held_out=None,
+        studies=parts,
+    )
+    return JoinedModel(whole, first.path, list(models.values()))
+
+
+def calls_of(model: Model, query: ad.AnnData) -> np.ndarray:
+    """The type of each cell by a model, adapted to the query."""
+    labels = scp.annotate(query.copy(), model).obs["scperformer_label"].astype(str)
+    return np.array([BLOOD.get(label, (label, ""))[0] for label in labels])
+
+
+def several_scores(
+    query_name: str, laboratory: str, models: dict[str, Model], seed: int, data: Path
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each reference and its scores on a query."""
+    query = read_study(query_name, data)
+    rows = np.sort(np.random.default_rng(seed).permutation(query.n_obs)[:NUM_CELLS])
+    query = query[rows].copy()
+    truth = np.array([BLOOD[label][0] for label in query.obs[LABEL]])
+    del query.obs[LABEL]
+    others = {name: model for name, model in models.items() if name != laboratory and not name.startswith("without")}
+    for size in range(1, len(others) + 1):
+        for names in combinations(others, size):
+            model = others[names[0]] if size == 1 else joined({name: others[name] for name in names})
+            yield " + ".join(names), {"num_studies": size} | scores_of(truth, calls_of(model, query))
+    yield POOLED, {"num_studies": 3} | scores_of(truth, calls_of(models[f"without {laboratory}"], query))
+
+
+def joined_table(lines: pd.DataFrame) -> str:
+    """A Markdown table of accuracy and macro-F1 for each query, with means over the queries that choose and report."""
+    scores = ["accuracy", "macro_f1"]
+    is_pooled = lines["reference"] == POOLED
+    single, pair, three = (lines[~is_pooled & (lines["num_studies"] == number)] for number in (1, 2, 3))
+    best = single.sort_values("accuracy", kind="stable").groupby(["query", "seed"], as_index=False).last()
+    columns = {"one study, mean": single, "one study, best": best, "two studies, mean": pair}
+    columns |= {"three studies": three, POOLED: lines[is_pooled]}
+    text = [f"| accuracy / macro-F1 | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    queries = {query: [query] for query in dict.fromkeys(lines["query"])}
+    choosing = [query for query in queries if query in CHOOSING]
+    uses = {"choose": choosing, "report": [query for query in queries if query not in CHOOSING]}
+    rows = queries | {f"**{use} ({len(names)})**": names for use, names in uses.items() if names}
+    for name, chosen in rows.items():
+        means = (part[part["query"].isin(chosen)].groupby("query")[scores].mean().mean() for part in columns.values())
+        text.append(f"| {name} | {' | '.join(f'{mean.accuracy:.3f} / {mean.macro_f1:.3f}' for mean in means)} |")
+    return "\n".join(text)
+
+
+def several(arguments: argparse.Namespace) -> None:
+    done = Lines(arguments.jsonl, ["query", "seed", "reference"])
+    for seed in arguments.seeds:
+        finished = {query for query, *rest in done.found if rest == [seed, POOLED]}
+        wanted = {query: name for name, queries in SOURCES.items() for query in queries if query in arguments.queries}
+        wanted = {query: name for query, name in wanted.items() if query not in finished}
+        if not wanted:
+            continue
+        sources = {name: read_source(name, arguments.data) for name in SOURCES}
+        references = dict(sources)
+        for laboratory in dict.fromkeys(wanted.values()):
+            rest = {name: cells for name, cells in sources.items() if name != laboratory}
+            references[f"without {laboratory}"] = pooled(rest)
+        with tempfile.TemporaryDirectory() as folder:
+            models = {}
+            for number, (name, cells) in enumerate(references.items()):
+                made = scp.train(cells, LABEL, output=Path(folder) / str(number), seed=seed, options={"logger": "none"})
+                models[name] = made.load()
+            for query, laboratory in wanted.items():
+                for reference, numbers in several_scores(query, laboratory, models, seed, arguments.data):
+                    done.add((query, seed, reference), numbers)
+    print(f"\n{machine()}\n\n{joined_table(done.table())}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = parser.add_subparsers(required=True)
+    for run, what in ((pairs, "one study annotates another"), (several, "one, two and three studies as reference")):
+        step = steps.add_parser(run.__name__, help=what)
+        step.set_defaults(run=run)
+        step.add_argument("data", type=Path, help="folder with the h5ad files")
+        step.add_argument("jsonl", type=Path, help="a line per finished result; created or continued")
+        step.add_argument("--seeds", type=int, nargs="+", default=[0])
+        if run is pairs:
+            step.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
+            step.add_argument("--use", choices=["choose", "report"])
+            step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
+            names = [row.name for row in ROWS]
+            step.add_argument("--rows", nargs="+", choices=names, default=names)
+        else:
+            step.add_argument("--queries", nargs="+", choices=QUERIES, default=QUERIES)
+    arguments = parser.parse_args()
+    be_quiet()
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 libhdf5 loops forever on zeros in a heap of strings, and allocates 4 GiB for a string with a damaged length. So the
 child (base/child.py) reads, within limits of time and memory, all parts that can cause this: strings, attributes and
-the indexes of chunks. It reads no numbers, as no damage to them caused this in benchmarks/damage.py. The inspection
+the indexes of chunks. It reads no numbers, as no damage to them caused this in benchmarks/robustness.py. The inspection
 takes 0.05 to 0.1 s of CPU time, and 0.9 s for a million cell names; a file of strings takes a fifth of its limit.
 """
 
