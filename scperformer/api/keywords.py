@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.base.progress import progress
 from scperformer.config import closest_option, config_from, option_texts
 
 if TYPE_CHECKING:  # it imports torch
@@ -47,8 +46,7 @@ def step(name: str) -> Callable[[Function], Function]:
                 elif option:
                     remedy = f"write options={{'{option}': ...}}"
                 raise InputError(f"keyword {word} of {function.__name__}", f"one of {', '.join(known)}", remedy)
-            with progress(f"scperformer.{function.__name__}"):
-                return function(*given, **named)
+            return function(*given, **named)
 
         return call  # type: ignore[return-value]
 

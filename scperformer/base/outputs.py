@@ -1,13 +1,11 @@
 """Write files and folders so that they appear complete or not at all, and remove only folders that we have made."""
 
-import ctypes
 import errno
 import json
 import os
 import re
 import shutil
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,18 +20,10 @@ from scperformer.base.errors import InputError, as_disk_full, require_utf8
 FAILED_SUFFIX = ".failed.json"  # a file beside the outputs for each input that failed: its sample, path and error
 MARK = ".scperformer.json"  # the file in each folder we make that says so
 ANOTHER_OUTPUT = "choose another output=..."
-# Arguments of Linux's renameat2: relative paths start at the working folder; both names are exchanged in one step.
-AT_FDCWD = -100
-RENAME_EXCHANGE = 2
 NUM_SYNC_THREADS = 16  # files that are synced to the disk at the same time
 MAX_REMOVALS = 40  # attempts to remove an unfinished folder
 SECONDS_BETWEEN_REMOVALS = 0.05
 MAX_PATH = 1000  # characters of an output; Linux allows 4,096, and Python too few folders in each other for that
-
-
-def _require_writable(folder: Path) -> None:
-    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", ANOTHER_OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -42,9 +32,6 @@ class FolderKind:
 
     name: str  # in its mark and in messages, such as "a model"
     more: tuple[str, ...] = ()  # patterns of names that may be added after its mark was written
-    unmarked: tuple[
-        str, ...
-    ] = ()  # for folders of versions without marks: patterns of all names; the first is required
 
 
 def _names(folder: Path) -> list[str]:
@@ -57,7 +44,7 @@ def write_mark(folder: Path, kind: FolderKind) -> None:
     """Write the mark of a folder: its kind and the names in it."""
     content = {"made_by": "scperformer", "kind": kind.name, "names": _names(folder)}
     try:
-        (folder / MARK).write_text(json.dumps(content, indent=1, ensure_ascii=True) + "\n", encoding="ascii")
+        (folder / MARK).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii")
     except BaseException:  # a partial mark would make the folder look like another program's
         (folder / MARK).unlink(missing_ok=True)
         raise
@@ -65,23 +52,17 @@ def write_mark(folder: Path, kind: FolderKind) -> None:
 
 def why_not_ours(folder: Path, kind: FolderKind) -> str | None:
     """Return why a folder was not made by us as a whole, for a message; None if it was."""
-    names = _names(folder)
-    known = kind.more  # names and patterns of what we have made
     try:
         content = json.loads((folder / MARK).read_bytes())
         if content["made_by"] != "scperformer" or content["kind"] != kind.name:
             return f"is a folder with {str(content['kind'])[:40]}"
-        known += tuple(content["names"])
+        exact = set(content["names"])
     except FileNotFoundError:
-        if not kind.unmarked or kind.unmarked[0] not in names:
-            return f"is a folder without {MARK}"
-        known = kind.unmarked
+        return f"is a folder without {MARK}"
     except (OSError, ValueError, KeyError, TypeError):
         return f"is a folder with an unusable {MARK}"
-    exact = set(known)
-    patterns = [name for name in known if "*" in name]
-    for name in names:
-        if name not in exact and not any(fnmatchcase(name, pattern) for pattern in patterns):
+    for name in _names(folder):
+        if name not in exact and not any(fnmatchcase(name, pattern) for pattern in kind.more):
             return f"holds {name}, which scperformer has not made"
     return None
 
@@ -97,28 +78,6 @@ def remove_folder(folder: Path, kind: FolderKind) -> None:
     shutil.rmtree(folder)
 
 
-def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -> None:
-    if len(str(path)) > MAX_PATH:
-        found = f"an output with a path of {len(str(path)):,} characters"
-        raise InputError(found, f"at most {MAX_PATH:,} characters", "choose a shorter one")
-    if not path.exists():
-        return
-    if path.is_dir() and kind is None:
-        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
-    if kind is not None and not path.is_dir():
-        raise InputError(f"{path} is a file", "a folder to write", ANOTHER_OUTPUT)
-    if kind is not None and not any(path.iterdir()):
-        return
-    if not overwrite:
-        raise InputError(f"{path} exists", "a new output", f"{ANOTHER_OUTPUT}, or add overwrite=true")
-    if kind is not None:
-        is_working_folder = Path.cwd().resolve().is_relative_to(path.resolve())
-        if why := "is the working folder" if is_working_folder else why_not_ours(path, kind):
-            raise InputError(f"{path} {why}, so it is not replaced", f"a folder with {kind.name}", ANOTHER_OUTPUT)
-    elif not path.is_file():
-        raise InputError(f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT)
-
-
 def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = None) -> None:
     """Refuse an output that exists or cannot be written, before any work is done; an empty folder counts as absent.
 
@@ -127,8 +86,34 @@ def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = 
     """
     require_utf8(path)
     _require_replaceable(Path(path), overwrite, kind)
-    folder = Path(os.path.realpath(path)).parent
-    _require_writable(next(parent for parent in (folder, *folder.parents) if parent.exists()))
+    parents = Path(os.path.realpath(path)).parents
+    folder = next(parent for parent in parents if parent.exists())
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file", "a folder to write", ANOTHER_OUTPUT)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", ANOTHER_OUTPUT)
+
+
+def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -> None:
+    if len(str(path)) > MAX_PATH:
+        found = f"an output with a path of {len(str(path)):,} characters"
+        raise InputError(found, f"at most {MAX_PATH:,} characters", "choose a shorter one")
+    if not path.exists():
+        return
+    if kind is None and path.is_dir():
+        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
+    if kind is not None and not path.is_dir():
+        raise InputError(f"{path} is a file", "a folder to write", ANOTHER_OUTPUT)
+    if kind is not None and not any(path.iterdir()):
+        return
+    if not overwrite:
+        raise InputError(f"{path} exists", "a new output", f"{ANOTHER_OUTPUT}, or add overwrite=true")
+    if kind is None and not path.is_file():
+        raise InputError(f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT)
+    if kind is not None:
+        is_working_folder = Path.cwd().resolve().is_relative_to(path.resolve())
+        if why := "is the working folder" if is_working_folder else why_not_ours(path, kind):
+            raise InputError(f"{path} {why}, so it is not replaced", f"a folder with {kind.name}", ANOTHER_OUTPUT)
 
 
 @contextmanager
@@ -168,10 +153,11 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
 def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder, which is renamed to `path` if the block succeeds and removed if it fails.
 
-    It gets our mark. An existing folder is replaced as a whole, provided that we have made all of it.
+    It gets our mark. An existing folder is replaced as a whole, provided that we have made all of it. A process that is
+    killed between the two renames leaves the previous folder under the name `.scperformer-old-...`.
     """
     target = Path(os.path.realpath(path))
-    _require_replaceable(Path(path), overwrite, kind)
+    require_absent(path, overwrite, kind)
     temporary = _temporary_path(target)
     temporary.mkdir()
     try:
@@ -181,7 +167,17 @@ def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> I
             with ThreadPoolExecutor(NUM_SYNC_THREADS) as pool:  # 500 files: 0.07 s; one by one: 1.5 s
                 list(pool.map(_sync, (*temporary.rglob("*"), temporary)))
         _require_replaceable(Path(path), overwrite, kind)
-        put_in_place(temporary, target)
+        old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
+        if target.exists():
+            os.replace(target, old)
+        try:
+            os.replace(temporary, target)
+        except OSError:
+            if old.exists():
+                os.replace(old, target)
+            raise
+        _sync(target.parent)
+        shutil.rmtree(old, ignore_errors=True)  # not earlier: until here it may be the only copy
     finally:
         for _ in range(MAX_REMOVALS):
             shutil.rmtree(temporary, ignore_errors=True)
@@ -208,39 +204,6 @@ def _sync(path: Path) -> None:
         os.close(file)
 
 
-def put_in_place(new: Path, target: Path) -> None:
-    """Rename a folder to `target` and remove the previous `target`, which the caller has checked to be ours.
-
-    Even if the process is killed, one of the two is complete. Where the system cannot exchange two names in one step,
-    the previous folder may be left under the name `.scperformer-old-...`.
-    """
-    if not target.exists():
-        os.replace(new, target)
-        _sync(target.parent)
-        return
-    if _exchange(new, target):
-        _sync(target.parent)
-        shutil.rmtree(new, ignore_errors=True)
-        return
-    old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
-    os.replace(target, old)
-    try:
-        os.replace(new, target)
-    except OSError:
-        os.replace(old, target)
-        raise
-    _sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)  # not earlier: until here it may be the only copy
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; return False where the system or the disk cannot do that."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not hasattr(libc, "renameat2"):
-        return False
-    return libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
-
-
 def _temporary_prefix() -> str:
     """Return the prefix of temporary names, the same for all processes on this machine or in this container."""
     machine = re.sub(r"\W", "", socket.gethostname())
@@ -255,19 +218,14 @@ def _temporary_path(target: Path) -> Path:
     """
     folder = target.parent
     prefix = _temporary_prefix()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"folder {folder} cannot be created ({error.strerror})", "a folder to write", ANOTHER_OUTPUT
-        ) from error
-    _require_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob(f"{prefix}*"):
         process = path.name.removeprefix(prefix).partition("-")[0]
-        if process.isdigit():
-            with suppress(OSError):  # the process or the file belongs to another user
-                try:
-                    os.kill(int(process), 0)  # signal 0 only checks whether the process exists
-                except ProcessLookupError:
-                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        try:
+            os.kill(int(process), 0)  # signal 0 only checks whether the process exists
+        except ProcessLookupError:
+            with suppress(OSError):  # it belongs to another user
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except (ValueError, OSError):  # no process number, or a process of another user
+            continue
     return folder / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"

@@ -10,7 +10,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -20,7 +19,6 @@ from typing import Any
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.memory import GIVEN_BACK, freed_memory
 from scperformer.base.messages import did_you_mean
-from scperformer.base.progress import progress
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
 from scperformer.command.help import help_text, program_text
 from scperformer.command.words import FLAGS, PLUGIN, first_line, own_presets, to_overrides
@@ -64,9 +62,8 @@ def import_function(module: str, name: str) -> Callable[[Any], object]:
 
 
 def _run(name: str, config: Any) -> None:
-    """Call the function of a step with its configuration, with a sign of progress."""
-    shown = nullcontext() if name == "workflow" else progress(f"scperformer {name}")  # snakemake shows its own
-    with freed_memory(GIVEN_BACK), shown:
+    """Call the function of a step with its configuration."""
+    with freed_memory(GIVEN_BACK):
         import_function(STEPS[name][0], f"run_{name}")(config)
 
 

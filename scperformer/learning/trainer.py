@@ -29,11 +29,12 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies.launchers import subprocess_script
+from tqdm import tqdm
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
 from scperformer.base.outputs import new_file
-from scperformer.base.progress import Progress, progress
+from scperformer.base.progress import progress
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import AUTO, LoggerConfig, NetworkConfig, TrainerConfig
 from scperformer.learning.learner import SeededLearner
@@ -169,7 +170,7 @@ def checkpoint_problem(checkpoint: Path) -> str:
 class EpochLog(Callback):
     """Log a line for each epoch, write the table of epochs, and count cells; a resumed run continues the table."""
 
-    def __init__(self, folder: Path, num_cells: int, shown: Progress):
+    def __init__(self, folder: Path, num_cells: int, shown: tqdm):
         self.folder = folder
         self.num_cells = num_cells
         self.shown = shown
@@ -191,7 +192,7 @@ class EpochLog(Callback):
         (name, text) = pl_module.shown
         best = max if pl_module.mode == "max" else min
         found = f", best {text} {best(each[name] for each in self.epochs):.3f}" if self.epochs else ""
-        self.shown.text = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}{found}"
+        self.shown.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}{found}", refresh=False)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.shown.update(len(batch[1]) * trainer.world_size)
@@ -259,7 +260,7 @@ class Interruption(Callback):
 class StepLog(Callback):
     """Count the steps on the progress bar."""
 
-    def __init__(self, shown: Progress):
+    def __init__(self, shown: tqdm):
         self.shown = shown
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -372,10 +373,9 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     # `last` comes after `stop`, so that the remaining patience is saved.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     counted = progress("training", total=options.max_epochs * len(train), unit="cells")
-    bar = counted if options.progress_bar else nullcontext(Progress("", None, ""))
+    bar = counted if options.progress_bar else nullcontext(tqdm(disable=True))
     checkpoint = where / LAST if (where / LAST).is_file() else None
     with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
-        shown.bound = "at most"  # early stopping
         epochs = EpochLog(folder, len(train), shown)
         callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
         logs = fast.enter_context(loggers_of(cfg, folder))
@@ -416,7 +416,7 @@ def run_steps(
     cfg = replace(cfg, trainer=replace(cfg.trainer, devices=1, num_nodes=1, max_epochs=1))
     last = None if folder is None else folder / CHECKPOINTS / LAST
     counted = progress("training the Performer", total=num_steps, unit="steps")
-    bar = counted if cfg.trainer.progress_bar else nullcontext(Progress("", None, ""))
+    bar = counted if cfg.trainer.progress_bar else nullcontext(tqdm(disable=True))
     with warnings.catch_warnings(), ExitStack() as fast, bar as shown:
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         callbacks: list[Callback] = [StepLog(shown)]

@@ -43,7 +43,7 @@ PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")  # files for people, which may be missing
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
 MAX_EXTRA_BYTES = 64 * 2**20  # larger files that a model does not need are left out of copies
-MODEL = FolderKind("a model", unmarked=KNOWN)
+MODEL = FolderKind("a model")
 MAX_NAME_SHOWN = 100  # characters of a name in a message
 STUDY = re.compile(r"study[1-9]\d?")  # the folder of a study in that of a model
 

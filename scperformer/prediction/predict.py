@@ -311,9 +311,8 @@ def _annotate_files(
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
     done: list[Written] = []
     with progress("annotating", total=len(files), unit="files") as shown:
-        shown.bound = "at least"  # the model may be adapted again, to a file of another kind
         for path, output in files:
-            shown.text = f"annotating {default_output(path, '').name}"
+            shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
             with failures.of_file(path, output):
                 of_sample = described.get(path, {})
                 if len(models) > 1:

@@ -374,7 +374,8 @@ def check_all(sources: Sequence[str | AnnData], cfg: CheckConfig, tell: Callable
     checks = Checks({"name": model.name, "path": str(model_path), "why": why}, [], "")
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
-            shown.text = f"checking {default_output(source, '').name if isinstance(source, str) else IN_MEMORY}"
+            name = default_output(source, "").name if isinstance(source, str) else IN_MEMORY
+            shown.set_description_str(f"checking {name}", refresh=False)
             result = check(source, cfg, model, known)
             text = in_words(result, cfg, f"{model.name} ({why})")
             checks.files.append(result)

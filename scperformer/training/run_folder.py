@@ -53,7 +53,7 @@ NAMES = (
     *("wandb", "wandb/*", "mlflow.db"),
     *("study*", "study*/*"),
 )
-RUN = FolderKind("the run of a training", more=NAMES, unmarked=NAMES)
+RUN = FolderKind("the run of a training", more=NAMES)
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = (

@@ -22,7 +22,6 @@ from scperformer.base.outputs import (
 )
 
 MADE = FolderKind("a thing", more=("later-*",))
-OLD = FolderKind("an old thing", unmarked=("first.json", "part-*"))
 
 
 def names(folder):
@@ -69,7 +68,7 @@ def test_the_content_is_on_the_disk_before_the_name(tmp_path, steps):
     with new_folder(tmp_path / "b", MADE) as temporary:
         (temporary / "inner").mkdir()
         (temporary / "inner" / "x").touch()
-    assert set(steps[:-2]) == {"synced x", "synced inner", f"synced {MARK}", "synced temporary"}
+    assert {"synced x", "synced inner", f"synced {MARK}", "synced temporary"} <= set(steps[:-2])
     assert steps[-2:] == ["renamed temporary", f"synced {tmp_path.name}"]
 
 
@@ -166,7 +165,7 @@ def test_paths_where_no_file_can_be_written_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
         pass
-    with pytest.raises(InputError, match="cannot be created"), new_file(tmp_path / "file" / "out.txt"):
+    with pytest.raises(InputError, match="file is a file; expected a folder"), new_file(tmp_path / "file" / "out.txt"):
         pass
     with pytest.raises(InputError, match="neither a file nor a folder"), new_file(os.devnull, overwrite=True):
         pass
@@ -209,10 +208,7 @@ def test_a_failure_leaves_no_new_folder_and_keeps_an_existing_folder(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
-def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange):
-    if not can_exchange:  # a disk, or a system, that cannot exchange two names
-        monkeypatch.setattr(outputs, "_exchange", lambda one, other: False)
+def test_folder_is_replaced_as_a_whole(tmp_path):
     target = tmp_path / "model"
     with new_folder(target, MADE) as temporary:
         (temporary / "old").touch()
@@ -277,18 +273,6 @@ def test_a_file_that_appears_meanwhile_in_a_folder_is_not_removed(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize(
-    ("content", "is_ours"), [(["first.json"], True), (["first.json", "part-1"], True), ([], False)]
-)
-def test_folders_of_earlier_versions_have_no_mark(tmp_path, content, is_ours):
-    for name in content:
-        (tmp_path / name).touch()
-    assert (why_not_ours(tmp_path, OLD) is None) == is_ours
-    assert why_not_ours(tmp_path, MADE) == f"is a folder without {MARK}"
-    (tmp_path / "thesis").touch()
-    assert why_not_ours(tmp_path, OLD) is not None
-
-
 def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
     theirs = tmp_path / "thesis"
     theirs.mkdir()
@@ -311,12 +295,11 @@ def test_the_old_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, m
     calls, replace = [], os.replace
 
     def fail_second(source, destination):
-        calls.append(source)
-        if len(calls) == 2:
+        calls.append(destination)
+        if calls.count(target) == 1 and destination == target:
             raise OSError("disk is gone")
         replace(source, destination)
 
-    monkeypatch.setattr(outputs, "_exchange", lambda one, other: False)
     monkeypatch.setattr(os, "replace", fail_second)
     with pytest.raises(OSError, match="disk is gone"), new_folder(target, MADE, overwrite=True):
         pass

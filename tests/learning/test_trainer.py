@@ -1,5 +1,6 @@
 """The loop over epochs: signals in the middle of an epoch, the table of epochs, and who starts the processes."""
 
+import io
 import os
 import signal
 import sys
@@ -13,9 +14,9 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from support.fake_loggers import fake_mlflow, fake_wandb
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
+from tqdm import tqdm
 
 from scperformer.base.errors import InputError
-from scperformer.base.progress import Progress
 from scperformer.config import LoggerConfig, TrainerConfig, make_config
 from scperformer.learning import trainer
 from scperformer.learning.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from, require_loggers
@@ -153,7 +154,7 @@ def test_epochs_are_logged_and_a_resumed_run_continues_their_table(tmp_path, cap
             epoch_log.on_train_epoch_start(state, Learner)
             epoch_log.on_train_epoch_end(state, Learner)
 
-    first, second = (EpochLog(tmp_path, 100, Progress("", None, "cells")) for _ in range(2))
+    first, second = (EpochLog(tmp_path, 100, tqdm(disable=True)) for _ in range(2))
     run(first, [0, 1])
     second.load_state_dict(first.state_dict())
     run(second, [2, 3])
@@ -230,22 +231,22 @@ def test_srun_with_ntasks_alone_is_refused():
 
 
 def test_the_bar_counts_epochs_from_1_cells_and_the_best_score(tmp_path):
-    shown = Progress("", None, "cells")
+    shown = tqdm(file=io.StringIO())
     epochs, scores = EpochLog(tmp_path, 100, shown), [0.8, 0.7]
     trainer = SimpleNamespace(current_epoch=0, max_epochs=3, world_size=2, is_global_zero=False, callback_metrics={})
     learner = SimpleNamespace(shown=("val_macro_f1", "macro-F1"), mode="max", columns=("val_macro_f1",))
     epochs.on_train_start(trainer, learner)
-    assert (shown.text, shown.total) == ("epoch 1/3", 300)
+    assert (shown.desc, shown.total) == ("epoch 1/3", 300)
     for number, score in enumerate(scores, start=1):
         trainer.current_epoch = number - 1
         epochs.on_train_epoch_start(trainer, learner)
         epochs.on_train_batch_end(trainer, learner, None, (None, [0] * 32), 0)
-        assert shown.num_done == 64 * number  # of both processes
+        assert shown.n == 64 * number  # of both processes
         trainer.callback_metrics = {"val_macro_f1": score}
         epochs.on_train_epoch_end(trainer, learner)
     trainer.current_epoch = 2
     epochs.on_train_epoch_start(trainer, learner)
-    assert shown.text == "epoch 3/3, best macro-F1 0.800"
+    assert shown.desc == "epoch 3/3, best macro-F1 0.800"
 
 
 # --- Weights & Biases, MLflow ----------------------------------------------------------------------------------------
