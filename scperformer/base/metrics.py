@@ -12,20 +12,11 @@ The whole package uses these conventions:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-
-@dataclass(kw_only=True)
-class Scores:
-    """Scores over all labels, each from 0 to 1; NaN if there are no cells."""
-
-    accuracy: float
-    macro_f1: float
-    weighted_f1: float
+import pandas as pd
 
 
 def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
@@ -33,17 +24,9 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
 
     `truth` and `predicted` are N labels each, strings or integers, and each of them is one of the L `labels`.
     """
-    position = {label: code for code, label in enumerate(labels)}
-    codes = []
-    for values in (truth, predicted):
-        unique, inverse = np.unique(np.asarray(values), return_inverse=True)
-        unknown = [label for label in unique.tolist() if label not in position]
-        if unknown:
-            raise ValueError(f"label {unknown[0]!r}; expected one of the {len(position)} labels: add it")
-        codes.append(np.array([position[label] for label in unique.tolist()], dtype=np.int64)[inverse])
-    rows, columns = codes
-    if len(rows) != len(columns):
-        raise ValueError(f"{len(rows)} true and {len(columns)} predicted labels; expected equal numbers")
+    rows, columns = (pd.Index(labels).get_indexer(pd.Index(values)) for values in (truth, predicted))
+    if (rows < 0).any() or (columns < 0).any():
+        raise ValueError(f"a label that is not one of the {len(labels)} labels")
     flat = np.bincount(rows * len(labels) + columns, minlength=len(labels) ** 2)
     return flat.astype(np.int64).reshape(len(labels), len(labels))
 
@@ -60,21 +43,20 @@ def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]
     return {"support": support, "precision": precision, "recall": recall, "f1": f1}
 
 
-def scores(confusion: npt.NDArray[np.int64]) -> Scores:
-    """Return accuracy, macro-F1 and weighted-F1, given a matrix of `confusion_matrix`."""
-    num_cells = int(confusion.sum())
-    if num_cells == 0:
-        return Scores(accuracy=np.nan, macro_f1=np.nan, weighted_f1=np.nan)
+def scores(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Return accuracy, macro_f1 and weighted_f1, 0 to 1, given a matrix of `confusion_matrix`; NaN without cells."""
     by_class = class_scores(confusion)
     present = by_class["support"] > 0
+    if not present.any():
+        return dict.fromkeys(("accuracy", "macro_f1", "weighted_f1"), np.nan)
     f1 = by_class["f1"][present]
-    support = by_class["support"][present]
-    weighted = float(np.average(f1, weights=support))
-    return Scores(accuracy=float(np.trace(confusion) / num_cells), macro_f1=float(f1.mean()), weighted_f1=weighted)
+    weighted = np.average(f1, weights=by_class["support"][present])
+    accuracy = np.trace(confusion) / confusion.sum()
+    return {"accuracy": float(accuracy), "macro_f1": float(f1.mean()), "weighted_f1": float(weighted)}
 
 
-def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> Scores:
-    """Return accuracy, macro-F1 and weighted-F1 of N predicted labels, strings or integers."""
+def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, float]:
+    """Return `scores` of N predicted labels, strings or integers."""
     labels = np.unique(np.concatenate([np.asarray(truth), np.asarray(predicted)])).tolist()
     return scores(confusion_matrix(truth, predicted, labels))
 

@@ -1,6 +1,7 @@
 """YAML that may come from anywhere: plain values alone, of a limited size and depth."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,23 @@ class _Loader(yaml.SafeLoader):
     Dates are texts, and the other kinds of YAML, such as `!!binary` and `!!set`, are refused.
     """
 
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError(f"an alias, *{self.peek_event().anchor}")
+        nested = self.check_event(yaml.CollectionStartEvent)
+        self.depth += nested
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} lists or mappings in each other")
+        node = super().compose_node(parent, index)
+        self.depth -= nested
+        if isinstance(node, yaml.MappingNode):
+            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if repeated := [key for key, num in keys.items() if num > 1]:
+                raise ValueError(f"'{repeated[0]}' twice in a mapping")
+        return node
+
 
 _Loader.yaml_constructors = {
     tag: make
@@ -34,53 +52,17 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(text: str) -> Any:
-    """Return the content of a YAML text: plain values, lists and mappings.
-
-    Raises
-    ------
-    ValueError
-        The text is not YAML, or nested too deeply; it has an alias, as a few lines of them can stand for gigabytes; or
-        it repeats a key, of which the last would count. Depth, aliases and keys are checked before any value is made.
-    """
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"an alias, *{event.anchor}")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise ValueError(f"more than {MAX_DEPTH} lists or mappings in each other")
-        _require_each_key_once(yaml.compose(text, Loader=_Loader))
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-
-
-def _require_each_key_once(node: yaml.Node | None) -> None:
-    """Raise a ValueError if a mapping in a node, at any depth, repeats a key."""
-    parts = node.value if isinstance(node, yaml.SequenceNode) else []
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise ValueError(f"'{key.value}' twice in a mapping")
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
-        parts = [value for _, value in node.value]
-    for part in parts:
-        _require_each_key_once(part)
-
-
 def read_yaml_file(path: str | Path) -> Any:
-    """Return the content of a YAML file, as `read_yaml`.
+    """Return the content of a YAML file: plain values, lists and mappings.
 
     Raises
     ------
     OSError
         The file cannot be opened or read.
     ValueError
-        It is no file, has more than `MAX_BYTES` or is no text in UTF-8, or `read_yaml` refuses it.
+        It is no file, has more than `MAX_BYTES`, or is not YAML in UTF-8 or nested too deeply; it has an alias, as a
+        few lines of them can stand for gigabytes; or it repeats a key, of which the last would count. Depth, aliases
+        and keys are checked before any value is made.
     """
     if kind := special_kind(path):
         raise ValueError(kind)
@@ -88,4 +70,7 @@ def read_yaml_file(path: str | Path) -> Any:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES:,} bytes")
-    return read_yaml(content.decode("utf-8-sig"))
+    try:
+        return yaml.load(content.decode("utf-8-sig"), Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error

@@ -1,7 +1,7 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def score_alone(logits: dict[str, np.ndarray], name: str, labels: np.ndarray) ->
     alone = {other: branch if other == name else np.zeros_like(branch) for other, branch in logits.items()}
     scales = dict(zip(alone, branch_scales(alone["linear"], alone["encoder"], labels), strict=True))
     loss = negative_log_likelihood(scales[name] * logits[name], labels)
-    return asdict(score(labels, logits[name].argmax(axis=1))) | {"loss": loss}
+    return score(labels, logits[name].argmax(axis=1)) | {"loss": loss}
 
 
 @dataclass
@@ -178,7 +178,7 @@ def fit_branches(
     scales = {name: both[name] for name, part in parts.items() if part is not None}
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
-    evidence |= asdict(score(truth, scaled.argmax(axis=1)))
+    evidence |= score(truth, scaled.argmax(axis=1))
     evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
     if batches is not None:
         is_right = scaled.argmax(axis=1) == truth

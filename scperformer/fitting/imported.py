@@ -10,7 +10,7 @@ the model stay, also those without labelled cells.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def evidence_of(
     profile, novelty = fit_novelty(x[rows], codes, folds, seed)
     dealt = folds >= 0
     held_out = HeldOut(logits[rows][dealt], labels[rows][dealt], novelty[dealt], vars(profile))
-    fold = asdict(score(labels, scores.argmax(axis=1))) | {"num_cells": len(labels), "branches": {}}
+    fold = score(labels, scores.argmax(axis=1)) | {"num_cells": len(labels), "branches": {}}
     fold["loss"] = negative_log_likelihood(logits, labels)
     metrics = {"scales": {}, "out_of_fold": fold, "calibration": calibration(logits, labels, names)}
     return scale, metrics, held_out
@@ -89,7 +89,7 @@ def baseline_scores(x: csr_matrix, labels: np.ndarray, seed: int) -> dict[str, f
         present, codes = np.unique(labels[rows][~is_called], return_inverse=True)
         fitted = fit_logistic(x[rows[~is_called]], codes)
         called[is_called] = present[LinearModel(fitted.weight, fitted.bias).predict(x[rows[is_called]])]
-    return asdict(score(labels[rows][folds >= 0], called[folds >= 0]))
+    return score(labels[rows][folds >= 0], called[folds >= 0])
 
 
 @progress("fitting the imported model to the genes and the depth of a file")

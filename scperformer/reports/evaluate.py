@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
     if "call_level" in cells and len(cells):
         result["calls"] = _call_scores(cells)
     for column in (name for name in ("model", "baseline", "cluster") if name in cells):
-        values = asdict(scores(_confusion(cells, column, labels)))
+        values = scores(_confusion(cells, column, labels))
         result[column] = {name: None if np.isnan(value) else value for name, value in values.items()}
     return result
 

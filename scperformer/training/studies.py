@@ -7,7 +7,7 @@ differences between studies for differences between their labels (benchmarks/stu
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -314,7 +314,7 @@ def _with_evidence(
     scaled = (logits / temperature).astype(np.float32)
     accuracies = [each.accuracy for each in called]
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
-    evidence |= asdict(score(truth, scaled.argmax(axis=1)))
+    evidence |= score(truth, scaled.argmax(axis=1))
     evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "gene_effects": 0.0}
     held_out = HeldOut(scaled, truth, np.concatenate([each.scores for each in called]), {})
     metrics = whole.metrics | {

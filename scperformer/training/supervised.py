@@ -75,10 +75,10 @@ class Learner(EncoderLearner):
         logits = scale_linear * linear + scale_encoder * encoder
         scores = score(labels, logits.argmax(1))
         loss = negative_log_likelihood(logits, labels)
-        self.log("val_macro_f1", scores.macro_f1, prog_bar=True)
+        self.log("val_macro_f1", scores["macro_f1"], prog_bar=True)
         scales = {"val_scale_linear": scale_linear, "val_scale_encoder": scale_encoder}
-        self.log_dict({"val_accuracy": scores.accuracy, "val_loss": loss} | scales)
-        self.log(self.monitor, scores.macro_f1 - LOSS_SHARE * loss)
+        self.log_dict({"val_accuracy": scores["accuracy"], "val_loss": loss} | scales)
+        self.log(self.monitor, scores["macro_f1"] - LOSS_SHARE * loss)
 
     def configure_optimizers(self) -> Any:
         lr = self.optim.lr

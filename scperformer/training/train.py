@@ -389,12 +389,12 @@ def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any
     baseline = fit_logistic(train.x, train.known_labels)
     metrics = {
         "num_val_cells": len(val),
-        "model": asdict(score(val.known_labels, logits.argmax(axis=1))),
-        "baseline": asdict(score(val.known_labels, baseline.predict(val.x))),
+        "model": score(val.known_labels, logits.argmax(axis=1)),
+        "baseline": score(val.known_labels, baseline.predict(val.x)),
         **evidence,
     }
     if training.cfg.model.linear and encoder.any():  # it tells encoders apart whose model leaves them out
-        metrics["encoder_alone"] = asdict(score(val.known_labels, encoder.argmax(axis=1)))
+        metrics["encoder_alone"] = score(val.known_labels, encoder.argmax(axis=1))
     return metrics, held_out
 
 

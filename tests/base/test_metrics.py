@@ -31,7 +31,7 @@ def test_scores_equal_scikit_learn(seed, num_labels, num_cells):
         reference.f1_score(truth, predicted, average="weighted", zero_division=0),
     ]
     # Both divide the same integers in float64; only the order of sums over labels can differ.
-    np.testing.assert_allclose([ours.accuracy, ours.macro_f1, ours.weighted_f1], theirs, rtol=1e-12)
+    np.testing.assert_allclose(list(ours.values()), theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -53,9 +53,9 @@ def test_scores_of_a_table_by_hand():
     np.testing.assert_allclose(by_class["recall"], [8 / 10, 6 / 8, 0, np.nan])
     np.testing.assert_allclose(by_class["f1"], [16 / 20, 12 / 17, 0, 0])
     overall = scores(TABLE)
-    assert overall.accuracy == pytest.approx(14 / 20)
-    assert overall.macro_f1 == pytest.approx((16 / 20 + 12 / 17 + 0) / 3)  # D is not a true label
-    assert overall.weighted_f1 == pytest.approx((10 * 16 / 20 + 8 * 12 / 17) / 20)
+    assert overall["accuracy"] == pytest.approx(14 / 20)
+    assert overall["macro_f1"] == pytest.approx((16 / 20 + 12 / 17 + 0) / 3)  # D is not a true label
+    assert overall["weighted_f1"] == pytest.approx((10 * 16 / 20 + 8 * 12 / 17) / 20)
 
 
 def test_labels_without_cells_do_not_change_the_scores():
@@ -73,7 +73,7 @@ def test_integer_labels_score_like_names():
 
 
 def test_no_cells_give_nan():
-    assert np.isnan([scores(np.zeros((3, 3), dtype=np.int64)).accuracy, score([], []).macro_f1]).all()
+    assert np.isnan([scores(np.zeros((3, 3), dtype=np.int64))["accuracy"], score([], [])["macro_f1"]]).all()
 
 
 def test_rows_of_the_confusion_matrix_are_true_labels():
@@ -82,10 +82,5 @@ def test_rows_of_the_confusion_matrix_are_true_labels():
 
 
 def test_unlisted_label_is_refused():
-    with pytest.raises(ValueError, match="label 'Z'; expected one of the 2 labels"):
+    with pytest.raises(ValueError, match="a label that is not one of the 2 labels"):
         confusion_matrix(["A", "Z"], ["A", "B"], ["A", "B"])
-
-
-def test_unequal_lengths_are_refused():
-    with pytest.raises(ValueError, match="2 true and 1 predicted"):
-        confusion_matrix(["A", "B"], ["A"], ["A", "B"])

@@ -62,7 +62,7 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     x, labels = made_cells(3000, seed=1)
     logits = fitted.scales["linear"] * predict_logits(fitted.linear, x, RECIPE)
     logits = logits + fitted.scales["encoder"] * fitted.encoder.logits(fitted.encoder.performer.sums_of(x))
-    found = score(labels, logits.argmax(1)).accuracy
+    found = score(labels, logits.argmax(1))["accuracy"]
     assert 0.6 < found < 0.99  # else any evidence would do
     # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
     assert abs(fitted.evidence["accuracy"] - found) < 0.06
@@ -338,7 +338,7 @@ def test_unlabelled_cells_make_better_vectors_of_genes():
     for unlabelled in (None, more):
         fitted = fit_branches(x, labels, linear_options=None, cfg=options(), unlabelled=unlabelled)
         calls = fitted.encoder.logits(fitted.encoder.performer.sums_of(query)).argmax(1)
-        found.append(score(truth, calls).accuracy)
+        found.append(score(truth, calls)["accuracy"])
     assert found[1] > found[0] + 0.03
 
 
