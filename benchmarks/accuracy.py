@@ -241,12 +241,14 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
         node: {merge.get(label, label) for label in tree.labels if node in tree.path(label)} for node in tree.nodes
     }
     for asked in ASKED:
-        obs = annotate(cells.copy(), model, options={"min_confidence": asked}).obs
+        annotated = annotate(cells.copy(), model, options={"min_confidence": asked})
+        obs = annotated.obs
+        details = annotated.obsm["scperformer_details"]
         called = obs["scperformer_call"].astype(str).to_numpy()
         right = np.array([label in below.get(call, ()) for label, call in zip(truth, called, strict=True)])
         known = called != "unknown"
         backed_off = called != obs["scperformer_label"].astype(str).to_numpy()
-        levels = obs[[f"scperformer_level{i + 1}" for i in range(tree.num_levels)]].astype(str).to_numpy()
+        levels = details[[f"level{i + 1}" for i in range(tree.num_levels)]].astype(str).to_numpy()
         nested = [all(node in tree.path(levels[i, -1]) for node in levels[i]) for i in np.flatnonzero(known)]
         leaf = known & ~backed_off
         yield {
@@ -257,7 +259,7 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
             "accuracy of these calls": float(right[backed_off & known].mean())
             if (backed_off & known).any()
             else np.nan,
-            "mean confidence of these calls": float(obs["scperformer_call_confidence"][backed_off & known].mean()),
+            "mean confidence of these calls": float(details["call_confidence"][backed_off & known].mean()),
             "unknown": float((~known).mean()),
             "nested": float(np.mean(nested)),
         }

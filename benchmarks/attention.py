@@ -322,12 +322,13 @@ def held_out_scores(adata: ad.AnnData, label_key: str, seed: int, options: list[
         trained = run([*command, "train", f"{folder}/reference.h5ad", *words])
         words = [f"model_path={folder}/model", f"output={folder}/out.h5ad"]
         predicted = run([*command, "predict", f"{folder}/sample.h5ad", *words])
-        obs = ad.read_h5ad(f"{folder}/out.h5ad").obs
+        annotated = ad.read_h5ad(f"{folder}/out.h5ad")
     found = {"training CPU s": trained.cpu, "predict CPU s": predicted.cpu}
     truth = labels.iloc[held_out]
-    for name, column in (("", "scperformer_label"), ("LR ", "scperformer_baseline_label")):
-        found[f"{name}accuracy"] = accuracy_score(truth, obs[column].astype(str))
-        found[f"{name}macro-F1"] = f1_score(truth, obs[column].astype(str), labels=np.unique(truth), average="macro")
+    by_baseline = annotated.obsm["scperformer_details"]["baseline_label"]
+    for name, column in (("", annotated.obs["scperformer_label"]), ("LR ", by_baseline)):
+        found[f"{name}accuracy"] = accuracy_score(truth, column.astype(str))
+        found[f"{name}macro-F1"] = f1_score(truth, column.astype(str), labels=np.unique(truth), average="macro")
     return found
 
 

@@ -353,14 +353,14 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
     confidence = called.obs["scperformer_confidence"].to_numpy()
     right = (called.obs["scperformer_label"] == truth).to_numpy()
     found |= {"accuracy": float(right.mean()), "ece": calibration_error(confidence, right)}
-    return found | {"false alarms": float(called.obs["scperformer_unknown"].mean())}
+    return found | {"false alarms": float((called.obs["scperformer_call"] == "unknown").mean())}
 
 
 def measure_novel(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
     """How well the flag and each score separate novel cells, which have no true label, from the others."""
     is_novel = truth == ""
     obs = annotate(query.copy(), model, options={"min_overlap": 0}).obs
-    unknown = obs["scperformer_unknown"].to_numpy()
+    unknown = (obs["scperformer_call"] == "unknown").to_numpy()
     found = {"false alarms": unknown[~is_novel].mean(), "novel cells found": unknown[is_novel].mean()}
     scores = {"novelty": obs["scperformer_novelty"], "1 - confidence": 1 - obs["scperformer_confidence"]}
     found |= {f"area: {name}": roc_auc_score(is_novel, each) for name, each in (scores | rivals).items()}

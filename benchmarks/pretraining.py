@@ -154,7 +154,7 @@ def measure(adata: ad.AnnData, arguments: argparse.Namespace, seed: int) -> dict
             scperformer.annotate(sample, scperformer.load_model(output))
             found[size, f"{branches}, {name}"] = scores(labels[test], sample.obs["scperformer_label"].to_numpy(str))
             print(f"#   {size} cells, {branches}, {name}: %.3f %.3f" % found[size, f"{branches}, {name}"], flush=True)
-            baseline = scores(labels[test], sample.obs["scperformer_baseline_label"].to_numpy(str))
+            baseline = scores(labels[test], sample.obsm["scperformer_details"]["baseline_label"].to_numpy(str))
             found[size, "logistic regression"] = baseline
     return found
 

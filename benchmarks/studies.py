@@ -199,7 +199,7 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
     if "scperformer" not in called.uns:
         return found
     record = called.uns["scperformer"]
-    unknown = obs["scperformer_unknown"].to_numpy()
+    unknown = (obs["scperformer_call"] == "unknown").to_numpy()
     found["known_flagged"] = float(unknown[is_known].mean()) if is_known.any() else np.nan
     if task.without:
         found["missing_flagged"] = float(unknown[~is_known].mean())

@@ -22,7 +22,7 @@ from scperformer.reports.cell_map import AUTO, draw
 from scperformer.reports.composition import value_colours
 from scperformer.reports.expression import measured_genes
 from scperformer.reports.layout import MIN_CELLS
-from scperformer.reports.read_annotations import of_cells
+from scperformer.reports.read_annotations import of_cells, with_details
 from scperformer.reports.tables import UNKNOWN_COLOUR, order_labels
 
 if TYPE_CHECKING:
@@ -33,24 +33,29 @@ MAX_CELLS = 20_000  # the largest number of cells in a UMAP that is computed her
 File = str | os.PathLike[str]
 
 
-def _column(adata: AnnData, name: str, key: str) -> str:
+def _obs(adata: AnnData, key: str) -> pd.DataFrame:
+    """Return obs with the details of the annotation as columns."""
+    return with_details(adata.obs, adata.obsm.get(f"{key}_details"), key)
+
+
+def _column(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
     """Return the full name of a column of obs or a gene; annotation columns may be given without the prefix.
 
     With the usual key, `label` stands for `scperformer_label`.
     """
     for column in (name, f"{key}_{name}"):
-        if column in adata.obs:
-            require_no_containers(adata.obs[column])
-        if column in adata.obs or column in adata.var_names:
+        if column in obs:
+            require_no_containers(obs[column])
+        if column in obs or column in genes:
             return column
-    known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, adata.obs) if column.startswith(key))
+    known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, obs) if column.startswith(key))
     raise InputError(f"no '{name}' in the data", f"a column of obs, a gene or one of {known}", "annotate the cells")
 
 
-def _column_of_obs(adata: AnnData, name: str, key: str) -> str:
+def _column_of_obs(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
     """Return the full name of a column of obs, as `_column`; refuse genes, which do not group cells."""
-    column = _column(adata, name, key)
-    if column not in adata.obs:
+    column = _column(obs, genes, name, key)
+    if column not in obs:
         expected = "a column of obs, such as the sample"
         raise InputError(f"the gene '{name}' in place of groups of cells", expected, "choose a column of obs")
     return column
@@ -61,11 +66,12 @@ def _colours(adata: AnnData, column: str, key: str) -> dict[str, str]:
 
     Columns of the user have the colours of their categories, whichever of these occur.
     """
-    categories = adata.obs[column].astype("category").cat.categories
+    values = _obs(adata, key)[column]
+    categories = values.astype("category").cat.categories
     if not column.startswith(f"{key}_"):
         return {category: colour_of(place) for place, category in enumerate(categories)}
     labels = order_labels([of_cells(adata, key)])
-    return value_colours(adata.obs[column].value_counts().index, labels)
+    return value_colours(values.value_counts().index, labels)
 
 
 def _own_axes(ax: Axes | None, width: float, height: float) -> Axes:
@@ -122,15 +128,19 @@ def embedding(
     InputError
         A column is missing, the cells are not annotated, or there are too few cells for a UMAP.
     """
-    columns = [_column(adata, name, key_added) for name in ([color] if isinstance(color, str) else color)]
+    obs = _obs(adata, key_added)
+    columns = [
+        _column(obs, adata.var_names, name, key_added) for name in ([color] if isinstance(color, str) else color)
+    ]
     rows = np.arange(adata.n_obs)
     adata = adata.to_memory() if adata.isbacked else adata  # a view of a backed view is not possible
     coordinates = None
     if basis is None:
         rows, coordinates = _map_of_report(adata, key_added, seed)
         basis = "X_umap"
-    genes = [name for name in columns if name not in adata.obs]
+    genes = [name for name in columns if name not in obs]
     cells = adata[rows, genes].copy()  # the AnnData of the user stays as it is
+    cells.obs = obs.iloc[rows].copy()
     if coordinates is not None:
         cells.obsm[basis] = coordinates
     for name in columns:
@@ -183,9 +193,10 @@ def composition(
     key_added
         Prefix of the annotation.
     """
-    label = _column_of_obs(adata, color, key_added)
-    groups = "all" if groupby is None else adata.obs[_column_of_obs(adata, groupby, key_added)]
-    shares = pd.crosstab(groups, adata.obs[label], normalize="index")
+    obs = _obs(adata, key_added)
+    label = _column_of_obs(obs, adata.var_names, color, key_added)
+    groups = "all" if groupby is None else obs[_column_of_obs(obs, adata.var_names, groupby, key_added)]
+    shares = pd.crosstab(groups, obs[label], normalize="index")
     axes = _own_axes(ax, 8, max(1 + 0.4 * len(shares), 0.5 + 0.25 * shares.shape[1]))  # the legend has a line a value
     shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata, label, key_added))
     axes.set(xlabel="share of cells", ylabel=groupby or "cells", xlim=(0, 1))

@@ -2,6 +2,7 @@ from .annotation import describe_run as describe_run
 from .annotation import without_slashes as without_slashes
 from .columns import OBS_COLUMNS as OBS_COLUMNS
 from .columns import REQUIRED_COLUMNS as REQUIRED_COLUMNS
+from .columns import USUAL_COLUMNS as USUAL_COLUMNS
 from .columns import require_not_annotated as require_not_annotated
 from .predict import annotate_cells as annotate_cells
 from .predict import call_all as call_all

@@ -27,6 +27,7 @@ from scperformer.labels import NO_CALL, LabelTree
 from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model, own_probabilities
 from scperformer.prediction.columns import (
+    DETAILS,
     OBS_COLUMNS,
     OBSM,
     BaselineColumns,
@@ -59,18 +60,14 @@ class Annotation:
 
     key: str  # the prefix
     obs: pd.DataFrame  # one row per cell, numbered from 0
+    details: pd.DataFrame  # of each cell, for obsm: lead over the second label, label by the baseline, levels of a tree
     read: Read
     labels: list[str]  # the columns of the probabilities
     record: dict[str, Any]
     has_own: bool = False  # each label has a probability of its own, the sigmoid of its score in the embedding
 
-    @property
-    def obsm(self) -> list[str]:
-        """The names of its entries of obsm: the embedding, the probabilities, and those of each label on its own."""
-        return [name.format(self.key) for name in OBSM[: 3 if self.has_own else 2]]
-
     def outdated(self, names: Iterable[Any]) -> list[str]:
-        """Return the columns of an earlier annotation that this one does not replace, such as levels and sets."""
+        """Return the columns of an earlier annotation that this one does not replace, such as sets and clusters."""
         ours = {f"{self.key}_{name}" for name in OBS_COLUMNS}
         return [name for name in map(str, names) if name in ours and name not in self.obs]
 
@@ -130,6 +127,7 @@ class Annotation:
         names = adata.obs_names.rename(None)  # a label may have the name of the index
         adata.obsm[f"X_{self.key}"] = np.concatenate([calls.embedding for calls in self.read()])
         adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=names, columns=self.labels)
+        adata.obsm[f"{self.key}_details"] = self.details.set_index(names)
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
             adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)
@@ -180,13 +178,14 @@ def make_annotation(
     if adapted.gene_factors is not None:
         record["shift"]["gene_factors"] = adapted.gene_factors
     record["warnings"] = np.array(notices, dtype=object)
+    details = obs[[name for name in DETAILS if name in obs]]
     obs = obs[[name for name in OBS_COLUMNS if name in obs]].add_prefix(f"{cfg.key_added}_")
     earlier = f", {len(obs) - num_called:,} of them before" if num_called < len(obs) else ""
     speed = f"{in_time(seconds)} ({num_called / seconds:,.0f} cells/s)"
     unknown = f"{record['num_unknown']:,} flagged unknown"
     log.info("%s: %s cells annotated%s in %s, %s", query.path, f"{len(obs):,}", earlier, speed, unknown)
     has_own = adapted.model.labels_are_independent
-    return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record, has_own)
+    return Annotation(cfg.key_added, obs, details, read, without_slashes(saved.labels), record, has_own)
 
 
 def _with_temperature(read: Read, temperature: float) -> Read:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -81,8 +81,6 @@ class Made:
 class Columns(Protocol):
     """A group of columns that are made together."""
 
-    names: ClassVar[tuple[str, ...]]
-
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
         """Make the columns of all cells.
 
@@ -107,7 +105,6 @@ class CallColumns:
     scores are higher, and are compared after division by the factor of its shift.
     """
 
-    names: ClassVar[tuple[str, ...]] = ("label", "confidence", "margin", "unknown", "novelty", "call")
     saved: SavedModel
     query: Query
     min_confidence: float
@@ -212,7 +209,6 @@ class OneType:
     They would be others, and so would its calls, in a file with all cells of the sample.
     """
 
-    names: ClassVar[tuple[str, ...]] = ()
     tree: LabelTree
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
@@ -236,11 +232,6 @@ class OneType:
 class TreeColumns:
     """With a label tree: the call of each cell, which backs off to a parent, its node on each level, and its id."""
 
-    names: ClassVar[tuple[str, ...]] = (
-        *("call", "call_confidence"),
-        *(f"level{level}" for level in range(1, MAX_LEVELS + 1)),
-        "ontology_term_id",
-    )
     tree: LabelTree
     terms: list[str]  # ontology id of each label
     min_confidence: float
@@ -266,7 +257,6 @@ class TreeColumns:
 class OwnColumns:
     """Of models of CellTypist: the largest of the labels' own probabilities; with `prob_match`, all labels above it."""
 
-    names: ClassVar[tuple[str, ...]] = ("conf_score", "prob_match")
     labels: list[str]
     prob_match: bool
     p_thres: float
@@ -291,7 +281,6 @@ class OwnColumns:
 class TermColumns:
     """Without a label tree: the ontology id of the label of each cell."""
 
-    names: ClassVar[tuple[str, ...]] = ("ontology_term_id",)
     terms: list[str]  # ontology id of each label
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
@@ -303,7 +292,6 @@ class TermColumns:
 class BaselineColumns:
     """The label of each cell by logistic regression on the same reference."""
 
-    names: ClassVar[tuple[str, ...]] = ("baseline_label",)
     labels: list[str]
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
@@ -317,7 +305,6 @@ class BaselineColumns:
 class SetColumns:
     """With `alpha`: for each cell a set of labels that contains the true label with the probability 1 - alpha."""
 
-    names: ClassVar[tuple[str, ...]] = ("set", "set_size")
     labels: list[str]
     held_out: HeldOut
     alpha: float
@@ -349,7 +336,6 @@ class SetColumns:
 class QualityColumns:
     """With `quality=true`: cells of low quality and likely doublets, by all genes of the file."""
 
-    names: ClassVar[tuple[str, ...]] = ("low_quality", "doublet_score", "doublet")
     cells: AnnData | BackedH5ad
     query: Query
 
@@ -388,7 +374,6 @@ class QualityColumns:
 class FewGenes:
     """A warning about cells with fewer genes than those for which an imported model was made; there are no columns."""
 
-    names: ClassVar[tuple[str, ...]] = ()
     query: Query
     min_genes: int
     tool: str
@@ -407,7 +392,6 @@ class FewGenes:
 class DropletColumns:
     """In an unfiltered matrix: barcodes that cannot be cells have a low quality."""
 
-    names: ClassVar[tuple[str, ...]] = ("low_quality",)
     droplets: Droplets
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
@@ -426,7 +410,6 @@ class ClusterColumns:
     `clusters=auto` they keep their own label and have no cluster.
     """
 
-    names: ClassVar[tuple[str, ...]] = ("cluster", "cluster_label", "cluster_disagrees")
     option: str  # auto, or a column of obs
     clusters: pd.Categorical | None  # the cluster of each cell; None: they are looked for
     graph: spmatrix | None  # in which they are looked for; None: in the neighbour graph of the embedding
@@ -466,7 +449,6 @@ class ClusterColumns:
 class MajorityColumns:
     """With `majority_voting`: CellTypist's majority voting among all cells of each small cluster."""
 
-    names: ClassVar[tuple[str, ...]] = ("over_clustering", "majority_voting")
     clusters: pd.Categorical | None  # as for `ClusterColumns`
     graph: spmatrix | None
     min_prop: float
@@ -493,16 +475,19 @@ class MajorityColumns:
         return Made(columns, {"majority_voting": {"num_clusters": int(clusters.max()) + 1, "min_prop": self.min_prop}})
 
 
-# All columns that an annotation can have, in the order of obs. They are made in another order, as some need others.
-GROUPS: tuple[type[Columns], ...] = (
-    *(CallColumns, TreeColumns, TermColumns, BaselineColumns, SetColumns),
-    *(QualityColumns, DropletColumns, ClusterColumns, OwnColumns, MajorityColumns),
-)
+# Columns of every annotation, and those that an option asks for.
+USUAL_COLUMNS = ("call", "label", "confidence", "novelty", "ontology_term_id")
 AGREEMENT = "agreement"  # with several models; several.py makes it
-OBS_COLUMNS = (*dict.fromkeys(name for group in GROUPS for name in group.names), AGREEMENT)
-# Annotations by all versions have these columns; reports need no others.
-REQUIRED_COLUMNS = ("label", "confidence", "unknown")
-OBSM = ("X_{}", "{}_proba", "{}_own_proba")  # entries of obsm, with the prefix in place of the braces
+OBS_COLUMNS = (
+    *USUAL_COLUMNS,
+    *("set", "set_size", "low_quality", "doublet_score", "doublet", "cluster", "cluster_label", "cluster_disagrees"),
+    *("conf_score", "prob_match", "over_clustering", "majority_voting", AGREEMENT),
+)
+# Columns of the table of details in obsm.
+DETAILS = ("margin", "call_confidence", "baseline_label", *(f"level{level}" for level in range(1, MAX_LEVELS + 1)))
+REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
+# Entries of obsm, with the prefix in place of the braces.
+OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
 
 
 def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:

@@ -127,20 +127,37 @@ def _add_columns(obs: Any, annotation: Annotation) -> None:
     dropped = annotation.outdated(obs.attrs["column-order"])
     for name in (*dropped, *map(str, annotation.obs)):
         _free(obs, name)
-    for name, values in annotation.obs.items():
-        # anndata, too, writes the `array` of a column: Categorical, masked or NumPy values.
-        array = values.array
-        write_elem(obs, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
+    _write_columns(obs, annotation.obs)
     order = [name.decode() if isinstance(name, bytes) else str(name) for name in obs.attrs["column-order"]]
     order = [name for name in order if name not in dropped]
     obs.attrs["column-order"] = order + [str(name) for name in annotation.obs if name not in order]
 
 
+def _write_columns(table: Any, columns: pd.DataFrame) -> None:
+    """Write the columns of a table as anndata does: the `array` of each, with Categorical, masked or NumPy values."""
+    for name, values in columns.items():
+        array = values.array
+        write_elem(table, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
+
+
+def _new_table(root: Any, name: str, columns: list[str]) -> Any:
+    """Create an empty table of the cells in obsm."""
+    index = root["obs"][root["obs"].attrs["_index"]]
+    table = root["obsm"].create_group(name)
+    table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
+    # A label may have the name of the index of obs, but not this one.
+    table.attrs.update({"_index": "_index", "column-order": columns})
+    if isinstance(root, h5py.File):
+        root.copy(index, table, "_index")  # without reading the names
+    else:
+        write_elem(table, "_index", read_elem(index))
+    return table
+
+
 def _add_calls(root: Any, annotation: Annotation) -> None:
-    """Write the embedding and the probabilities of an annotation into obsm, block by block."""
+    """Write the details of an annotation into obsm; embedding and probabilities block by block."""
     key = annotation.key
     num_cells = len(annotation.obs)
-    index = root["obs"][root["obs"].attrs["_index"]]
     obsm = root["obsm"]
     for name in (pattern.format(key) for pattern in OBSM):
         _free(obsm, name)
@@ -148,16 +165,10 @@ def _add_calls(root: Any, annotation: Annotation) -> None:
     width = first.shape[1]
     embedding = _new_array(obsm, f"X_{key}", (num_cells, width), first.dtype, _rows_of_chunk(width))
     rows = _rows_of_chunk(len(annotation.labels))  # with all columns together, a block of cells is in few chunks
+    _write_columns(_new_table(root, f"{key}_details", list(annotation.details)), annotation.details)
     tables = []
-    for name, kind in zip(annotation.obsm[1:], (np.float32, np.float64), strict=False):
-        table = obsm.create_group(name)
-        table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
-        # A label may have the name of the index of obs, but not this one.
-        table.attrs.update({"_index": "_index", "column-order": annotation.labels})
-        if isinstance(root, h5py.File):
-            root.copy(index, table, "_index")  # without reading the names
-        else:
-            write_elem(table, "_index", read_elem(index))
+    for name, kind in {"proba": np.float32, **({"own_proba": np.float64} if annotation.has_own else {})}.items():
+        table = _new_table(root, f"{key}_{name}", annotation.labels)
         tables.append([_new_array(table, label, (num_cells,), kind, rows) for label in annotation.labels])
     start = 0
     for calls in annotation.read():
@@ -229,8 +240,9 @@ def _copy(source: h5py.Group, parent: zarr.Group, name: str, left_out: Collectio
 
 def _table_rows(cells: AnnData | BackedH5ad, annotation: Annotation) -> Iterator[pd.DataFrame]:
     """Yield the rows of a table in blocks: the name of each cell, and its columns."""
+    details = annotation.details.add_prefix(f"{annotation.key}_")
     for start in range(0, len(annotation.obs), TABLE_ROWS):
-        block = annotation.obs[start : start + TABLE_ROWS].copy()
+        block = annotation.obs[start : start + TABLE_ROWS].join(details)
         stop = start + len(block)
         names = cells.obs_names[start:stop] if isinstance(cells, AnnData) else cells.names(start, stop)
         block.insert(0, "cell", np.asarray([str(name) for name in names], dtype=object))

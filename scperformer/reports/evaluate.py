@@ -191,8 +191,7 @@ def compare(
     """
     all_cells = cell_table(samples).rename(columns={"label": "model", "cluster_label": "cluster"})
     all_cells["truth"] = np.concatenate(truths)
-    if "call" in all_cells:
-        all_cells["backed_off"] = (all_cells["call"] != all_cells["model"]) & (all_cells["call"] != NO_CALL)
+    all_cells["backed_off"] = (all_cells["call"] != all_cells["model"]) & (all_cells["call"] != NO_CALL)
     cells = all_cells[all_cells["truth"].notna()]
     original_truth = cells["truth"]
     model_labels = samples[0].model_labels
@@ -214,7 +213,7 @@ def compare(
     predicted = set(cells["model"]).union(cells.get("baseline", ()), cells.get("cluster", ()))
     labels = [*model_labels, *foreign, *sorted(predicted.difference(model_labels, true_labels))]
     tree = common_tree(samples)
-    if tree is not None and "call" in cells:
+    if tree is not None:
         level = {node: len(tree.path(node)) for node in tree.nodes}
         trios = zip(cells["call"], original_truth, cells["truth"], strict=True)
         is_correct = [call in tree.path(label) or merged.get(call) == truth for call, label, truth in trios]

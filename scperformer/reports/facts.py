@@ -60,7 +60,7 @@ FACTS: dict[str, Any] = {
     "sets": {ANY: NUMBER},
     "seconds": NUMBER,
 }
-COLUMNS = {"confidence": "f", "margin": "f", "novelty": "f", "call_confidence": "f", "unknown": "b"}  # kinds of dtypes
+COLUMNS = {"confidence": "f", "margin": "f", "novelty": "f", "call_confidence": "f"}  # kinds of dtypes
 
 
 def _kind(value: Any) -> str:
@@ -128,8 +128,6 @@ def require_facts(facts: Any, obs: pd.DataFrame, key: str, path: object) -> None
             problem = f"obs column '{column}' is of type {obs[column].dtype}"
     if not problem and len(set(facts["model"]["labels"])) < len(facts["model"]["labels"]):
         problem = f"uns['{key}']['model']['labels'] has a label twice"
-    if not problem and "tree" in facts and f"{key}_call" not in obs:
-        problem = f"no obs column '{key}_call'"
     if problem:
         remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
         raise InputError(f"{problem} in {path}", "an annotation as predict writes it", remedy)

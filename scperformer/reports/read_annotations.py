@@ -20,7 +20,7 @@ from scperformer.base.inputs import sha256
 from scperformer.base.outputs import FAILED_SUFFIX
 from scperformer.base.progress import progress
 from scperformer.files import open_hdf5, reading, require_h5ad
-from scperformer.labels import LabelTree
+from scperformer.labels import NO_CALL, LabelTree
 from scperformer.model import INFO, PACKAGED_MODEL, library_folder
 from scperformer.prediction import REQUIRED_COLUMNS
 from scperformer.reports.facts import require_facts
@@ -39,7 +39,7 @@ class Annotated:
     name: str  # name of the sample, unique among the files read together
     path: Path
     key: str  # prefix of the annotation
-    obs: pd.DataFrame  # N rows, all columns of obs
+    obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
     umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"] of the file; None without, or unless requested
     facts: dict[str, Any]  # uns[key]: model, condition, input, genes, baseline, versions
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
@@ -115,17 +115,18 @@ def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
 
 
 def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
-    """Return a table of the cells of all samples: sample, label, confidence, unknown.
+    """Return a table of the cells of all samples: sample, label, call, confidence, unknown.
 
     Other columns are added if all samples have them: `baseline` (the label by logistic regression; imported models may
-    lack it); `set` (labels joined by |) and `set_size`; `call` (a node of the label tree); `cluster_label`.
+    lack it); `set` (labels joined by |) and `set_size`; `cluster_label`.
     """
-    texts = ("baseline_label", "set", "call", "cluster_label")
+    texts = ("baseline_label", "set", "cluster_label")
     shared = [name for name in (*texts, "set_size") if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
     columns = [
         {
             "sample": sample.name,
             "label": sample.labels,
+            "call": as_text(sample.column("call")),
             "confidence": sample.column("confidence").to_numpy(float),
             "unknown": sample.column("unknown").to_numpy(bool),
             **{
@@ -173,7 +174,17 @@ def of_cells(adata: AnnData, key: str, name: str = "cells", for_map: bool = Fals
             missing = f"no obs column '{entry}'" if place == "obs" else f"no {place}['{entry}']"
             raise InputError(f"{missing} in the data", "annotated cells", "call scperformer.annotate first")
     umap = _coordinates(adata.obsm.get(UMAP))
-    return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, umap=umap, facts=adata.uns[key], cells=adata)
+    obs = with_details(adata.obs, adata.obsm.get(f"{key}_details"), key)
+    return Annotated(name=name, path=Path(name), key=key, obs=obs, umap=umap, facts=adata.uns[key], cells=adata)
+
+
+def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
+    """Return obs with the details of its annotation as columns, and with whether each cell is unknown."""
+    if isinstance(details, pd.DataFrame) and len(details) == len(obs):
+        obs = obs.assign(**{f"{key}_{name}": column.array for name, column in details.items()})
+    if f"{key}_call" in obs:
+        obs = obs.assign(**{f"{key}_unknown": as_text(obs[f"{key}_call"]) == NO_CALL})
+    return obs
 
 
 def _coordinates(stored: Any) -> npt.NDArray[np.float32] | None:
@@ -213,6 +224,7 @@ def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
     with reading(path), open_hdf5(path) as file:
         obs = read_elem(file["obs"])
         facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
+        details = read_elem(file[f"obsm/{key}_details"]) if f"obsm/{key}_details" in file else None
         has_proba = f"obsm/{key}_proba" in file
         umap = read_elem(file[f"obsm/{UMAP}"]) if for_map and f"obsm/{UMAP}" in file else None
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
@@ -222,13 +234,14 @@ def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
         missing.append(f"obsm['{key}_proba']")
     if missing or facts is None:
         missing.append(f"uns['{key}']")
-        suffix = "_unknown"  # a column that is rarely there for other reasons
+        suffix = "_call"
         keys = [column.removesuffix(suffix) for column in columns if column.endswith(suffix)]
         other_key = next((other for other in keys if f"{other}_confidence" in columns), None)
         remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
         if other_key is not None:
             remedy = f"add key_added={other_key}, the key of the annotation in this file"
         raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
+    obs = with_details(obs, details, key)
     require_facts(facts, obs, key, path)
     return Annotated(name=name, path=path, key=key, obs=obs, umap=_coordinates(umap), facts=facts)
 

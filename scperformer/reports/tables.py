@@ -73,7 +73,7 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     Cells are counted by their call: a label or a parent of it, or unknown, which is the last of the calls with cells.
     Labels without cells follow in the order of the model, then true labels that the model does not have.
     """
-    counts = cell_table(samples).pipe(_final_labels).value_counts()
+    counts = cell_table(samples)["call"].value_counts()
     model_labels = samples[0].model_labels
     names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
@@ -90,15 +90,10 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
 
 
-def _final_labels(cells: pd.DataFrame) -> pd.Series:
-    """Return the call of each cell; files of earlier versions have none, and it is the label unless unknown."""
-    return (cells["call"] if "call" in cells else cells["label"]).mask(cells["unknown"], NO_CALL)
-
-
 def all_cells(samples: Sequence[Annotated], labels: Sequence[Label]) -> pd.DataFrame:
     """Return the table of all cells (`cell_table`) with a column `code`: the position in `labels` of the call."""
     cells = cell_table(samples)
-    return cells.assign(code=pd.Index([label.name for label in labels]).get_indexer(_final_labels(cells)))
+    return cells.assign(code=pd.Index([label.name for label in labels]).get_indexer(cells["call"]))
 
 
 def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -> dict[str, Any]:

@@ -91,7 +91,6 @@ def test_calls_have_the_colours_of_the_report(annotated):
     own = annotated.copy()
     labels = own.obs["scperformer_label"].astype(str)
     own.obs["scperformer_call"] = pd.Categorical(["unknown"] * 10 + labels.iloc[10:].tolist())
-    own.obs["scperformer_unknown"] = [True] * 10 + [False] * (own.n_obs - 10)
     colours = {label.name: label.colour.lower() for label in order_labels([of_cells(own, "scperformer")])}
     assert colours["unknown"] == UNKNOWN_COLOUR.lower()
     for name in ("call", "label"):

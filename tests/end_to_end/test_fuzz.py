@@ -113,7 +113,7 @@ def calls_of(output: Path) -> tuple[list[str], dict]:
     proba = found.obsm["scperformer_proba"].to_numpy()
     assert np.isfinite(proba).all()
     np.testing.assert_allclose(proba.sum(1), 1, atol=1e-5)
-    return list(found.obs["scperformer_baseline_label"]), found.uns["scperformer"]
+    return list(found.obsm["scperformer_details"]["baseline_label"]), found.uns["scperformer"]
 
 
 def naive_logits(adata: ad.AnnData, facts: dict, saved) -> np.ndarray:

@@ -181,7 +181,7 @@ def test_prob_match(cells, parts, tmp_path):
     assert {"Unassigned"} < set(texts)
     assert any("|" in text for text in texts)
     is_unassigned = np.array(texts) == "Unassigned"
-    np.testing.assert_array_equal(found.obs["scperformer_unknown"], is_unassigned)
+    np.testing.assert_array_equal(found.obs["scperformer_call"] == "unknown", is_unassigned)
     assert set(found.obs["scperformer_call"][is_unassigned]) == {"unknown"}
 
 

@@ -66,14 +66,15 @@ def test_a_model_with_labelled_cells_flags_strangers_and_gives_sets(halves, mode
     shuffled = np.random.default_rng(1).permutation(sample.n_vars)
     strange.X = strange.X[:, shuffled]
     options = {"adapt": "false", "shift": "false"}
-    usual = scp.annotate(sample.copy(), model.path, alpha=0.2, options=options).obs
+    annotated = scp.annotate(sample.copy(), model.path, alpha=0.2, options=options)
+    usual = annotated.obs
     other = scp.annotate(strange, model.path, options=options).obs
-    assert usual["scperformer_unknown"].mean() < 0.3
-    assert other["scperformer_unknown"].mean() > 0.9
+    assert (usual["scperformer_call"] == "unknown").mean() < 0.3
+    assert (other["scperformer_call"] == "unknown").mean() > 0.9
     truth = sample.obs["cell_type"].astype(str)
     covered = [label in names.split("|") for label, names in zip(truth, usual["scperformer_set"], strict=True)]
     assert np.mean(covered) > 0.65
-    assert "scperformer_baseline_label" in usual
+    assert "baseline_label" in annotated.obsm["scperformer_details"]
 
 
 def test_a_model_with_labelled_cells_adapts_to_a_panel(halves, model):

@@ -7,15 +7,11 @@ import pytest
 
 from scperformer.base.errors import InputError
 from scperformer.labels import LabelTree
-from scperformer.prediction import OBS_COLUMNS, REQUIRED_COLUMNS, require_not_annotated
+from scperformer.prediction import require_not_annotated
 from scperformer.prediction.columns import OneType
 
 
-def test_reports_require_columns_that_are_written():
-    assert set(REQUIRED_COLUMNS) < set(OBS_COLUMNS)
-
-
-@pytest.mark.parametrize("column", ["mine_label", "mine_set_size", "mine_level3", "mine_doublet"])
+@pytest.mark.parametrize("column", ["mine_label", "mine_set_size", "mine_novelty", "mine_doublet"])
 def test_any_column_of_an_annotation_is_refused_under_the_same_prefix(column):
     cells = ad.AnnData(np.zeros((2, 1)), obs=pd.DataFrame({column: [1, 2]}, index=["a", "b"]))
     with pytest.raises(InputError, match=rf"already has obs\['{column}'\]; .*replace_annotation=true"):

@@ -15,7 +15,7 @@ from scperformer.config import PredictConfig
 from scperformer.labels import LabelTree
 from scperformer.model import write_model
 from scperformer.network import load_model
-from scperformer.prediction import run_predict
+from scperformer.prediction import USUAL_COLUMNS, run_predict
 
 TREE = LabelTree(
     ["B cell", "Monocyte", "T cell"], {"B cell": "lymphocyte", "T cell": "lymphocyte"}, {"lymphocyte": "L:1"}
@@ -40,7 +40,8 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
     least = float(np.median(scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"]))
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.annotate(counts_adata, model, options=as_options([f"min_confidence={least}"]))
-    obs = counts_adata.obs
+    details = counts_adata.obsm["scperformer_details"].add_prefix("scperformer_")
+    obs = counts_adata.obs.join(details)
     proba = counts_adata.obsm["scperformer_proba"].astype(float)
     terms = dict(zip(TREE.labels, IDS, strict=True)) | {"lymphocyte": "L:1"}
     num_backed_off = 0
@@ -50,7 +51,6 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
         call = label if cell["scperformer_confidence"] >= least else "lymphocyte" if both >= least else "unknown"
         first = "lymphocyte" if call.endswith(("B cell", "T cell")) else call
         assert [cell[f"scperformer_{name}"] for name in ("call", "level1", "level2")] == [call, first, call]
-        assert cell["scperformer_unknown"] == (call == "unknown")
         assert cell["scperformer_ontology_term_id"] == terms.get(call, "unknown")
         assert cell["scperformer_call_confidence"] >= least or call == "unknown"
         num_backed_off += call != label
@@ -63,9 +63,9 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
 def test_without_a_threshold_the_call_is_the_label(counts_adata, model):
     scperformer.annotate(counts_adata, model)
     obs = counts_adata.obs
-    assert list(obs["scperformer_call"]) == list(obs["scperformer_level2"]) == list(obs["scperformer_label"])
-    assert set(obs["scperformer_level1"]) == {"lymphocyte", "Monocyte"}
-    assert not obs["scperformer_unknown"].any()
+    levels = counts_adata.obsm["scperformer_details"]
+    assert list(obs["scperformer_call"]) == list(levels["level2"]) == list(obs["scperformer_label"])
+    assert set(levels["level1"]) == {"lymphocyte", "Monocyte"}
     assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == 0
 
 
@@ -174,7 +174,7 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     model = load_model(tiny_model)
     scperformer.annotate(counts_adata, model, options=as_options(["ontology=packaged"]))
     assert set(counts_adata.obs["scperformer_ontology_term_id"]) == {"CL:0000236", "CL:0000084", "CL:0000576"}
-    assert set(counts_adata.obs["scperformer_level1"]) == {"lymphocyte", "Monocyte"}
+    assert set(counts_adata.obsm["scperformer_details"]["level1"]) == {"lymphocyte", "Monocyte"}
     assert "release" not in caplog.text
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
     model.saved.provenance["ontology"] = "2026-03-26"
@@ -190,15 +190,16 @@ def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny
     first = str(write(counts_adata))
     options = {"clusters": "cell_type", "output": first.replace("sample", "one")}
     run_predict(PredictConfig(inputs=[first], model_path=str(folder), **options))
-    again = scperformer.annotate(ad.read_h5ad(options["output"]), load_model(tiny_model), replace_annotation=True).obs
+    again = scperformer.annotate(ad.read_h5ad(options["output"]), load_model(tiny_model), replace_annotation=True)
     second = PredictConfig(inputs=[options["output"]], model_path=str(tiny_model), replace_annotation=True)
     output = run_predict(second)[0]
-    obs = ad.read_h5ad(output).obs
+    written = ad.read_h5ad(output)
     with h5py.File(output) as file:
-        assert not [name for name in file["obs"] if "level1" in name or "cluster" in name]
-    usual = ("label", "confidence", "margin", "unknown", "novelty", "call", "ontology_term_id", "baseline_label")
-    expected = {"cell_type", "mine", "scperformer_levels", *(f"scperformer_{name}" for name in usual)}
-    assert set(obs) == set(again) == expected
+        assert not [name for name in file["obs"] if "cluster" in name]
+    expected = {"cell_type", "mine", "scperformer_levels", *(f"scperformer_{name}" for name in USUAL_COLUMNS)}
+    for cells in (written, again):
+        assert set(cells.obs) == expected
+        assert list(cells.obsm["scperformer_details"]) == ["margin", "baseline_label"]
 
 
 def test_cells_of_low_quality_and_doublets_are_flagged(counts_adata, folder, write, caplog, monkeypatch):

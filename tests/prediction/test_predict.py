@@ -173,11 +173,10 @@ def test_every_entry_is_written_and_the_rest_is_unchanged(counts_adata, tiny_mod
     assert list(after.obs["scperformer_label"]) == [labels[i] for i in proba.to_numpy().argmax(1)]
     ordered = np.sort(proba.to_numpy(), axis=1)
     np.testing.assert_allclose(after.obs["scperformer_confidence"], ordered[:, -1], atol=1e-6)
-    np.testing.assert_allclose(after.obs["scperformer_margin"], ordered[:, -1] - ordered[:, -2], atol=1e-6)
-    assert after.obs["scperformer_unknown"].dtype == bool
-    assert not after.obs["scperformer_unknown"].any()
+    np.testing.assert_allclose(after.obsm["scperformer_details"]["margin"], ordered[:, -1] - ordered[:, -2], atol=1e-6)
+    assert list(after.obs["scperformer_call"]) == list(after.obs["scperformer_label"])
     assert set(after.obs["scperformer_ontology_term_id"]) == {"unknown"}
-    assert set(after.obs["scperformer_baseline_label"]) <= set(labels)
+    assert set(after.obsm["scperformer_details"]["baseline_label"]) <= set(labels)
     assert after.obsm["X_scperformer"].shape == (120, 32)
     record = after.uns["scperformer"]
     assert record["input"]["source"] == "X"
@@ -228,7 +227,7 @@ def test_a_cell_without_counts_is_unknown(counts_adata, model):
     x[3] = 0
     counts_adata.X = x.tocsr()
     scperformer.annotate(counts_adata, model)
-    assert list(np.flatnonzero(counts_adata.obs["scperformer_unknown"])) == [3]
+    assert list(np.flatnonzero(counts_adata.obs["scperformer_call"] == "unknown")) == [3]
 
 
 def test_low_confidence_is_flagged_and_the_label_stays(counts_adata, tiny_model, write):
@@ -236,7 +235,7 @@ def test_low_confidence_is_flagged_and_the_label_stays(counts_adata, tiny_model,
     cfg = PredictConfig(inputs=[path], model_path=str(tiny_model), min_confidence=0.9)
     (output,) = run_predict(cfg)
     obs = ad.read_h5ad(output).obs
-    assert list(obs["scperformer_unknown"]) == list(obs["scperformer_confidence"] < 0.9)
+    assert list(obs["scperformer_call"] == "unknown") == list(obs["scperformer_confidence"] < 0.9)
     assert obs["scperformer_label"].notna().all()
 
 
@@ -262,8 +261,8 @@ def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write
     cfg = PredictConfig(inputs=[str(path)], model_path=str(tiny_model), key_added="mine", min_confidence=least)
     expected = ad.read_h5ad(run_predict(cfg)[0])
     columns = [name for name in expected.obs if name.startswith("mine_")]
-    assert len(columns) == 8
-    assert 0.3 < counts_adata.obs["mine_unknown"].mean() < 0.7
+    assert len(columns) == 5
+    assert 0.3 < (counts_adata.obs["mine_call"] == "unknown").mean() < 0.7
     pd.testing.assert_frame_equal(counts_adata.obs[columns], expected.obs[columns])
     assert counts_adata.uns["mine"]["input"]["source"] == "layers/counts"
 

@@ -11,7 +11,7 @@ from scperformer.model import read_model
 from scperformer.prediction import run_predict
 
 KEY = "scperformer"
-COLUMNS = [f"{KEY}_{name}" for name in ("label", "confidence", "margin", "unknown", "novelty")]
+COLUMNS = [f"{KEY}_{name}" for name in ("call", "label", "confidence", "novelty")]
 
 
 def require_same_calls(obs: pd.DataFrame, expected: pd.DataFrame) -> None:
@@ -42,7 +42,7 @@ def test_cells_of_an_unfiltered_matrix_get_the_same_calls(raw_pbmc, expected, ca
     assert warning.startswith("91 % of barcodes have fewer than ")
     assert warning in caplog.text
     assert record["droplets"]["num_empty"] == 600
-    assert record["num_unknown"] == obs[f"{KEY}_unknown"].sum() > 500
+    assert record["num_unknown"] == (obs[f"{KEY}_call"] == "unknown").sum() > 500
 
 
 def test_files_of_cells_have_no_entries_about_droplets(expected):

@@ -41,16 +41,17 @@ def annotation_of(num, num_blocks=5):
         {
             "new_label": pd.Categorical(np.array(["a", "b"])[np.arange(num) % 2], ["a", "b", "c"]),
             "new_confidence": np.linspace(0, 1, num, dtype=np.float32),
-            "new_unknown": np.arange(num) % 3 == 0,
+            "new_low_quality": np.arange(num) % 3 == 0,
         }
     )
+    details = pd.DataFrame({"margin": np.linspace(0, 1, num), "level1": pd.Categorical(["a"] * num)})
     embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
     proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
     nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool)]
     blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
     parts = [Calls(*arrays) for arrays in zip(*blocks, strict=True)]
     record = {"labels": np.array(["a", "b"]), "total": float("nan"), "model": {"name": "m"}}
-    return Annotation("new", obs, lambda: parts, ["CD8+|CD45RA+ T", "b"], record)
+    return Annotation("new", obs, details, lambda: parts, ["CD8+|CD45RA+ T", "b"], record)
 
 
 def write_copy(source, target, annotation, overwrite=False):
@@ -83,7 +84,7 @@ def test_everything_else_is_bit_for_bit_the_same(rich, write, tmp_path):
     after = stored(tmp_path / "out.h5ad")
     changed = {name for name in before if after.get(name) != before[name]}
     assert changed == {"obs@column-order"}
-    ours = ("obs/new_", "obsm/X_new", "obsm/new_proba", "uns/new")
+    ours = ("obs/new_", "obsm/X_new", "obsm/new_", "uns/new")
     assert all(name.startswith(ours) for name in after.keys() - before.keys())
 
 
@@ -93,8 +94,8 @@ def test_a_file_without_obs_columns_obsm_and_uns(counts_adata, write, tmp_path):
         del file["obsm"], file["uns"]
     write_copy(source, tmp_path / "out.h5ad", annotation_of(counts_adata.n_obs))
     result = read_cells(tmp_path / "out.h5ad")
-    assert list(result.obs) == ["new_label", "new_confidence", "new_unknown"]
-    assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_proba"], ["new"])
+    assert list(result.obs) == ["new_label", "new_confidence", "new_low_quality"]
+    assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_details", "new_proba"], ["new"])
 
 
 def test_labels_with_slashes_stay_distinct():

@@ -134,7 +134,7 @@ def test_hover_names_the_cell(page, samples):
     place = {name: list(sample.obs_names) for name, sample in samples.items()}
     obs = samples[told["Sample"]].obs.iloc[place[told["Sample"]].index(name)]
     assert told["Label"] == obs["scperformer_label"]
-    assert told["Call"] == ("unknown" if obs["scperformer_unknown"] else obs["scperformer_label"])
+    assert told["Call"] == obs["scperformer_call"]
     assert float(told["Confidence"]) == pytest.approx(obs["scperformer_confidence"], abs=1e-3)
     assert {"Novelty", "Cluster", "Genes per cell", "percent_mito"} <= set(told)
     page.mouse.move(5, 5)
@@ -218,7 +218,7 @@ def test_the_cells_are_saved_with_all_that_is_known(page, samples):
 
 
 def calls_of(obs) -> list[str]:
-    return list(obs["scperformer_label"].astype(str).mask(obs["scperformer_unknown"], "unknown"))
+    return list(obs["scperformer_call"].astype(str))
 
 
 def test_sections_are_folded_and_opened_by_their_link(page):

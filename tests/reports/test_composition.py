@@ -18,7 +18,7 @@ CONDITIONS = dict(zip(SHARES, ["ctrl"] * 3 + ["stim"] * 3, strict=True))
 def make_sample(name: str, num_b: int, **columns: object) -> Annotated:
     labels = ["B"] * num_b + ["T"] * (10 - num_b)
     obs = pd.DataFrame({"k_label": pd.Categorical(labels), "k_baseline_label": labels, "k_confidence": 0.9})
-    obs = obs.assign(k_unknown=[False] * 9 + [True], **columns)
+    obs = obs.assign(k_call=[*labels[:9], "unknown"], k_unknown=[False] * 9 + [True], **columns)
     obs["k_level1"] = "lymphocyte"
     facts = {"model": {"hash": "a" * 64, "name": "m", "labels": LABELS}}
     return Annotated(name=name, path=Path(name), key="k", obs=obs, umap=None, facts=facts)

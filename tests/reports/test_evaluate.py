@@ -51,7 +51,8 @@ def test_metrics_equal_scikit_learn(tmp_path, samples):
     folder = evaluate(tmp_path, samples)
     metrics = json.loads((folder / "metrics.json").read_text())
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
-    truth, called, baseline = (obs[name] for name in (TRUTH_KEY, "scperformer_label", "scperformer_baseline_label"))
+    truth, called = (obs[name] for name in (TRUTH_KEY, "scperformer_label"))
+    baseline = pd.concat([sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples])
     assert metrics["model"] == pytest.approx(scores_of(truth, called))
     assert metrics["baseline"] == pytest.approx(scores_of(truth, baseline))
     first = samples[0].obs.astype(str)
@@ -66,7 +67,8 @@ def test_tables_equal_scikit_learn(tmp_path, samples):
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
     labels = list(samples[0].uns["scperformer"]["model"]["labels"])
     assert evaluation.metrics["labels"] == labels
-    truth, called, baseline = (obs[name] for name in (TRUTH_KEY, "scperformer_label", "scperformer_baseline_label"))
+    truth, called = (obs[name] for name in (TRUTH_KEY, "scperformer_label"))
+    baseline = pd.concat([sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples])
     matrix = reference.confusion_matrix(truth, called, labels=labels)
     np.testing.assert_array_equal(evaluation.confusion.to_numpy(), matrix)
     assert list(evaluation.confusion.index) == list(evaluation.confusion.columns) == labels
@@ -433,7 +435,7 @@ def test_true_labels_of_another_study_are_compared_as_what_both_mean(tmp_path, c
     sample.uns["scperformer"]["model"]["labels"] = np.array(["Naive CD4 T", "Memory CD4 T", "CD8 T"], dtype=object)
     called = ["Naive CD4 T", "Memory CD4 T", "CD8 T", "CD8 T"] * 10
     sample.obs["scperformer_label"] = pd.Categorical(called)
-    sample.obs["scperformer_baseline_label"] = pd.Categorical(called)
+    sample.obsm["scperformer_details"]["baseline_label"] = pd.Categorical(called)
     sample.obs[TRUTH_KEY] = ["CD4 T", "CD4 T", "CD8 T", "CD4 T"] * 10
     with caplog.at_level("INFO", "scperformer"):
         metrics = json.loads((evaluate(tmp_path, [sample]) / "metrics.json").read_text())

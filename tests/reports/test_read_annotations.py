@@ -36,7 +36,7 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
     assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
     assert read.umap is None
-    np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_unknown"])
+    np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_call"] == "unknown")
 
 
 def test_the_umap_of_a_file_is_read_on_request(tmp_path):
@@ -51,7 +51,7 @@ def test_the_umap_of_a_file_is_read_on_request(tmp_path):
     assert read.umap is None
 
 
-@pytest.mark.parametrize("missing", ["scperformer_label", "scperformer_confidence", "scperformer_unknown"])
+@pytest.mark.parametrize("missing", ["scperformer_label", "scperformer_confidence", "scperformer_call"])
 def test_missing_column_is_refused(tmp_path, missing):
     sample = annotated_sample(num_cells=20)
     del sample.obs[missing]
@@ -127,7 +127,7 @@ def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
     assert list(reasons) == ["absent", "odd", "plain", "told", "too"]
     assert reasons["told"] == "no expression in it"
     assert reasons["too"] == "\ufffd[31mtoo few genes"
-    assert "no obs column 'scperformer_label'" in reasons["plain"]
+    assert "no obs column 'scperformer_call'" in reasons["plain"]
     assert "odd.failed.json" in reasons["odd"]
     assert caplog.text.count("is in the report without an annotation") == 5
 

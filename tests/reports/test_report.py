@@ -206,7 +206,7 @@ def obs(folder) -> pd.DataFrame:
 
 
 def test_numbers_are_those_of_the_files(folder, page, obs):
-    unknown = int(obs["scperformer_unknown"].sum())
+    unknown = int((obs["scperformer_call"] == "unknown").sum())
     metrics = read_evaluation(folder / "evaluation").metrics
     assert "120 cells in 2 samples were annotated" in page.words
     reason = "because their confidence is below 0.4"
@@ -218,7 +218,7 @@ def test_numbers_are_those_of_the_files(folder, page, obs):
 
 def final_labels(obs: pd.DataFrame) -> pd.Series:
     """The label of each cell, or unknown."""
-    return obs["scperformer_label"].astype(str).mask(obs["scperformer_unknown"], "unknown")
+    return obs["scperformer_call"].astype(str)
 
 
 def test_composition_is_that_of_the_files(page, obs):
@@ -263,7 +263,7 @@ def test_map_holds_every_cell(page, obs, html):
     confidence = by_name["Confidence"]
     found = confidence["low"] + page.array(confidence) / 65534 * (confidence["high"] - confidence["low"])
     np.testing.assert_allclose(found, obs["scperformer_confidence"], atol=1e-4)
-    np.testing.assert_array_equal(page.array(by_name["Unknown"]["codes"]), obs["scperformer_unknown"])
+    np.testing.assert_array_equal(page.array(by_name["Unknown"]["codes"]), obs["scperformer_call"] == "unknown")
     assert texts(by_name[f"True label: {TRUTH_KEY}"]) == list(obs[TRUTH_KEY].astype(str))
     assert "percent_mito" in by_name  # a column of the files
     # The recorded place of the expression is a script, so it cannot be read.
@@ -400,7 +400,7 @@ def test_evidence_on_held_out_cells_is_shown(tmp_path):
 def test_a_sample_of_unknown_cells_is_among_the_things_to_check(tmp_path):
     sample = annotated_sample(num_cells=14)
     add_trust(sample)
-    sample.obs["scperformer_unknown"] = [True] * 10 + [False] * 4
+    sample.obs["scperformer_call"] = ["unknown"] * 10 + list(sample.obs["scperformer_label"][10:])
     page = Page(run_report(ReportConfig(inputs=[write_sample(tmp_path, "s", sample)])).read_text(encoding="utf-8"))
     assert "s: 71% of cells look like none of the 10 labels of this model: is it the right tissue?" in page.words
 

@@ -31,6 +31,7 @@ def make_sample(name: str, labels: str, baseline: str, confidence: list[float], 
             "k_unknown": np.array(confidence) < 0.5,
         }
     )
+    obs["k_call"] = obs["k_label"].astype(object).mask(obs["k_unknown"], "unknown")
     facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share}}
     return Annotated(name=name, path=Path(name), key="k", obs=obs, umap=None, facts=facts)
 

@@ -11,6 +11,7 @@ import scanpy as sc
 from sklearn.linear_model import LogisticRegression
 
 from scperformer.base.messages import join_names
+from scperformer.labels import NO_CALL, final_call
 
 NUM_REFERENCE = 420  # of 700 cells: the others are the samples
 TRUTH_KEY = "bulk_labels"
@@ -62,16 +63,22 @@ def annotated_sample(
     sample.obs[TRUTH_KEY] = pd.Categorical(truth.map(lambda label: (rename or {}).get(label, label)))
     sample.obs[f"{key}_label"] = pd.Categorical.from_codes(called, names)
     sample.obs[f"{key}_confidence"] = highest[:, 0]
-    sample.obs[f"{key}_margin"] = highest[:, 0] - highest[:, 1]
-    sample.obs[f"{key}_unknown"] = highest[:, 0] < min_confidence
     sample.obs[f"{key}_ontology_term_id"] = pd.Categorical(["unknown"] * num_cells)
-    sample.obs[f"{key}_baseline_label"] = pd.Categorical.from_codes(by_baseline, names)
+    _flag_unknown(sample, highest[:, 0] < min_confidence, key)
+    details = {"margin": highest[:, 0] - highest[:, 1]}
+    details["baseline_label"] = pd.Categorical.from_codes(by_baseline, names)
+    sample.obsm[f"{key}_details"] = pd.DataFrame(details, index=sample.obs_names)
     sample.obsm[f"X_{key}"] = pca[:, :20]
     columns = [name.replace("/", "|") for name in names]
     sample.obsm[f"{key}_proba"] = pd.DataFrame(proba, index=sample.obs_names, columns=columns)
-    num_unknown = int(sample.obs[f"{key}_unknown"].sum())
+    num_unknown = int((sample.obs[f"{key}_call"] == NO_CALL).sum())
     sample.uns[key] = _facts(names, min_confidence, model_hash) | {"num_unknown": num_unknown}
     return sample
+
+
+def _flag_unknown(sample: ad.AnnData, unknown: np.ndarray, key: str) -> None:
+    """Call every cell its label, or unknown."""
+    sample.obs[f"{key}_call"] = final_call(sample.obs[f"{key}_label"], unknown)
 
 
 def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) -> None:
@@ -81,7 +88,7 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
     sizes = 1 + (proba.max(axis=1) < 0.9)
     order = np.argsort(-proba, axis=1)
     sample.obs[f"{key}_novelty"] = np.where(novel, 0.99, 0.5).astype(np.float32)
-    sample.obs[f"{key}_unknown"] = novel
+    _flag_unknown(sample, novel, key)
     texts = [join_names([names[i] for i in row[:size]]) for row, size in zip(order, sizes, strict=True)]
     sample.obs[f"{key}_set"] = pd.Categorical(texts)
     sample.obs[f"{key}_set_size"] = sizes.astype(np.int32)

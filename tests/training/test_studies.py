@@ -98,7 +98,7 @@ def test_cells_of_a_fourth_study_are_called_by_all(folder):
     assert table["weight"] == pytest.approx([1 / 3] * 3)
     lowest, highest = (record["shift"][f"expected_{end}"] for end in ("lowest", "highest"))
     assert lowest - 0.05 < accuracy < highest + 0.05
-    assert done.obs["scperformer_unknown"].mean() < 0.15
+    assert (done.obs["scperformer_call"] == "unknown").mean() < 0.15
     np.testing.assert_allclose(done.obsm["scperformer_proba"].sum(axis=1), 1, atol=1e-5)
     assert done.obsm["X_scperformer"].shape == (400, 4 + 3 + 3)
     assert "scperformer_baseline_label" not in done.obs
@@ -119,7 +119,7 @@ def test_a_cell_of_a_type_that_no_study_has_is_unknown(folder):
         sparse.csr_matrix(counts, dtype=np.float32), var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)])
     )
     done = scperformer.annotate(far, load_model(folder))
-    assert done.obs["scperformer_unknown"].mean() > 0.95
+    assert (done.obs["scperformer_call"] == "unknown").mean() > 0.95
     assert done.uns["scperformer"]["shift"]["kind"] == "another tissue"
 
 
