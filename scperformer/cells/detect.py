@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -81,32 +80,27 @@ class Findings:
         return "; ".join([f"using {self.text} ({self.why})", *self.notes])
 
 
-def _feature_table(adata: AnnData, source: str) -> pd.DataFrame:
-    """Return the var table of a place; raw has its own."""
-    return adata.raw.var if source == "raw" else adata.var
+def _features(adata: AnnData, source: str) -> tuple[pd.DataFrame, np.ndarray | None, dict[str, int]]:
+    """Return the var table of a place (raw has its own), and its features as `gene_columns` returns them."""
+    var = adata.raw.var if source == "raw" else adata.var
+    return var, *gene_columns(var)
 
 
 def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
     """Return the gene table of a place (X, raw or layers/NAME): its var without features that are no genes."""
-    var = _feature_table(adata, source)
-    is_gene, _ = gene_columns(var)
+    var, is_gene, _ = _features(adata, source)
     return var if is_gene is None else var[is_gene]
-
-
-def _gene_names(adata: AnnData, source: str) -> list[str]:
-    """Return the names of the genes of a place, without surrounding white space."""
-    return [str(name).strip() for name in gene_table(adata, source).index]
 
 
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
     """Return the matrix that `findings` describe, and the gene of each column; several unnamed genes are refused."""
-    names = _gene_names(adata, findings.source)
+    names = [str(name).strip() for name in gene_table(adata, findings.source).index]
     require_named(names, f"{findings.source} of {path}")
     if findings.source == "raw":
         x = adata.raw.X
     else:
         x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
-    return Rows(x, gene_columns(_feature_table(adata, findings.source))[0]), names
+    return Rows(x, _features(adata, findings.source)[1]), names
 
 
 def prepared_total(adata: AnnData) -> float | None:
@@ -174,10 +168,10 @@ def detect_expression(
     else:
         judged += [Place(name, "a part of the counts by its name") for name in partial]
     notes += _interpret(chosen, input_kind, input_total, input_base, path)
-    names = _gene_names(adata, chosen.source)
-    notes += _observations(chosen, gene_columns(_feature_table(adata, chosen.source))[1], names)
+    names = [str(name).strip() for name in gene_table(adata, chosen.source).index]
+    notes += _observations(chosen, _features(adata, chosen.source)[2], names)
     num_cells, num_genes = chosen.x.shape
-    droplets = find_droplets(*chosen.sizes(), num_genes)
+    droplets = find_droplets(*_sizes(chosen), num_genes)
     if droplets is not None:
         notes.append(droplets.text)
     return Findings(
@@ -196,6 +190,22 @@ def detect_expression(
     )
 
 
+def _sizes(candidate: Candidate) -> tuple[np.ndarray, str]:
+    """Return the counts of each cell, or the number of its expressed genes if the values do not show the counts."""
+    log = candidate.log
+    if candidate.kind == "counts":
+        return candidate.sums, "counts"
+    filled = candidate.num_expressed > 0
+    sizes = np.zeros(len(filled))
+    if candidate.kind == "linear":
+        sizes[filled] = candidate.sums[filled] / candidate.lowest[filled]
+    elif log.total is not None and not log.relative:
+        sizes[filled] = log.total / undo_log1p(candidate.lowest[filled], log.base)
+    else:
+        return candidate.num_expressed, "genes"
+    return np.rint(sizes), "counts"
+
+
 def _places(adata: AnnData) -> dict[str, Matrix]:
     """Return the matrices of an AnnData by their places: X, layers (counts first), raw."""
     names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
@@ -206,19 +216,17 @@ def _places(adata: AnnData) -> dict[str, Matrix]:
 
 def _nothing_usable(candidates: list[Candidate], path: str | Path) -> InputError:
     """Return the error about a file without usable expression."""
+    texts = [candidate.text for candidate in candidates]
     reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
     remedy = "put the counts into X or layers['counts']"
     if any(candidate.mixed for candidate in candidates):
         remedy += " for all cells, or save the cells of each kind as a separate file"
-    elif candidates and all("scaled" in candidate.text for candidate in candidates):
-        remedy += ", or the values from before scaling, and save the file"
-    elif candidates and all("no genes" in candidate.text for candidate in candidates):
+    elif texts and all("no genes" in text for text in texts):
         remedy = "choose the file that holds the gene expression"
-    elif candidates and all("NaN" in candidate.text for candidate in candidates):
-        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
-        remedy += f", or set NaN that mean 0 to 0 ({how}), and save the file"
+    elif texts and all("NaN" in text for text in texts):
+        remedy += ", or set NaN that mean 0 to 0 (numpy.nan_to_num of adata.X), and save the file"
     else:
-        remedy += ", or fix the values, and save the file"
+        remedy += ", or the values from before scaling, and save the file"
     expected = "counts, or log-normalised values without NaN or negative values"
     return InputError(f"no usable expression in {path} ({reasons})", expected, remedy)
 
@@ -226,35 +234,27 @@ def _nothing_usable(candidates: list[Candidate], path: str | Path) -> InputError
 def _observations(chosen: Candidate, other_features: Mapping[str, int], names: list[str]) -> list[str]:
     """Return notes on the values that are used, on features that are no genes, and on genes that may be antibodies."""
     notes = []
-    if chosen.num_empty:
-        notes.append(f"{chosen.num_empty} cell{'s' if chosen.num_empty > 1 else ''} without any count")
+    if num_empty := int((chosen.num_expressed == 0).sum()):
+        notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
     if chosen.kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
     if other_features:
         notes.append(f"features that are no genes are left out ({_listed(other_features)})")
-    return notes + _antibody_note(chosen, names)
+    is_antibody = probable_antibodies(names)
+    if is_antibody.any() and chosen.x.shape[0]:
+        rows = chosen.x.some(evenly_spaced(chosen.x.shape[0], NUM_NOTED_CELLS))
+        rows.data = undo_log1p(rows.data, chosen.log.base)
+        share = float(rows[:, np.flatnonzero(is_antibody)].sum() / max(rows.sum(), 1e-12))
+        if share >= MIN_NOTED_SHARE:
+            examples = ", ".join(shortened(names[number]) for number in np.flatnonzero(is_antibody)[:3])
+            text = f"{int(is_antibody.sum())} features that look like antibodies or hashtags ({examples}) carry "
+            text += f"{share:.0%} of the expression: they are used as genes; if they are none, name their types in "
+            notes.append(f"{text}var['feature_types']")
+    return notes
 
 
 def _listed(features: Mapping[str, int]) -> str:
-    """Name kinds of features with their numbers."""
     return ", ".join(f"{num:,} {kind}" for kind, num in features.items())
-
-
-def _antibody_note(candidate: Candidate, names: list[str]) -> list[str]:
-    """Return a note on features whose names look like antibodies, if they carry much of the expression."""
-    is_antibody = probable_antibodies(names)
-    num_cells = candidate.x.shape[0]
-    if not is_antibody.any() or not num_cells:
-        return []
-    rows = candidate.x.some(evenly_spaced(num_cells, NUM_NOTED_CELLS))
-    if candidate.kind == "log1p" and candidate.log.base is not None:
-        rows.data = undo_log1p(rows.data, candidate.log.base)
-    share = float(rows[:, np.flatnonzero(is_antibody)].sum() / max(rows.sum(), 1e-12))
-    if share < MIN_NOTED_SHARE:
-        return []
-    examples = ", ".join(shortened(names[number]) for number in np.flatnonzero(is_antibody)[:3])
-    text = f"{int(is_antibody.sum())} features that look like antibodies or hashtags ({examples}) carry {share:.0%} of "
-    return [f"{text}the expression: they are used as genes; if they are none, name their types in var['feature_types']"]
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Candidate:
@@ -262,7 +262,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
 
     `prepared` is the total in the mark of `preprocess`, which is about X; None without a mark.
     """
-    is_gene, others = gene_columns(_feature_table(adata, source))
+    _, is_gene, others = _features(adata, source)
     try:
         if is_gene is not None and not is_gene.any():
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
@@ -284,22 +284,21 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
         names = np.asarray(adata.obs_names)
         parts = [f"{kind} in {_cells_in_words(rows, names)}" for kind, rows in candidate.mixed]
         candidate.text = f"a mix: {' and '.join(parts)}"
-
-    if source in ("X", "raw"):
-        _trust_mark(candidate, adata.uns.get(LOG1P_KEY))
+    # The mark of `scanpy.pp.log1p` in uns tells the base of unconfirmed logarithms.
+    mark = adata.uns.get(LOG1P_KEY)
+    if (
+        source in ("X", "raw")
+        and candidate.kind == "log1p"
+        and not candidate.log.confirmed
+        and isinstance(mark, Mapping)
+    ):
+        marked = math.e if mark.get("base") is None else mark["base"]
+        is_number = isinstance(marked, int | float | np.number)
+        if known := [base for base in BASE_NAMES if is_number and math.isclose(marked, base)]:
+            # If the values are too large for the usual total, a cell's total is the sum of its genes.
+            candidate.log = Logarithm(known[0], candidate.log.total, relative=candidate.log.too_large)
+            candidate.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG1P_KEY}'])"
     return candidate
-
-
-def _trust_mark(candidate: Candidate, mark: Any) -> None:
-    """Set the base of unconfirmed logarithms to that in the mark of `scanpy.pp.log1p` in uns."""
-    if candidate.kind != "log1p" or candidate.log.confirmed or not isinstance(mark, Mapping):
-        return
-    marked = math.e if mark.get("base") is None else mark["base"]
-    known = [base for base in BASE_NAMES if isinstance(marked, int | float | np.number) and math.isclose(marked, base)]
-    if known:
-        # If the values are too large for the usual total, a cell's total is the sum of its genes.
-        candidate.log = Logarithm(known[0], candidate.log.total, relative=candidate.log.too_large)
-        candidate.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG1P_KEY}'])"
 
 
 def _cells_in_words(rows: np.ndarray, names: np.ndarray) -> str:

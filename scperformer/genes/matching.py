@@ -1,12 +1,11 @@
 """Match the genes of a file to those of a model, by any names, with the help of a table of human genes."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -23,6 +22,7 @@ NAME_COLUMNS = (
     *("symbol", "symbols", "hgnc_symbol", "gene_short_name", "gene", "genes", "features", "name", "names", "_index"),
     *("ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "ensembl_gene_ids", "ensg", "ensgid"),
 )
+Columns: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 # How a gene was matched.
 EXACT = "exact"
 ORTHOLOG = "ortholog"
@@ -78,15 +78,6 @@ def _parse(names: Sequence[str]) -> _GeneNames:
     return _GeneNames(names, [identifier for identifier, _ in pairs], [symbol for _, symbol in pairs])
 
 
-class _Rule(NamedTuple):
-    """One way to match: a gene of the file is matched to the only gene of the model with the same key."""
-
-    how: str
-    file_keys: Sequence[str | None]  # None: the rule does not apply to this gene
-    model_keys: Sequence[str | None]
-    reliable: bool = True  # False: the rule only matches genes of the model that no gene of the file has reached yet
-
-
 def map_genes(
     names: Sequence[str],
     model_genes: Sequence[str],
@@ -123,9 +114,18 @@ def map_genes(
         file_species = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (file_species, model_species) and file_species != model_species
         if differ and 2 * len({*plain} & {*model_plain}) < len(model):
+            found = f"gene names in {path} that look {file_species} (e.g. '{plain[len(plain) // 2]}') "
+            found += f"for a model whose genes look {model_species} (e.g. '{model_genes[len(model_genes) // 2]}')"
+            remedy = "use a model of the same species"
+            fixes = []
+            if model_species != "other":
+                remedy += f", or add species={model_species} if these are {model_species} genes"
+                fixes.append(f"species={model_species}")
             has_symbols = bool(columns) or id_kind(plain) == "symbol"
-            examples = plain[len(plain) // 2], model_genes[len(model_genes) // 2]
-            raise _species_differ(file_species, model_species, examples, has_symbols, path)
+            if {file_species, model_species} == {"human", "mouse"} and has_symbols:
+                remedy += f", or species={file_species} to match genes by their orthologs"
+                fixes.insert(0, f"species={file_species}")
+            raise InputError(found, "cells of the species of the model", remedy, fixes)
     across_species = species != "auto" and {file_species, model_species} == {"human", "mouse"}
     is_human = model_species in ("human", "unknown") and (across_species or file_species in ("human", "unknown"))
 
@@ -149,33 +149,10 @@ def map_exactly(names: Sequence[str], model_genes: Sequence[str]) -> GeneMap:
     return GeneMap(target=target, how=how, notes=notes, species=guess_species(list(names)))
 
 
-def _species_differ(
-    file_species: str, model_species: str, examples: tuple[str, str], has_symbols: bool, path: str | Path
-) -> InputError:
-    """Return the error about a file of another species than the model; `examples` are a gene of each.
-
-    Orthologs are matched by symbol, so they are only offered if the file `has_symbols`.
-    """
-    found = f"gene names in {path} that look {file_species} (e.g. '{examples[0]}') "
-    found += f"for a model whose genes look {model_species} (e.g. '{examples[1]}')"
-    remedy = "use a model of the same species"
-    fixes = []
-    if model_species != "other":
-        remedy += f", or add species={model_species} if these are {model_species} genes"
-        fixes.append(f"species={model_species}")
-    if {file_species, model_species} == {"human", "mouse"} and has_symbols:
-        remedy += f", or species={file_species} to match genes by their orthologs"
-        fixes.insert(0, f"species={file_species}")
-    return InputError(found, "cells of the species of the model", remedy, fixes)
-
-
 def _notes(
     stored: Sequence[str], plain: Sequence[str], patterns: Sequence[str], target: np.ndarray, how: np.ndarray
 ) -> list[str]:
-    """Return sentences on how the genes of a file were matched, other than by exactly the same name.
-
-    `stored` are the names in the file, `plain` the same names without prefix and suffix, which `patterns` show.
-    """
+    """Return sentences on how the genes of a file were matched, other than by exactly the same name."""
     num_matched = Counter(how[how != ""].tolist())
     # A gene whose name had a prefix or suffix may have been matched by any later rule.
     has_affix = np.array([name != gene for name, gene in zip(stored, plain, strict=True)], dtype=bool)
@@ -194,136 +171,117 @@ def _notes(
     return notes
 
 
+class _Matches:
+    """The gene of a model to which each gene of a file has been matched so far, and how."""
+
+    def __init__(self, num_names: int, num_genes: int):
+        self.target = np.full(num_names, -1, dtype=np.int64)
+        self.how = np.full(num_names, "", dtype=object)
+        self.num_genes = num_genes
+
+    def all_reached(self) -> bool:
+        """Whether each gene of the model has a match."""
+        return len(np.unique(self.target[self.target >= 0])) == self.num_genes
+
+    def add(
+        self, how: str, file_keys: Sequence[str | None], model_keys: Sequence[str | None], *, only_free: bool = False
+    ) -> None:
+        """Match each gene without a match to the only gene of the model with the same key; None is no key.
+
+        With `only_free`, genes of the model that have a match get no other.
+        """
+        unmatched = np.flatnonzero(self.target < 0).tolist()
+        times = Counter(model_keys if unmatched else ())
+        unique = ((key, column) for column, key in enumerate(model_keys) if key is not None and times[key] == 1)
+        column_of: dict[str | None, int] = dict(unique)
+        taken = set(self.target[self.target >= 0].tolist()) if only_free else set()
+        for gene in unmatched:
+            column = column_of.get(file_keys[gene], -1)
+            if column >= 0 and column not in taken:
+                self.target[gene] = column
+                self.how[gene] = how
+
+
 @lru_cache(maxsize=2)  # the samples of a run often have the same genes
 def _match(
-    file: tuple[tuple[str, ...], tuple[str, ...]],
-    model: tuple[tuple[str, ...], tuple[str, ...]],
-    columns: tuple[tuple[str, tuple[str, ...]], ...],
+    file_names: tuple[tuple[str, ...], tuple[str, ...]],
+    model_names: tuple[tuple[str, ...], tuple[str, ...]],
+    columns: Columns,
     ortholog_species: str | None,
     is_human: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `target` and `how` of a `GeneMap`; the options are those of `_rules`.
+    """Return `target` and `how` of a `GeneMap`.
 
-    `file` and `model` are the stored names, and the names without prefix and suffix.
+    The names are those as stored, and without prefix and suffix; `columns` are further names of the file's genes.
+    `ortholog_species` is the model's species if the file is of another. `is_human`: the table of human genes applies.
     """
-    num_names = len(file[0])
-    target = np.full(num_names, -1, dtype=np.int64)
-    how = np.full(num_names, "", dtype=object)
-    num_genes = len(set(model[0]))
-
-    def all_reached() -> bool:
-        return len(np.unique(target[target >= 0])) == num_genes
-
-    stored = _Rule(EXACT, file[0], model[0])
-    others = _rules(_parse(file[1]), _parse(model[1]), dict(columns), ortholog_species, is_human, all_reached)
-    for rule in others if ortholog_species else chain([stored], others):
-        unmatched = np.flatnonzero(target < 0).tolist()
-        if not unmatched:
-            break
-        times = Counter(rule.model_keys)
-        unique = ((key, column) for column, key in enumerate(rule.model_keys) if key is not None and times[key] == 1)
-        column_of: dict[str | None, int] = dict(unique)
-        reached = set() if rule.reliable else set(target[target >= 0].tolist())
-        for gene in unmatched:
-            column = column_of.get(rule.file_keys[gene], -1)
-            if column >= 0 and column not in reached:
-                target[gene] = column
-                how[gene] = rule.how
-    if ortholog_species:
-        how[target >= 0] = ORTHOLOG
-    target.flags.writeable = how.flags.writeable = False  # shared by all callers
-    return target, how
-
-
-def _rules(
-    file: _GeneNames,
-    model: _GeneNames,
-    columns: Mapping[str, Sequence[str]],
-    ortholog_species: str | None,
-    is_human: bool,
-    all_reached: Callable[[], bool],
-) -> Iterator[_Rule]:
-    """Yield all rules but the comparison of the stored names, the most reliable first.
-
-    Parameters
-    ----------
-    columns
-        Further names of the file's genes, by the name of their column in var.
-    ortholog_species
-        The model's species if the file is of another; the file's symbols are then replaced by their orthologs.
-    is_human
-        Whether the table of human genes applies.
-    all_reached
-        Tells whether each gene of the model has a match by the rules so far.
-    """
+    matches = _Matches(len(file_names[0]), len(set(model_names[0])))
+    file = _parse(file_names[1])
+    model = _parse(model_names[1])
     if ortholog_species:
         file = _with_orthologs(file, columns, ortholog_species)
-        yield _Rule(ORTHOLOG, file.symbols, model.symbols)
+        matches.add(ORTHOLOG, file.symbols, model.symbols)
     else:
-        yield from _rules_by_name(file, model)
-        for name, values in columns.items():
+        matches.add(EXACT, file_names[0], model_names[0])
+        matches.add(AFFIX, file.names, model.names)
+        bare, model_bare = (
+            [None if symbol else own for own, symbol in zip(genes.ids, genes.symbols, strict=True)]
+            for genes in (file, model)
+        )
+        matches.add(VERSION_REMOVED, bare, model_bare)
+        matches.add(COMPOUND, file.ids, model.ids)
+        matches.add(COMPOUND, file.symbols, model.symbols)
+        for name, values in columns:
             other = _parse(values)
             for file_keys, model_keys in zip(other, model, strict=True):  # names, ids, symbols
-                yield _Rule(COLUMN + name, file_keys, model_keys)
+                matches.add(COLUMN + name, file_keys, model_keys)
             file = _completed(file, other)
+    if (matches.target < 0).any():
+        _match_less_reliably(matches, file, model, is_human)
+    if ortholog_species:
+        matches.how[matches.target >= 0] = ORTHOLOG
+    matches.target.flags.writeable = matches.how.flags.writeable = False  # shared by all callers
+    return matches.target, matches.how
 
+
+def _match_less_reliably(matches: _Matches, file: _GeneNames, model: _GeneNames, is_human: bool) -> None:
+    """Match further genes by names as R writes them, in upper case, and with the table of human genes."""
     # If some symbols have dashes, R has not written the file: TMBIM4.1 and TMBIM4-1 are numbered by R and by scanpy.
-    file_may_be_from_r = not all_reached() and _may_be_from_r(file)
-    model_may_be_from_r = not all_reached() and _may_be_from_r(model)
+    file_may_be_from_r, model_may_be_from_r = (
+        not matches.all_reached() and all(as_in_r(symbol) == symbol for symbol in genes.symbols if symbol)
+        for genes in (file, model)
+    )
     if file_may_be_from_r:
         in_r = [symbol and as_in_r(symbol) for symbol in model.symbols]
-        yield _Rule(MAKE_NAMES, file.symbols, in_r, reliable=False)
+        matches.add(MAKE_NAMES, file.symbols, in_r, only_free=True)
     if model_may_be_from_r:
-        yield _Rule(MAKE_NAMES, _unless_repeated(file.symbols, as_in_r), model.symbols, reliable=False)
+        matches.add(MAKE_NAMES, _unless_repeated(file.symbols, as_in_r), model.symbols, only_free=True)
     upper = _unless_repeated(file.symbols, str.upper)
     model_upper = [symbol and symbol.upper() for symbol in model.symbols]
     if not is_human:
-        yield _Rule(CASE, upper, model_upper, reliable=False)
+        matches.add(CASE, upper, model_upper, only_free=True)
         return
-    if all_reached() and not any(file.ids) and not any(model.ids):
+    if matches.all_reached() and not any(file.ids) and not any(model.ids):
         return  # with symbols alone, the table only helps genes of the model without a match
 
-    yield from _rules_by_table(file, model, upper, model_upper, file_may_be_from_r, model_may_be_from_r)
-
-
-def _rules_by_name(file: _GeneNames, model: _GeneNames) -> Iterator[_Rule]:
-    """Yield the rules that compare the names without prefix and suffix, and their parts."""
-    yield _Rule(AFFIX, file.names, model.names)  # names without an affix have been compared before
-    bare, model_bare = (
-        [None if symbol else own for own, symbol in zip(genes.ids, genes.symbols, strict=True)]
-        for genes in (file, model)
-    )
-    yield _Rule(VERSION_REMOVED, bare, model_bare)
-    yield _Rule(COMPOUND, file.ids, model.ids)
-    yield _Rule(COMPOUND, file.symbols, model.symbols)
-
-
-def _rules_by_table(
-    file: _GeneNames,
-    model: _GeneNames,
-    upper: list[str | None],
-    model_upper: list[str | None],
-    file_may_be_from_r: bool,
-    model_may_be_from_r: bool,
-) -> Iterator[_Rule]:
-    """Yield the rules that need the table of human genes; `upper` are the symbols in upper case."""
     table = human_genes()
-    model_ids = [own or table.ids.get(symbol or "") for own, symbol in zip(model.ids, model.symbols, strict=True)]
-    yield _Rule(GENCODE, file.ids, model_ids)
-    yield _Rule(GENCODE, [table.ids.get(symbol or "") for symbol in file.symbols], model_ids)
-    yield _Rule(CASE, upper, model_upper, reliable=False)
-    yield _Rule(CASE, [table.upper_ids.get(symbol or "") for symbol in upper], model.ids, reliable=False)
-    yield _Rule(CASE, file.ids, [table.upper_ids.get(symbol or "") for symbol in model_upper], reliable=False)
+    ids_by_symbol, model_ids_by_symbol = (
+        [table.ids.get(symbol or "") for symbol in genes.symbols] for genes in (file, model)
+    )
+    model_ids = [own or by_symbol for own, by_symbol in zip(model.ids, model_ids_by_symbol, strict=True)]
+    matches.add(GENCODE, file.ids, model_ids)
+    matches.add(GENCODE, ids_by_symbol, model_ids)
+    matches.add(CASE, upper, model_upper, only_free=True)
+    matches.add(CASE, [table.upper_ids.get(symbol or "") for symbol in upper], model.ids, only_free=True)
+    matches.add(CASE, file.ids, [table.upper_ids.get(symbol or "") for symbol in model_upper], only_free=True)
     if file_may_be_from_r:
-        ids = [table.r_ids.get(symbol or "") for symbol in file.symbols]
-        yield _Rule(MAKE_NAMES, ids, model_ids, reliable=False)
+        matches.add(MAKE_NAMES, [table.r_ids.get(symbol or "") for symbol in file.symbols], model_ids, only_free=True)
     if model_may_be_from_r:
-        ids = [table.r_ids.get(symbol or "") for symbol in model.symbols]
-        yield _Rule(MAKE_NAMES, file.ids, ids, reliable=False)
+        matches.add(MAKE_NAMES, file.ids, [table.r_ids.get(symbol or "") for symbol in model.symbols], only_free=True)
     current, from_former = _current_symbols(file, upper)
     model_current, model_from_former = _current_symbols(model, model_upper)
-    yield _Rule(HGNC, current, model_current)
-    yield _Rule(FORMER, from_former, model_from_former, reliable=False)
+    matches.add(HGNC, current, model_current)
+    matches.add(FORMER, from_former, model_from_former, only_free=True)
 
 
 def _completed(file: _GeneNames, other: _GeneNames) -> _GeneNames:
@@ -334,11 +292,6 @@ def _completed(file: _GeneNames, other: _GeneNames) -> _GeneNames:
     return _GeneNames(file.names, ids, [own if is_symbol else new for is_symbol, own, new in choices])
 
 
-def _may_be_from_r(genes: _GeneNames) -> bool:
-    """Whether R's make.names would leave all symbols as they are."""
-    return all(as_in_r(symbol) == symbol for symbol in genes.symbols if symbol)
-
-
 def _unless_repeated(symbols: Sequence[str | None], rewrite: Callable[[str], str]) -> list[str | None]:
     """Rewrite each symbol; None for symbols that differ and would become the same."""
     new = {symbol: rewrite(symbol) for symbol in set(symbols) if symbol}
@@ -346,18 +299,15 @@ def _unless_repeated(symbols: Sequence[str | None], rewrite: Callable[[str], str
     return [new[symbol] if symbol and times[new[symbol]] == 1 else None for symbol in symbols]
 
 
-def _with_orthologs(file: _GeneNames, columns: Mapping[str, Sequence[str]], species: str) -> _GeneNames:
-    """Replace the symbols of a file by those of their orthologs in `species`, and drop its ids.
-
-    A gene has the ortholog of the first of its symbols, in its name or in `columns`, that has one.
-    """
+def _with_orthologs(file: _GeneNames, columns: Columns, species: str) -> _GeneNames:
+    """Replace the symbols of a file, in names or `columns`, by their orthologs in `species`, and drop its ids."""
     orthologs = human_genes().orthologs
     if species == "mouse":
         orthologs = {human: mouse for mouse, human in orthologs.items()}
     times = Counter(symbol.upper() for symbol in orthologs)
     by_upper = {symbol.upper(): other for symbol, other in orthologs.items() if times[symbol.upper()] == 1}
     by_upper = {as_in_r(symbol): other for symbol, other in by_upper.items()} | by_upper  # MT.ND1 as R writes it
-    sources = [file.symbols, *(_parse(values).symbols for values in columns.values())]
+    sources = [file.symbols, *(_parse(values).symbols for _, values in columns)]
     translated = ([by_upper.get((symbol or "").upper()) for symbol in symbols] for symbols in sources)
     symbols = [next(filter(None, choices), None) for choices in zip(*translated, strict=True)]
     return _GeneNames(file.names, [None] * len(file.names), symbols)

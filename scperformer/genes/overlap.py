@@ -49,14 +49,8 @@ def measure_overlap(
 ) -> Overlap:
     """Measure how many of a model's genes a file has.
 
-    Parameters
-    ----------
-    target
-        `GeneMap.target`: the column of the model for each gene of the file, or -1.
-    importance
-        Weight of each gene of the model, 0 or more; None: all genes weigh the same.
-    notes
-        Sentences to keep with the overlap.
+    `target` is the column of the model for each gene of the file, or -1; `importance` the weight of each gene of the
+    model (None: all weigh the same); `notes` are kept.
     """
     is_shared = np.zeros(len(model_genes), dtype=bool)
     is_shared[target[target >= 0]] = True
@@ -117,40 +111,29 @@ def require_overlap(
         expected = f"{MIN_PANEL} genes or more, and {expected}"
         enough = 0
     fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
-    raise InputError(found, expected, _remedy(overlap, file_genes, model_genes, var), fixes)
-
-
-def _remedy(overlap: Overlap, file_genes: Sequence[str], model_genes: Sequence[str], var: pd.DataFrame | None) -> str:
-    """Return advice about a file with too few of the model's genes."""
+    file_kind, model_kind = (id_kind(genes) for genes in (file_genes, model_genes))
     names_of_model = {str(gene) for gene in model_genes}
     columns = {} if var is None else var
     num_named = {str(name): len(names_of_model & set(values.astype(str))) for name, values in columns.items()}
     column = max(num_named, key=lambda name: num_named[name], default="")
-    file_kind = id_kind(file_genes)
-    model_kind = id_kind(model_genes)
     share_genes, share_cells = axis_shares(file_genes)
     if share_cells >= AXIS_SHARE > share_genes:
-        return "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
-    if num_named.get(column, 0) > overlap.num_shared:
-        return f'take the names in var["{column}"] as var_names ({KIND_NAMES[model_kind]}, as in the model)'
-    if file_kind.partition("_")[0] != model_kind.partition("_")[0]:
-        return f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
-    remedy = "use a model trained on the same species and platform"
-    return remedy + (", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names")
+        remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
+    elif num_named.get(column, 0) > overlap.num_shared:
+        remedy = f'take the names in var["{column}"] as var_names ({KIND_NAMES[model_kind]}, as in the model)'
+    elif file_kind.partition("_")[0] != model_kind.partition("_")[0]:
+        remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
+    else:
+        remedy = "use a model trained on the same species and platform"
+        remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"
+    raise InputError(found, expected, remedy, fixes)
 
 
 def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, species: str, path: str | Path) -> np.ndarray:
     """Find the genes of a panel among `known` genes.
 
-    A panel with unknown genes causes a warning. It is refused if fewer than 50, or less than half, of its genes are
-    known.
-
-    Parameters
-    ----------
-    known, owner
-        The genes of a model or a reference, and which of the two it is, for messages.
-    path
-        The file that names the genes of the panel.
+    `owner` is what the `known` genes belong to (model or reference), `path` the file of the panel. A panel is refused
+    if fewer than 50, or less than half, of its genes are known.
 
     Returns
     -------
@@ -174,16 +157,11 @@ def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, specie
 def map_genes_of_files(
     tables: Sequence[pd.DataFrame], files: Sequence[str], vocabulary: Sequence[str] | None, species: str
 ) -> tuple[list[str], list[GeneMap]]:
-    """Match the genes of several files to a vocabulary, or to the genes of all these files.
+    """Match the gene tables of several files to a vocabulary, or to the genes of all these files.
 
     Without a vocabulary, a gene has the name in the first file that measures it. A file with another kind of gene id
     than the first file adds no genes, as the same gene would be in the list twice; it is refused if its names cannot be
     translated.
-
-    Parameters
-    ----------
-    tables, files
-        The gene table and the name of each file.
 
     Returns
     -------
@@ -197,25 +175,21 @@ def map_genes_of_files(
         mapping = map_genes(names, genes, var, species, path=file)
         for note in mapping.notes:
             log.info("%s: %s", file, note)
-        maps.append(mapping)
-        if vocabulary is not None:
-            continue
-        kind = id_kind(names)
         is_new = mapping.target < 0
-        if kind.partition("_")[0] == first_kind.partition("_")[0]:
+        kind = id_kind(names)
+        if vocabulary is None and kind.partition("_")[0] == first_kind.partition("_")[0]:
             target = mapping.target.copy()
-            how = mapping.how.copy()
             target[is_new] = len(genes) + np.arange(is_new.sum())
-            how[is_new] = EXACT
             genes += [name for name, new in zip(names, is_new, strict=True) if new]
-            maps[-1] = replace(mapping, target=target, how=how)
-        elif is_new.mean() > 1 - MIN_SHARED:
+            mapping = replace(mapping, target=target, how=np.where(is_new, EXACT, mapping.how))
+        elif vocabulary is None and is_new.mean() > 1 - MIN_SHARED:
             found = f"{KIND_NAMES[first_kind]} in {files[0]} and {KIND_NAMES[kind]} in {file}"
-            expected = "one kind of gene id in all files of a corpus, or names that can be translated"
+            expected = "one kind of gene id in all files, or names that can be translated"
             remedy = f"convert the var_names of {file} to {KIND_NAMES[first_kind]}, or leave it out"
             raise InputError(found, expected, remedy)
-        elif is_new.any():
+        elif vocabulary is None and is_new.any():
             log.warning("%s: %d of %d genes could not be translated and are left out", file, is_new.sum(), len(is_new))
+        maps.append(mapping)
     if vocabulary is not None:
         target = np.concatenate([mapping.target for mapping in maps])
         overlap = measure_overlap(target, [str(name) for var in tables for name in var.index], genes)

@@ -11,9 +11,13 @@ import scanpy
 from scipy import sparse
 
 from scperformer.base.errors import InputError
-from scperformer.cells import detect_expression, normalise, stored_expression
-from scperformer.cells.values import judge, recognise
-from scperformer.files import PREPARED_KEY, open_cells, read_cells
+from scperformer.cells import detect_expression, normalise, stored_expression, values
+from scperformer.cells.values import recognise
+from scperformer.files import PREPARED_KEY, Rows, open_cells, read_cells
+
+
+def judge(source, x):
+    return values.judge(source, Rows(x))
 
 
 def per_cell(counts, total):
@@ -322,7 +326,7 @@ def test_the_error_describes_the_values_of_each_place(counts_adata):
     assert str(error.value) == (
         "no usable expression in bad.h5ad (X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or "
         "infinite values; layers/zero: nothing but zeros); expected counts, or log-normalised values without NaN or "
-        "negative values: put the counts into X or layers['counts'], or fix the values, and save the file."
+        "negative values: put the counts into X or layers['counts'], or the values from before scaling, and save the file."
     )
     with pytest.raises(InputError, match="X is empty"):
         detect_expression(ad.AnnData(obs=adata.obs, var=adata.var))
