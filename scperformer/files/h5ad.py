@@ -7,7 +7,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,30 +185,17 @@ def read_h5ad(path: str | Path) -> AnnData:
     return adata
 
 
-_lock = threading.Lock()
-_active_blocks = set[object]()
-_setting = ExitStack()
+_lock = threading.RLock()
 
 
 @contextmanager
 def nullable_strings_allowed() -> Iterator[None]:
     """Let anndata write nullable strings, such as those of pandas 3, inside a block.
 
-    The setting belongs to the whole process: of several threads, the first to enter sets it, the last to leave resets
-    it.
+    The setting belongs to the whole process, so that one thread writes at a time.
     """
-    block = object()
-    with _lock:
-        if not _active_blocks:
-            _setting.enter_context(ad.settings.override(allow_write_nullable_strings=True))
-        _active_blocks.add(block)
-    try:
+    with _lock, ad.settings.override(allow_write_nullable_strings=True):
         yield
-    finally:
-        with _lock:
-            _active_blocks.remove(block)
-            if not _active_blocks:
-                _setting.close()
 
 
 def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> None:

@@ -20,7 +20,7 @@ from scipy import sparse
 from scipy.io import mmread
 
 from scperformer.base.errors import InputError
-from scperformer.files.safety import READ_ERRORS, reading
+from scperformer.files.safety import reading
 from scperformer.files.tenx import GENE_EXPRESSION, expression_only
 from scperformer.genes import AXIS_SHARE, axis_shares, is_gene
 
@@ -30,30 +30,20 @@ GZIP_SIGNATURE = b"\x1f\x8b"
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
 MAX_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
-MAX_NAMES_BYTES = 2**30  # bytes of a file of barcodes or features, unpacked; 10 million barcodes have 2e8
-BYTES_AT_ONCE = 2**20  # to count lines
+MAX_NAMES_BYTES = 2**28  # bytes of a file of names, unpacked; 10 million barcodes have 2e8
 NUM_FILES_NAMED = 8  # in an error
-MAX_BLANK_LINES = 10  # at the end of a file
 # Names of the files of 10x Genomics, which end with .tsv or .tsv.gz.
 BARCODES = ("barcodes",)
 FEATURES = ("features", "genes")
 ARCHIVE_RUN = re.compile(r"(GSM|[SED]RR)\d+")  # accession of a sample or run in a public archive
-# Words in the names of files that show what a file holds.
+# Words in the names of files that show what a file holds, and which of several candidates is better.
 GENE_WORDS = re.compile(r"gene|feature", re.IGNORECASE)
 CELL_WORDS = re.compile(r"barcode|cell", re.IGNORECASE)
-# Words that show the better file of several candidates, for genes and for cells.
 NAME_WORDS = re.compile(r"name|symbol", re.IGNORECASE)
 BARCODE_WORDS = re.compile(r"barcode", re.IGNORECASE)
 # Columns of a table of genes, by their names in its header.
 SYMBOL_COLUMNS = (
-    "gene_name",
-    "gene_names",
-    "feature_name",
-    "gene_symbol",
-    "gene_symbols",
-    "symbol",
-    "gene_short_name",
-    "name",
+    *("gene_name", "gene_names", "feature_name", "gene_symbol", "gene_symbols", "symbol", "gene_short_name", "name"),
 )
 ID_COLUMNS = ("gene_id", "gene_ids", "feature_id", "ensembl_id", "ensembl_gene_id", "ensembl", "geneid", "id")
 FEATURE_TYPE_COLUMNS = ("feature_type", "feature_types")
@@ -69,9 +59,6 @@ def is_gzip(path: Path) -> bool:
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a file for reading, uncompressed if it is gzip."""
     return gzip.open(path, "rb") if is_gzip(path) else path.open("rb")  # type: ignore[return-value]
-
-
-# Finding the files
 
 
 def find_matrix(path: Path) -> tuple[Path, Path, Path]:
@@ -93,24 +80,20 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
         matrix = matrices[0]
     match = MTX_FILE.match(matrix.name)
     stem = match["stem"] if match else matrix.name
+    sample = re.match(r".*[-_.]", stem)  # GSM1_ of GSM1_counts
+    prefixes = [f"{stem}_", f"{stem}.", f"{stem}-", *([sample[0]] if sample else []), ""]
     if stem.lower().endswith("matrix"):
         prefixes = [stem[: -len("matrix")]]
-    else:
-        sample = re.match(r".*[-_.]", stem)  # GSM1_ of GSM1_counts
-        prefixes = [f"{stem}_", f"{stem}.", f"{stem}-", *([sample[0]] if sample else []), ""]
     barcodes, features = (_companion(folder, prefixes, words, matrix) for words in (BARCODES, FEATURES))
     if barcodes is None or features is None:
-        missing = " and ".join(
-            " or ".join(f"{prefixes[0]}{word}.tsv" for word in words)
-            for words, file in ((BARCODES, barcodes), (FEATURES, features))
-            if file is None
-        )
-        barcodes, features = _find_others(matrix, barcodes, features, missing)
+        sides = ((BARCODES, barcodes), (FEATURES, features))
+        missing = [" or ".join(f"{prefixes[0]}{word}.tsv" for word in words) for words, file in sides if file is None]
+        barcodes, features = _find_others(matrix, barcodes, features, " and ".join(missing))
     return matrix, barcodes, features
 
 
 def _companion(folder: Path, prefixes: Sequence[str], words: Sequence[str], matrix: Path) -> Path | None:
-    """Return the file of barcodes or features that is named as by 10x Genomics; None if there is none."""
+    """Return the file of barcodes or features that is named as by 10x Genomics."""
     names = [f"{word}.tsv{zipped}" for word in words for zipped in ("", ".gz")]
     for prefix in prefixes:
         files = [folder / f"{prefix}{name}" for name in names if (folder / f"{prefix}{name}").is_file()]
@@ -126,6 +109,7 @@ class _Neighbour(NamedTuple):
     """A file next to a matrix, which may hold the names on an axis."""
 
     file: Path
+    num_lines: int | None  # None: no text of names
     sizes: list[int]  # sizes of the axes that its number of lines fits, with or without a header
     role: str  # genes, cells or unknown
     rank: tuple[int, int]  # smaller is better: by the prefix it shares with the matrix, then by the words in its name
@@ -134,21 +118,16 @@ class _Neighbour(NamedTuple):
 def _find_others(matrix: Path, barcodes: Path | None, features: Path | None, missing: str) -> tuple[Path, Path]:
     """Find the names of cells and genes by numbers of lines and content.
 
-    Of several files that fit, those whose names share the longest prefix with the matrix are preferred, then those with
-    better words in their names. A matrix with no candidates, or with several equally good candidates, is refused.
-
-    Parameters
-    ----------
-    barcodes, features
-        Files that have been found by their names; None: missing.
-    missing
-        The names that 10x Genomics gives to the missing files, for the error.
+    `barcodes` and `features` are those that 10x's names have found, `missing` such names of the others. Of several
+    files that fit, those whose names share the longest prefix with the matrix are preferred, then those with better
+    words in their names. A matrix with no candidates, or with several equally good candidates, is refused.
     """
     sizes = matrix_size(matrix)
-    lines = {file: _count_lines(file, max(sizes) + MAX_BLANK_LINES) for file in _neighbours(matrix)}
-    near = [_describe(file, sizes, matrix) for file, num in lines.items() if num and num >= min(sizes)]
-    shown = list(lines.items())[:NUM_FILES_NAMED]
-    seen = ", ".join(file.name if num is None else f"{file.name} with {num} lines" for file, num in shown)
+    near = [_describe(file, sizes, matrix) for file in _neighbours(matrix)]
+    shown = near[:NUM_FILES_NAMED]
+    seen = ", ".join(
+        each.file.name if each.num_lines is None else f"{each.file.name} with {each.num_lines} lines" for each in shown
+    )
     place = f"{matrix} of {sizes[0]} x {sizes[1]}"
     remedy = "name them as 10x Genomics does (barcodes.tsv and features.tsv)"
     pairs: list[tuple[_Neighbour, _Neighbour]] = []
@@ -168,13 +147,13 @@ def _find_others(matrix: Path, barcodes: Path | None, features: Path | None, mis
         raise InputError(found, expected, f"copy them into the folder, or {remedy}")
     best = min((genes.rank, cells.rank) for genes, cells in pairs)
     chosen = [pair for pair in pairs if (pair[0].rank, pair[1].rank) == best]
+    names = list(dict.fromkeys(side.file.name for pair in chosen for side in pair))
     if len(chosen) > 1:
-        names = ", ".join(dict.fromkeys(side.file.name for pair in chosen for side in pair))
         expected = "one file with the names of its cells and one with the names of its genes"
-        raise InputError(f"several files that fit {place} ({names})", expected, f"move the others away, or {remedy}")
+        found = f"several files that fit {place} ({', '.join(names)})"
+        raise InputError(found, expected, f"move the others away, or {remedy}")
     if sizes[0] == sizes[1]:
-        names = " and ".join(side.file.name for side in chosen[0])
-        found = f"{place}, whose rows may be named by either of {names}"
+        found = f"{place}, whose rows may be named by either of {' and '.join(names)}"
         raise InputError(found, "different numbers of cells and genes", f"{remedy} if its rows are genes")
     return chosen[0][1].file, chosen[0][0].file
 
@@ -200,32 +179,14 @@ def _neighbours(matrix: Path) -> list[Path]:
     ]
 
 
-def _count_lines(path: Path, most: int) -> int | None:
-    """Count the lines of a text file; None for any other file, and for a file of more than `most` lines."""
-    num = 0
-    size = 0
-    last = b"\n"
-    try:
-        with open_bytes(path) as file:
-            while block := file.read(BYTES_AT_ONCE):
-                num += block.count(b"\n")
-                size += len(block)
-                last = block[-1:]
-                if b"\0" in block or num > most or size > MAX_NAMES_BYTES:
-                    return None
-    except READ_ERRORS:
-        return None
-    return num + (last != b"\n")
-
-
 def _describe(file: Path, sizes: tuple[int, int], matrix: Path) -> _Neighbour:
     """Recognise whether a file holds the names of genes or of cells, by its content or else by its name."""
-    try:
-        rows = _read_fields(file)
-    except InputError:  # not a table of names
-        rows = []
     rest = file.name[_shared_prefix(matrix, file) :]
     role = "unknown"
+    try:
+        rows = _read_fields(file)
+    except InputError:  # no text of names
+        return _Neighbour(file, None, [], role, (0, 0))
     fitting = [size for size in set(sizes) if len(rows) == size]
     fitting += [size for size in set(sizes) if len(rows) == size + 1 and not _holds_names(rows[0])]
     if fitting:
@@ -238,10 +199,7 @@ def _describe(file: Path, sizes: tuple[int, int], matrix: Path) -> _Neighbour:
             role = "genes" if GENE_WORDS.search(rest) else "cells"
     better = (NAME_WORDS if role == "genes" else BARCODE_WORDS).search(rest)
     words = 0 if better else 1 if CELL_WORDS.search(rest) else 2
-    return _Neighbour(file, fitting, role, (-_shared_prefix(matrix, file), words))
-
-
-# The matrix
+    return _Neighbour(file, len(rows), fitting, role, (-_shared_prefix(matrix, file), words))
 
 
 def _banner(file: IO[bytes]) -> list[bytes]:
@@ -266,8 +224,19 @@ def matrix_size(path: Path) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
+def _read_matrix(path: Path) -> sparse.csr_matrix:
+    """Read the matrix as real numbers: SciPy would truncate decimals if the banner says integer."""
+    with reading(path, "a complete mtx file"), open_bytes(path) as file:
+        field = _banner(file)[3]
+        if field == b"pattern":
+            file.seek(0)
+            return sparse.csr_matrix(mmread(file))
+        x = sparse.csr_matrix(mmread(_AsReal(file)))
+    return x.astype(np.int64) if field == b"integer" and np.array_equal(x.data, np.trunc(x.data)) else x
+
+
 class _AsReal(io.RawIOBase):
-    """An mtx file whose banner is replaced by one with `real`: with `integer`, SciPy would truncate decimals."""
+    """The rest of an mtx file after a banner with `real`."""
 
     def __init__(self, rest: IO[bytes]):
         self.start = b"%%MatrixMarket matrix coordinate real general\n"
@@ -277,18 +246,6 @@ class _AsReal(io.RawIOBase):
         start = self.start
         self.start = b""
         return start or self.rest.read(size)
-
-
-def _read_matrix(path: Path) -> sparse.csr_matrix:
-    with reading(path, "a complete mtx file"), open_bytes(path) as file:
-        field = _banner(file)[3]
-        if field == b"pattern":
-            file.seek(0)
-        x = sparse.csr_matrix(mmread(file if field == b"pattern" else _AsReal(file)))
-    return x.astype(np.int64) if field == b"integer" and np.array_equal(x.data, np.trunc(x.data)) else x
-
-
-# The names
 
 
 def _read_fields(path: Path) -> list[list[str]]:
@@ -343,28 +300,19 @@ def _as_table(rows: list[list[str]], size: int, path: Path) -> tuple[pd.DataFram
     return table, has_header
 
 
-def _make_obs(table: pd.DataFrame, has_header: bool) -> pd.DataFrame:
-    """Make obs; the first column names the cells or, if there is a header, the first column without repetitions."""
-    unique = (column for column in range(table.shape[1] if has_header else 0) if table.iloc[:, column].is_unique)
-    chosen = next(unique, 0)
-    others = [column for column in range(table.shape[1]) if column != chosen]
-    return table.iloc[:, others].set_axis(pd.Index(table.iloc[:, chosen], dtype=object, name=None))
-
-
 def _make_var(table: pd.DataFrame, has_header: bool) -> pd.DataFrame:
     """Make var; columns are known by their names, or else are ids, symbols and feature types in this order.
 
     A single column holds the symbols; a gene without a symbol is named by its id.
     """
     names = [str(name).strip().lower() for name in table.columns]
-    columns = {
-        content: next((names.index(name) for name in choices if has_header and name in names), None)
-        for content, choices in (
-            ("symbols", SYMBOL_COLUMNS),
-            ("gene_ids", ID_COLUMNS),
-            ("feature_types", FEATURE_TYPE_COLUMNS),
-        )
-    }
+    columns: dict[str, int | None] = {"symbols": None}
+    if has_header:
+        choices = {"symbols": SYMBOL_COLUMNS, "gene_ids": ID_COLUMNS, "feature_types": FEATURE_TYPE_COLUMNS}
+        columns = {
+            content: next((names.index(name) for name in known if name in names), None)
+            for content, known in choices.items()
+        }
     if columns["symbols"] is None:
         has_types = table.shape[1] > 2 and table.iloc[:, 2].astype(str).str.fullmatch(FEATURE_TYPE).any()
         columns = {
@@ -400,7 +348,12 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
         raise InputError(found, expected, "take the three files of one sample")
     num_genes, num_cells = (num_rows, num_columns) if genes_in_rows else (num_columns, num_rows)
     x = _read_matrix(matrix)
-    obs = _make_obs(*_as_table(barcodes, num_cells, barcode_file))
+    cells, has_header = _as_table(barcodes, num_cells, barcode_file)
+    # The first column names the cells or, if there is a header, the first column without repetitions.
+    unique = (column for column in range(cells.shape[1] if has_header else 0) if cells.iloc[:, column].is_unique)
+    chosen = next(unique, 0)
+    others = [column for column in range(cells.shape[1]) if column != chosen]
+    obs = cells.iloc[:, others].set_axis(pd.Index(cells.iloc[:, chosen], dtype=object, name=None))
     var = _make_var(*_as_table(features, num_genes, feature_file))
     adata = AnnData(x.T.tocsr() if genes_in_rows else x, obs=obs, var=var)
     notes = [

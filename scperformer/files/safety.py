@@ -6,8 +6,6 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +29,6 @@ COPY = "make a copy in which the data themselves are stored"
 ZARR_METADATA = (".zarray", ".zgroup", ".zmetadata", "zarr.json")
 TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # the only codecs that object arrays of anndata need
 MAX_GROUPS = 100_000  # in a file, for a reader that follows links
-NUM_LINKS_NAMED = 3  # in the message about links in a circle
 MAX_METADATA_BYTES = 256 * 2**20  # in a metadata file of zarr; real files have less than a megabyte
 Node = TypeVar("Node")  # a group of a file, or a folder
 
@@ -65,39 +62,32 @@ def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterato
 
 @contextmanager
 def quiet_anndata() -> Iterator[None]:
-    """Silence anndata's warnings about repeated names and about its older formats."""
+    """Silence anndata's warnings about older formats and repeated names (`require_usable` warns about them)."""
     with warnings.catch_warnings():
-        # require_usable announces repeated cell names.
         warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
-        # Users cannot change how anndata reads its older formats.
         for category in (ad.OldFormatWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
         yield
 
 
-def require_tree(links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | Path) -> None:
+def require_tree(root: Node, links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | Path) -> None:
     """Refuse groups that contain one another, or that are linked so often that reading them would take forever.
 
-    Readers follow links: a group that is linked twice is read as two groups, each with all of its content.
-
-    Parameters
-    ----------
-    links
-        For each group, the groups in it with their names, whether they are stored there or linked.
+    Readers follow links: a group that is linked twice is read as two groups, each with all of its content. `links` has
+    the groups in each group with their names, whether they are stored there or linked.
     """
     expected = "a file without such links"
     remedy = "delete the link, or write the file again"
-    names = {(group, part): name for group, parts in links.items() for part, name in parts}
-    try:
-        order = list(TopologicalSorter({group: [part for part, _ in links[group]] for group in links}).static_order())
-    except CycleError as error:
-        circle = error.args[1]  # each group is in the next
-        shown = ", ".join(f"'{names[group, part]}'" for part, group in pairwise(circle[: NUM_LINKS_NAMED + 1]))
-        raise InputError(f"{path} has groups in a circle ({shown})", expected, remedy) from error
-    sizes: dict[Node, int] = {}
-    for group in order:  # the groups in a group come before it
-        sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
-        if sizes[group] > MAX_GROUPS + 2 * len(links):
+    visited = 0
+    groups: list[tuple[Node, tuple[Node, ...]]] = [(root, ())]  # with the groups around them
+    while groups:
+        group, around = groups.pop()
+        visited += 1
+        for part, name in links.get(group, ()):
+            if part == group or part in around:
+                raise InputError(f"{path} has groups in a circle ('{name}')", expected, remedy)
+            groups.append((part, (*around, group)))
+        if visited > MAX_GROUPS + 2 * len(links):
             found = f"{path} has {len(links):,} groups, which links multiply to more than {MAX_GROUPS:,}"
             raise InputError(found, expected, remedy)
 
@@ -113,7 +103,8 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
     A file with external links, virtual datasets, external storage or links in a circle is refused.
     """
     nodes = []
-    groups = [file["/"]]
+    root = file["/"]
+    groups = [root]
     links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}  # address of a group -> the groups in it
     soft: list[tuple[h5py.Group, str, str]] = []
     while groups:
@@ -148,7 +139,7 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
     for group, name, where in soft:
         if isinstance(node := group.get(name), h5py.Group):
             links[_address(group)].append((_address(node), where))
-    require_tree(links, path)
+    require_tree(_address(root), links, path)
     return nodes
 
 
@@ -178,7 +169,7 @@ def require_contained_folder(folder: Path) -> None:
         if (objects := _objects(content)) is not None:
             remedy = "write it with anndata's write_zarr, which stores numbers and strings"
             raise InputError(f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
-    require_tree(links, folder)
+    require_tree(root, links, folder)
 
 
 def _objects(content: Any) -> str | None:

@@ -141,15 +141,10 @@ def test_a_column_that_cannot_be_written_is_named(counts_adata, tmp_path):
 
 
 def test_the_setting_about_nullable_strings_is_reset():
-    """Blocks of threads overlap: the first to enter sets it, and the last to leave resets it."""
     for before in (False, True):
         with ad.settings.override(allow_write_nullable_strings=before):
-            first, second = nullable_strings_allowed(), nullable_strings_allowed()
-            first.__enter__()
-            second.__enter__()
-            first.__exit__(None, None, None)
-            assert ad.settings.allow_write_nullable_strings
-            second.__exit__(None, None, None)
+            with nullable_strings_allowed(), nullable_strings_allowed():
+                assert ad.settings.allow_write_nullable_strings
             assert ad.settings.allow_write_nullable_strings is before
 
 

@@ -86,8 +86,8 @@ def twice_and_twice_again(file):
 
 
 CIRCLES = {
-    "soft to the root": (soft("uns/me", "/"), "in a circle \\('/uns/me', '/uns'\\)"),
-    "hard to the root": (hard("uns/me", "/"), "in a circle \\('/uns/me', '/uns'\\)"),
+    "soft to the root": (soft("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
+    "hard to the root": (hard("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
     "soft to itself": (soft("uns/me", "/uns"), "in a circle \\('/uns/me'\\)"),
     "relative": (soft("obsm/me", "."), "in a circle"),
     "obs": (hard("obs/me", "/obs"), "in a circle"),
