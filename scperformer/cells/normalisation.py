@@ -44,19 +44,12 @@ def import_scanpy() -> ModuleType:
 def normalise(
     x: AnyMatrix, findings: Findings, target_sum: float | None, *, with_scanpy: bool = False
 ) -> sparse.csr_matrix:
-    """Return ln(1 + target_sum * value / total of the cell), with totals over all genes of `x`.
+    """Return ln(1 + target_sum * share of the cell's total), with totals over the columns of `x`.
 
-    Without `target_sum` it is ln(1 + count), as networks of other tools read raw counts.
-
-    Values that already have this form are not changed, bit for bit. Other log1p values are made linear first. Their
+    Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
     total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
-    cell's values.
-
-    Parameters
-    ----------
-    with_scanpy
-        Whether scanpy normalises counts and linear values; the result is the same without it, bit for bit. In other
-        threads than the main thread and in forked processes it is not used.
+    cell's values. Without `target_sum` the values are ln(1 + count). scanpy computes the same, bit for bit; with
+    `with_scanpy` it does so in the main thread of a process that is no fork.
 
     Returns
     -------

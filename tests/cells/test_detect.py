@@ -323,11 +323,8 @@ def test_the_error_describes_the_values_of_each_place(counts_adata):
     adata.layers["zero"] = np.zeros(adata.shape)
     with pytest.raises(InputError) as error:
         detect_expression(adata, path="bad.h5ad")
-    assert str(error.value) == (
-        "no usable expression in bad.h5ad (X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or "
-        "infinite values; layers/zero: nothing but zeros); expected counts, or log-normalised values without NaN or "
-        "negative values: put the counts into X or layers['counts'], or the values from before scaling, and save the file."
-    )
+    reasons = "X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or infinite values; "
+    assert str(error.value).startswith(f"no usable expression in bad.h5ad ({reasons}layers/zero: nothing but zeros)")
     with pytest.raises(InputError, match="X is empty"):
         detect_expression(ad.AnnData(obs=adata.obs, var=adata.var))
 
