@@ -285,7 +285,7 @@ def _mixed_kinds(
     x: Rows, log: Logarithm, *, counts: np.ndarray, small: np.ndarray, too_large: np.ndarray
 ) -> list[tuple[str, np.ndarray]]:
     """Return each kind of values and its rows if not all cells are logarithms to the same base; [] if they are."""
-    bases = list(dict.fromkeys([log.base, *(base for base, _ in log.groups)]))
+    bases: list[float | None] = list(dict.fromkeys([log.base, *(base for base, _ in log.groups)]))
     if len(bases) == 1 and not len(counts) and not len(too_large):
         return []
     base_of_cell = np.full(len(small), log.base)  # cells of no group have the base of the largest group
@@ -293,11 +293,12 @@ def _mixed_kinds(
         part = slice(start, start + MAX_SAMPLED_CELLS)
         cells = x.some(small[part])
         cells.eliminate_zeros()
-        for base, total in reversed(log.groups):
-            base_of_cell[part][np.abs(_assume(cells, base).sums / total - 1) < GROUP_SPREAD] = base
+        for group_base, total in reversed(log.groups):
+            base_of_cell[part][np.abs(_assume(cells, group_base).sums / total - 1) < GROUP_SPREAD] = group_base
     kinds = [("counts", counts), ("values that are too large for logarithms", too_large)]
     for base in bases:
-        kinds.append((BASE_NAMES[base] if len(bases) > 1 else "logarithms", small[base_of_cell == base]))
+        name = BASE_NAMES[base] if base is not None and len(bases) > 1 else "logarithms"
+        kinds.append((name, small[base_of_cell == base]))
     return [(kind, rows) for kind, rows in kinds if len(rows)]
 
 
