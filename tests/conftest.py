@@ -18,7 +18,6 @@ import pytest
 import scanpy
 import torch
 from scipy import sparse
-from support import tried
 from support.inputs import small_cells
 from support.words import as_options
 
@@ -32,15 +31,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a 
 
 NUM_CELLS, NUM_GENES = 120, 200
 LABELS = ("B cell", "T cell", "Monocyte")
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.passed:
-        tried.record_test(report.nodeid)
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    tried.write_tables(exitstatus, session.config.option.markexpr)
 
 
 def quick_linear_options(x, labels, powers, seed, batches=None) -> Any:

@@ -1,8 +1,6 @@
 """Several annotations at once, in threads and processes, give the same results as one after the other."""
 
-import asyncio
 import multiprocessing
-import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -69,19 +67,6 @@ def test_threads_with_layers_of_attention_see_the_genes_of_their_own_file(tiny_m
     np.testing.assert_array_equal(found, expected)
 
 
-def test_files_in_threads_of_asyncio(pbmc_counts, tmp_path):
-    """Like the reference, so that nothing is adapted."""
-    paths = []
-    for number in range(3):
-        paths.append(tmp_path / f"{number}.h5ad")
-        pbmc_counts[number::3].copy().write_h5ad(paths[-1])
-
-    async def run() -> list[Path]:
-        return await asyncio.gather(*(asyncio.to_thread(scperformer.annotate, path) for path in paths))
-
-    assert [path.name for path in asyncio.run(run())] == [f"{number}.annotated.h5ad" for number in range(3)]
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -93,9 +78,3 @@ def test_processes(method, samples, expected):
             pool.submit(scperformer.load_model, "nowhere").result()
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_an_error_can_be_sent_to_another_process():
-    error = InputError("one", "two", "three", ["four=5"])
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.fixes, type(again)) == (str(error), ("four=5",), InputError)

@@ -1,16 +1,13 @@
 """Labels, names of cells and of files that mean harm: a right, escaped output, or one clear line."""
 
 import os
-import shutil
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from support.annotated import annotated_sample
 
-from scperformer.command.sweep import Sweep
 from scperformer.reports.evaluate import read_evaluation
 
 TEXTS = ["<script>alert(1)</script>", "=1+1", "+cmd|' /C calc'!A0", "../../x", "a/b", "a|b", 'q"uo"te', "a,b;c\td"[:5]]
@@ -60,43 +57,6 @@ def test_labels_that_no_line_can_hold_are_refused_before_training(label, counts_
     assert not Path("m").exists()
 
 
-@pytest.mark.slow
-def test_labels_that_differ_in_a_slash_only(counts_adata, write, command):
-    counts_adata.obs["cell_type"] = np.array(["a/b", "a|b", "c"])[np.arange(120) % 3]
-    path = write(counts_adata)
-    ran = command(
-        *("train", path, "label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "output=m")
-    )
-    assert ran.code == 0, ran.err
-    assert command("predict", path, "model_path=m").code == 0
-    found = ad.read_h5ad("sample.annotated.h5ad")
-    assert list(found.obsm["scperformer_proba"].columns) == ["a|b|", "a|b", "c"]
-
-
-@pytest.mark.parametrize("step", ["evaluate", pytest.param("report", marks=pytest.mark.slow)])
-def test_names_of_annotated_files(step, command, tmp_path):
-    sample = annotated_sample(rename={"Dendritic": "<img src=x onerror=alert(1)>\n=2"})
-    sample.write_h5ad(tmp_path / "<b>x.h5ad")
-    options = {"evaluate": ("truth_key=bulk_labels", "output=e"), "report": ("output=r.html",)}
-    ran = command(step, "<b>x.h5ad", *options[step])
-    assert ran.code == 0, ran.err
-    if step == "report":
-        page = Path("r.html").read_text()
-        assert "<img src=x" not in page
-        assert "<b>x" not in page
-
-
-def test_tables_of_sweeps(tmp_path):
-    sweep = Sweep(tmp_path)
-    with pytest.raises(ValueError, match="1"), sweep.job(tmp_path / "0", ["+label_key==1+1", "optim.lr=-1e-3"]):
-        raise ValueError("=1+1\n\x1b[2J| x")
-    _, row = (tmp_path / "runs.csv").read_text().splitlines()
-    assert "'=1+1" in row
-    assert ",-1e-3," in row
-    assert "\x1b" not in row
-    assert len(sweep.markdown().splitlines()) == 5
-
-
 BYTES = os.fsdecode(b"s\xff\xe9")  # of a name in Latin-1, as old disks have them
 
 
@@ -121,10 +81,3 @@ def test_names_that_are_not_utf8_are_one_line(words, command, counts_adata, writ
     assert "a name that is not UTF-8" in ran.err + ran.out
     assert "Traceback" not in ran.err
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_model_in_such_a_folder_is_used(command, counts_adata, write, tiny_model, tmp_path):
-    shutil.copytree(tiny_model, tmp_path / BYTES)
-    ran = command("predict", write(counts_adata), f"model_path={tmp_path / BYTES}", "output=out.h5ad")
-    assert ran.code == 0, ran.err
-    assert ad.read_h5ad("out.h5ad").uns["scperformer"]["model"]["path"].endswith("s\ufffd\ufffd")

@@ -37,14 +37,6 @@ def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write
     assert "data.in_memory=false" in two.provenance["command"]
 
 
-def test_several_labelled_files_train_one_model(counts_adata, write, tmp_path):
-    paths = [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
-    saved = read_model(run_train(config("train", "trainer.max_steps=20", paths=paths)))
-    assert saved.provenance["cells_per_label"] == {"B cell": 40, "Monocyte": 40, "T cell": 40}
-    assert saved.provenance["reference"] == "part0.h5ad, part1.h5ad"
-    assert "scperformer train part0.h5ad part1.h5ad data.min_genes=0" in saved.provenance["command"]
-
-
 @pytest.mark.parametrize(
     ("step", "learner"), [pytest.param("pretrain", MaskedLearner, marks=pytest.mark.slow), ("train", Learner)]
 )
@@ -62,13 +54,3 @@ def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
     cut = read_model(run("cut", "resume=true"))
     assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
     assert whole.provenance["num_cells"] == 120
-
-
-@pytest.mark.slow
-def test_init_puts_the_genes_of_streamed_cells_in_its_order(counts_adata, write, tmp_path):
-    path = write(counts_adata)
-    first = run_pretrain(config("pretrain", "model.dim=16", f"output='{tmp_path / 'enc'}'", paths=[path]))
-    mixed = counts_adata[:, np.random.default_rng(0).permutation(200)].copy()
-    words = [f"init='{first}'", "data.in_memory=false", f"output='{tmp_path / 'm'}'"]
-    model = read_model(run_train(config("train", *words, paths=[write(mixed, "mixed.h5ad")])))
-    assert model.genes == read_model(first).genes

@@ -134,10 +134,7 @@ def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
             "source": "raw",
             "kind": "log1p",
             "total": float("nan"),
-            "notes": strings(
-                "X holds scaled values (negative), which cannot be used.",
-                "What the values were normalised to cannot be seen: they are taken as per 10,000 counts.",
-            ),
+            "notes": strings("X holds scaled values (negative), which cannot be used."),
         },
         "genes": {
             "num_model": 800,

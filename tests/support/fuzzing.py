@@ -13,34 +13,9 @@ from support.inputs import write_loom, write_tenx_v3
 
 MAX_CELLS, MAX_GENES = 20, 30
 DTYPES = ("float32", "float32", "int32", "float64", "float16", "int8", "uint8", "int32", "uint32", "int64", "bool")
-SPOILS = {
-    "NaN": np.nan,
-    "inf": np.inf,
-    "negative": -3.0,
-    "huge": 1e30,
-    "most": 1.7e308,
-    "tiny": 1e-300,
-    "beyond int32": 3e9,
-}
-ODD_NAMES = (
-    "",
-    "nan",
-    "1",
-    "-2.5",
-    "=1+1",
-    "<script>alert(1)</script>",
-    "a\nb",
-    "Ünïcödé-β",
-    "../../x",
-    "x" * 5000,
-    " ",
-    "a/b",
-    "a,b",
-    'q"q',
-    "\x1b[31m",
-    "_index",
-    "1e5",
-)
+SPOILS = (np.nan, np.inf, -3.0, 1e30, 1.7e308, 1e-300, 3e9)  # the last one is beyond int32
+ODD_NAMES = ("", "nan", "-2.5", "=1+1", "<script>alert(1)</script>", "a\nb", "Ünïcödé-β", "../../x", "x" * 5000, " ")
+ODD_NAMES += ("a/b", "a,b", 'q"q', "\x1b[31m", "_index", "1e5")
 GENES = {
     "model": lambda i: f"GENE{i}",
     "mixed": lambda i: f"GENE{i}" if i % 2 else f"Other{i}",
@@ -74,7 +49,7 @@ def matrices(draw, num_cells: int, num_genes: int):
     elif kind == "floats":
         x = x * rng.random(x.shape)
     if draw(st.integers(0, 3)) == 0:
-        x[rng.integers(num_cells), rng.integers(num_genes)] = SPOILS[draw(st.sampled_from(sorted(SPOILS)))]
+        x[rng.integers(num_cells), rng.integers(num_genes)] = draw(st.sampled_from(SPOILS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # casts of NaN and of what is too large are wanted
         x = x.astype(draw(st.sampled_from(DTYPES)))
@@ -136,24 +111,3 @@ def write(adata: ad.AnnData, kind: str, folder: Path) -> Path:
             for name, rows in (("barcodes", adata.obs_names), ("features", adata.var_names)):
                 (path / f"{name}.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     return path
-
-
-@st.composite
-def faults(draw):
-    """Draw a fault: its kind, its place as a share of the length of the file, a byte, and a number of bytes."""
-    how = draw(st.sampled_from(["cut", "flip", "flip", "zeros", "ones", "grow"]))
-    return how, draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(1, 255)), draw(st.integers(1, 64))
-
-
-def spoil(content: bytes, fault) -> bytes:
-    """Return the content with a fault."""
-    how, share, mask, length = fault
-    place = int(share * len(content))
-    if how == "cut":
-        return content[:place]
-    if how == "grow":
-        return content[:place] + bytes([mask]) * length + content[place:]
-    if how == "flip":
-        return content[:place] + bytes([content[place] ^ mask]) + content[place + 1 :]
-    filler = b"\x00" if how == "zeros" else b"\xff"
-    return content[:place] + (filler * length)[: len(content) - place] + content[place + length :]

@@ -63,15 +63,6 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(folder):
     assert same_weights(two, again)
 
 
-def test_more_processes_than_asked_for_are_refused(folder):
-    command = ["scperformer", "train", "cells.h5ad", "label_key=cell_type", *PLAIN, "trainer=cpu"]
-    done = subprocess.run(
-        [*SRUN, *command], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT
-    )
-    assert done.returncode == 2
-    assert "in 2 processes of srun on 2 nodes; expected 1 on 1" in done.stderr
-
-
 def test_a_requeued_job_continues_from_its_last_step(folder):
     """The batch script of docs/workflow.md, stopped by `scontrol requeue` and by the signal before the time is over."""
     page = (ROOT / "docs/workflow.md").read_text(encoding="utf-8")

@@ -7,18 +7,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import anndata as ad
-import numpy as np
 import pandas as pd
 import pytest
 from support.fake_steps import write_fake_steps
-from support.inputs import small_cells, write_mtx
-from support.small_example import write_small_example
 
 from scperformer.config import make_config
 
@@ -100,17 +96,6 @@ def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
 
 
 @pytest.mark.slow
-def test_configfile_and_outdir(user: Path) -> None:
-    (user / "my.yaml").write_text("reference: reference.h5ad\nsamples: samples.tsv\noutdir: my results\n")
-    run = snakemake(user, "--dry-run", "--printshellcmds", "--configfile", "my.yaml")
-    assert run.returncode == 0, run.stdout
-    # c has no truth: it is annotated and reported, but not evaluated
-    a, b, c = (" ".join(f"'my results/samples/{name}/{name}'{end}" for end in EITHER) for name in "abc")
-    assert f"scperformer evaluate {a} {b} truth_key=cell_type" in run.stdout
-    assert f"scperformer report {a} {b} {c} 'evaluation=my results/evaluation'" in run.stdout
-
-
-@pytest.mark.slow
 def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
     options = {
         "train": {"label_keys": ["my lineage", "cell_type"], "card": "full", "ontology": "none"},
@@ -127,20 +112,6 @@ def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
     assert named <= set(predict)
     made = make_config("predict", ["inputs=[cells]", *named])
     assert (made.quality, made.clusters, made.deny_labels) == (True, "my clusters", ["B, T"])
-
-
-@pytest.mark.slow
-def test_without_truth_nothing_is_evaluated(user: Path) -> None:
-    write_sheet(user / "samples.tsv", "sample path", "a a.h5ad")
-    jobs = plan(user, "--config", "reference=reference.h5ad", "samples=samples.tsv")
-    assert jobs == ["deliver a", "predict a", "prepare reference", "report", "settle a", "train"]
-
-
-@pytest.mark.slow
-def test_with_a_model_nothing_is_trained(user: Path) -> None:
-    write_sheet(user / "samples.csv", "sample,path,truth_key", "a,a.h5ad,cell_type")
-    jobs = plan(user, "--config", "model_path=model", "samples=samples.csv")
-    assert jobs == ["deliver a", "evaluate", "predict a", "report", "settle a"]
 
 
 @pytest.mark.slow
@@ -165,7 +136,7 @@ GPUS[2] = "trainer=gpu trainer.devices=2 trainer.threads"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 2))])
+@pytest.mark.parametrize("count", GPUS)
 def test_training_and_prediction_ask_for_gpus(user: Path, count: int) -> None:
     config = ["reference=reference.h5ad", "samples=samples.tsv", f"gpu={count}"]
     run = snakemake(user, "--dry-run", "--printshellcmds", "--config", *config)
@@ -237,35 +208,6 @@ def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path)
         assert {"prepare reference", "train", "predict a~c", "report"} <= set(
             plan(done, "--config", *ONE_JOB, root=checkout)
         )
-
-
-@pytest.mark.slow
-def test_a_given_model_is_known_by_its_content(user: Path) -> None:
-    """Each installation of the package makes the files of its model newer."""
-    write_fake_steps(user / "bin")
-    info = user / "model/bundle.json"
-    info.write_text("{}")
-    config = ["model_path=model", "samples=samples.tsv", "predict_jobs=1"]
-    assert snakemake(user, "--config", *config).returncode == 0
-    later = time.time() + 10
-    for path in (info, info.parent):
-        os.utime(path, (later, later))
-    assert plan(user, "--config", *config) == []
-    info.write_text("{ }")
-    assert "predict a~c" in plan(user, "--config", *config)
-
-
-@pytest.mark.slow
-def test_the_report_stays_until_a_new_one_is_whole(done: Path) -> None:
-    report = (done / "results/report.html").read_text()
-    program = done / "bin/scperformer"
-    program.write_text(
-        program.read_text().replace("for output, file in", 'assert step != "report"\nfor output, file in')
-    )
-    (done / "d.h5ad").touch()
-    write_sheet(done / "samples.tsv", HEADER, A, B, C, "d d.h5ad ")
-    assert snakemake(done, "--config", *ONE_JOB).returncode == 1
-    assert (done / "results/report.html").read_text() == report
 
 
 @pytest.mark.slow
@@ -346,38 +288,6 @@ def test_a_wrong_sheet_is_refused_in_one_line(user: Path) -> None:
 
 
 @pytest.mark.slow
-def test_folders_are_samples_if_they_hold_cells(user: Path) -> None:
-    """The dry run says what predict would say."""
-    write_mtx(small_cells(), user)
-    write_sheet(user / "samples.tsv", "sample path", "a run", "b b.h5ad")
-    config = ["--config", "model_path=model", "samples=samples.tsv", "predict_jobs=1"]
-    assert "scperformer predict run b.h5ad model_path=model" in planned(user, *config)[1]
-    with (user / "run/more").open("wb") as file:
-        file.truncate(2 * 10**7)  # no small sample any more, so in a job of its own
-    assert {"predict a", "predict b"} <= set(plan(user, *config))
-    (user / "run/features.tsv.gz").unlink()
-    run = snakemake(user, "--dry-run", *config)
-    assert run.returncode == 2
-    assert "error: the path of sample a in samples.tsv: no features.tsv or genes.tsv beside run/matrix" in run.stdout
-
-
-@pytest.mark.workflow
-@pytest.mark.slow
-def test_a_run_on_a_folder(user: Path) -> None:
-    cells = ad.read_h5ad(ROOT / "data/pbmc3k.h5ad")[:60].copy()
-    cells.X, cells.var["gene_ids"] = cells.X.astype(np.int64), cells.var_names
-    write_mtx(cells, user)
-    cells.write_h5ad(user / "b.h5ad")
-    write_sheet(user / "samples.tsv", "sample path", "a run", "b b.h5ad")
-    config = ["--config", f"model_path={ROOT / 'scperformer/model/packaged/pbmc3k'}", "samples=samples.tsv"]
-    run = snakemake(user, *config)
-    assert run.returncode == 0, run.stdout
-    labels = [ad.read_h5ad(user / f"results/annotated/{name}.h5ad").obs["scperformer_label"] for name in "ab"]
-    assert list(labels[0]) == list(labels[1])
-    assert plan(user, *config) == []
-
-
-@pytest.mark.slow
 def test_lint_is_clean(tmp_path: Path) -> None:
     """But for environments of conda, which the workflow does not have: jobs run in that of snakemake."""
     run = snakemake(tmp_path, "--lint")
@@ -408,17 +318,6 @@ def finished(checkout: Path) -> Path:
     run = snakemake(folder, root=checkout)
     assert run.returncode == 0, run.stdout
     return folder
-
-
-@contextmanager
-def touched(path: Path) -> Iterator[None]:
-    """The file newer; afterwards as it was."""
-    times = path.stat()
-    path.touch()
-    try:
-        yield
-    finally:
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 @contextmanager
@@ -462,38 +361,8 @@ def test_run_annotates_evaluates_and_reports(finished: Path) -> None:
 
 @pytest.mark.workflow
 @pytest.mark.slow
-def test_run_on_a_small_reference_without_counts(checkout: Path, tmp_path: Path) -> None:
-    """Given by its path and a sheet; X is scaled, and .raw is log-normalised."""
-    write_small_example(tmp_path / "small")
-    config = ["reference=small/reference.h5ad", "samples=small/samples.tsv"]
-    run = snakemake(tmp_path, "--config", *config, root=checkout)
-    assert run.returncode == 0, run.stdout
-    shares = accuracies(tmp_path / "results", tmp_path / "small/truth", "sample_a", "sample_b")
-    assert min(shares.values()) > 0.7  # Logistic regression gets .83 of such cells right; a label at random .2.
-    assert json.loads((tmp_path / "results/evaluation/metrics.json").read_text())["num_cells"] == 284
-    assert not (tmp_path / "results/example").exists()
-
-
-@pytest.mark.workflow
-@pytest.mark.slow
 def test_second_run_does_nothing(finished: Path, checkout: Path) -> None:
     assert "Nothing to be done" in snakemake(finished, root=checkout).stdout
-
-
-@pytest.mark.workflow
-@pytest.mark.slow
-def test_touched_sample_reruns_alone(finished: Path, checkout: Path) -> None:
-    # A file of more than 1 MB: snakemake knows smaller ones by their checksum.
-    with touched(finished / "results/example/sample_shallow.h5ad"):
-        jobs = plan(finished, root=checkout)
-    assert jobs == ["deliver sample_shallow", "evaluate", "predict sample_shallow", "report", "settle sample_shallow"]
-
-
-@pytest.mark.workflow
-@pytest.mark.slow
-def test_overrides_rerun_their_step(finished: Path, checkout: Path) -> None:
-    jobs = plan(finished, "--config", "overrides={predict: [min_confidence=0.5]}", root=checkout)
-    assert jobs == sorted([*PREDICTED, *STEPS_AFTER_PREDICT])
 
 
 @pytest.mark.workflow
@@ -508,11 +377,8 @@ def test_snakemake_report_has_captions(finished: Path, checkout: Path) -> None:
 
 @pytest.mark.workflow
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [False, True])
-def test_failed_step_ends_with_its_one_line_error(
-    finished: Path, checkout: Path, tmp_path: Path, together: bool
-) -> None:
-    """An awkward path everywhere, a sample that goes through, and one that cannot, in two jobs or in one."""
+def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path, tmp_path: Path) -> None:
+    """An awkward path everywhere, a sample that goes through, and one that cannot, in one job."""
     example = finished / "results/example"
     odd = tmp_path / "cells, day=1 (it's odd)"
     odd.mkdir()
@@ -522,8 +388,7 @@ def test_failed_step_ends_with_its_one_line_error(
     (odd / "broken.h5ad").write_text("not an h5ad file")
     rows = ["good\tsample_full.h5ad\tsample_full.csv", "broken\tbroken.h5ad\t"]
     (odd / "samples.tsv").write_text("\n".join(["sample\tpath\ttruth", *rows]) + "\n")
-    jobs = "predict_jobs=1" if together else "predict_jobs=2"
-    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "outdir=my results", jobs]
+    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "outdir=my results", "predict_jobs=1"]
     run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
     assert run.returncode != 0
     last = run.stdout.rstrip().splitlines()[-1]  # after all that snakemake says
@@ -535,10 +400,7 @@ def test_failed_step_ends_with_its_one_line_error(
     assert (results / "annotated/good.h5ad").exists()
     assert json.loads((results / "evaluation/metrics.json").read_text())["num_cells"] == 352
     assert not (results / "annotated/broken.h5ad").exists()
-    assert (results / "logs/predict/broken.log").exists() != together
     assert not (results / "predicted").exists()
-    if not together:
-        return
     # With a file in place of the broken one the sample is annotated, and no temporary folder is left.
     shutil.copy(example / "sample_shallow.h5ad", odd / "broken.h5ad")
     run = snakemake(tmp_path, "--config", *config, root=checkout)
@@ -550,19 +412,3 @@ def test_failed_step_ends_with_its_one_line_error(
         assert f"odd)/{path}: 352 cells annotated" in (results / f"logs/predict/{job}.log").read_text()
     assert not list(results.glob("predicted/*"))
     assert "Nothing to be done" in snakemake(tmp_path, "--config", *config, root=checkout).stdout
-
-
-@pytest.mark.workflow
-@pytest.mark.slow
-def test_what_is_wrong_for_all_samples_of_a_job_fails_the_job(finished: Path, checkout: Path, tmp_path: Path) -> None:
-    """Not each of its samples: it may be tried again, as with more memory."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/bundle.json").write_text("{}")
-    for name, sample in zip("ab", SAMPLES, strict=False):
-        shutil.copy(finished / f"results/example/{sample}.h5ad", tmp_path / f"{name}.h5ad")
-    write_sheet(tmp_path / "samples.tsv", "sample path", *(f"{name} {name}.h5ad" for name in "ab"))
-    config = ["samples=samples.tsv", "model_path=model", "predict_jobs=1"]
-    run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
-    assert run.returncode != 0
-    assert re.findall(r"^Error in rule (\w+):$", run.stdout, re.MULTILINE) == ["predict"]
-    assert re.search(r"^error: damaged model", (tmp_path / "results/logs/predict/a~b.log").read_text(), re.MULTILINE)
