@@ -46,10 +46,11 @@ from sklearn.svm import LinearSVC
 
 import scperformer as scp
 from scperformer import annotate, train
-from scperformer.cells import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
+from scperformer.cells.alignment import align_rows, plan_alignment
+from scperformer.cells.detect import detect_expression, gene_table, stored_expression
 from scperformer.cells.preprocess import prepare_reference
-from scperformer.config import PreprocessConfig
-from scperformer.network import Model
+from scperformer.config.steps import PreprocessConfig
+from scperformer.model.load import Model
 
 PANEL = Path(__file__).with_name("panel.yaml")
 RIVALS = Path(__file__).with_name("rivals.py")

@@ -52,12 +52,17 @@ from scipy.stats import sem
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from sklearn.model_selection import train_test_split
 
-from scperformer.attention import MECHANISMS, Sizes, make_attention
-from scperformer.config import ModelConfig, TokensConfig, make_config
-from scperformer.fitting import LinearOptions, branch_scales, fit_branches
-from scperformer.network import Cells, CellTypeModel, Encoder, fast_cpu, predict_cells
-from scperformer.network.encoder import Layer
-from scperformer.network.performer import ReadLayer
+from scperformer.attention.base import Sizes
+from scperformer.attention.encoder import Encoder, Layer
+from scperformer.attention.registry import MECHANISMS, make_attention
+from scperformer.config.compose import make_config
+from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.model.batches import Cells
+from scperformer.model.inference import fast_cpu, predict_cells
+from scperformer.model.network import CellTypeModel
+from scperformer.model.performer import ReadLayer
+from scperformer.training.evidence import branch_scales, fit_branches
+from scperformer.training.fit_linear import LinearOptions
 
 LENGTHS = (1000, 4000, 16_907)
 PRESETS = {

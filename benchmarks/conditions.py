@@ -34,9 +34,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from scperformer import annotate, train
-from scperformer.cells import align
-from scperformer.network import Model
-from scperformer.trust import calibration_error
+from scperformer.cells.alignment import align
+from scperformer.model.confidence import calibration_error
+from scperformer.model.load import Model
 
 GENE_SETS = 2  # random gene sets of a row for each seed; its line has their means
 KEYS = ["task", "seed", "row", "column"]

@@ -36,14 +36,16 @@ from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.config import TrainConfig, make_config
-from scperformer.fitting import Fitted, fill_network
-from scperformer.fitting.evidence import FittedEncoder
-from scperformer.fitting.performer import scaled_vectors, start_performer, train_readouts
-from scperformer.learning.trainer import EPOCHS_TABLE
-from scperformer.network import Cells, CellTypeModel, predict_cells
-from scperformer.training.batch_size import with_batch_size
-from scperformer.training.supervised import train_network
+from scperformer.config.compose import make_config
+from scperformer.config.steps import TrainConfig
+from scperformer.lab.batch_size import with_batch_size
+from scperformer.lab.supervised import train_network
+from scperformer.model.batches import Cells
+from scperformer.model.inference import predict_cells
+from scperformer.model.network import CellTypeModel
+from scperformer.training.evidence import Fitted, FittedEncoder, fill_network
+from scperformer.training.fit_performer import scaled_vectors, start_performer, train_readouts
+from scperformer.training.trainer import EPOCHS_TABLE
 
 PRESETS = {
     "scbert": ["model=scbert", "model.positions=gene"],

@@ -28,11 +28,15 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.utils.extmath import randomized_svd
 
 import scperformer
-from scperformer.cells import Sample, make_corpus
-from scperformer.config import ModelConfig, TokensConfig, make_config
-from scperformer.model import read_model
-from scperformer.network import Cells, Performer, ReadLayer, rebuild
-from scperformer.training.masked_genes import MaskedPerformer, hide_genes
+from scperformer.cells.corpus import make_corpus
+from scperformer.cells.on_disk import Sample
+from scperformer.config.compose import make_config
+from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.lab.masked_genes import MaskedPerformer, hide_genes
+from scperformer.model.batches import Cells
+from scperformer.model.folder import read_model
+from scperformer.model.load import rebuild
+from scperformer.model.performer import Performer, ReadLayer
 
 BATCH = 64
 DIM = 32

@@ -10,7 +10,7 @@
 `damage`: files of cells, the packaged model, or a model as CellTypist writes it; up to 4,096 bytes are changed, or the
 file is truncated. Each is read, annotated or imported in a process of its own, limited to 60 s of CPU time and 4 GiB
 of memory, and ended if it starts a program or opens a connection. The result is compared with the undamaged file (a
-model of CellTypist always differs: it records the checksum of its file); "guarded" are errors of files/hdf5_guard.py.
+model of CellTypist always differs: it records the checksum of its file); "guarded" are errors of io/hdf5_guard.py.
 
 `forms`: cells of PBMC 3k in formats that other programs write. All confidences must equal those from counts in an h5ad
 file bit for bit, except that logarithms are rounded.
@@ -64,12 +64,14 @@ from sklearn.preprocessing import StandardScaler
 
 import scperformer
 from scperformer.base import errors
-from scperformer.command import cli
-from scperformer.files import Rows, open_cells, read_cells
-from scperformer.files.safety import READ_ERRORS
-from scperformer.genes import human_genes
-from scperformer.importing import import_model
-from scperformer.model import PACKAGED_MODEL, read_model
+from scperformer.cli import cli
+from scperformer.importing.folders import import_model
+from scperformer.io.gene_table import human_genes
+from scperformer.io.read import open_cells, read_cells
+from scperformer.io.rows import Rows
+from scperformer.io.safety import READ_ERRORS
+from scperformer.model.folder import read_model
+from scperformer.model.library import PACKAGED_MODEL
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "data" / "pbmc3k.h5ad"
@@ -102,7 +104,7 @@ OF_GUARD = (
     "does not come to an end",
     "crashes the HDF5 library",
     "far more memory",
-)  # messages of files/hdf5_guard.py
+)  # messages of io/hdf5_guard.py
 DAMAGES = ("flip", "cut", "zeros", "ones")
 
 
@@ -881,7 +883,7 @@ def files() -> list[ad.AnnData]:
 
 
 @cache
-def model() -> "scperformer.network.Model":
+def model() -> "scperformer.model.load.Model":
     return scperformer.load_model()
 
 

@@ -29,7 +29,7 @@ from machine import in_new_process, machine, resample, run
 from panel import as_options
 
 import scperformer as scp
-from scperformer.genes import human_genes
+from scperformer.io.gene_table import human_genes
 
 RIVALS = Path(__file__).with_name("rivals.py")
 DATA = Path(__file__).parents[1] / "data" / "pbmc3k.h5ad"

@@ -31,11 +31,12 @@ from panel import LABEL, Lines, Pair, be_quiet
 from sklearn.metrics import accuracy_score, f1_score
 
 import scperformer as scp
-from scperformer.labels import StudyLabels, join_labels
-from scperformer.model import SavedModel
-from scperformer.model import Study as PartOfModel
-from scperformer.network import JoinedModel, Model
-from scperformer.trust import OTHER, calibration_error
+from scperformer.labels.joining import StudyLabels, join_labels
+from scperformer.model.confidence import calibration_error
+from scperformer.model.load import JoinedModel, Model
+from scperformer.model.saved_model import SavedModel
+from scperformer.model.saved_model import Study as PartOfModel
+from scperformer.model.shift import OTHER
 
 COLUMNS = ["lr", "lr_refitted", "linear", "linear_adapted", "default"]
 ROWS = [

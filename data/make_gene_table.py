@@ -1,4 +1,4 @@
-"""Make `scperformer/genes/gene_table.tsv.gz`: the names of human genes and their mouse orthologs (see data/README.md).
+"""Make `scperformer/io/gene_table.tsv.gz`: the names of human genes and their mouse orthologs (see data/README.md).
 
 Lines that begin with # name the sources with their SHA-256. The same sources give the same bytes.
 """

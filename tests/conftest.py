@@ -21,7 +21,8 @@ from scipy import sparse
 from support.inputs import small_cells
 from support.words import as_options
 
-import scperformer.fitting
+import scperformer.lab.initialise
+import scperformer.training.fit_linear
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
@@ -35,11 +36,11 @@ LABELS = ("B cell", "T cell", "Monocyte")
 
 def quick_linear_options(x, labels, powers, seed, batches=None) -> Any:
     """Stand in for `choose_linear_options`, without its cross-validation; tests/fitting/test_linear.py tests that."""
-    return scperformer.fitting.LinearOptions(powers, c=0.1, class_weights="none", weighting="standard")
+    return scperformer.training.fit_linear.LinearOptions(powers, c=0.1, class_weights="none", weighting="standard")
 
 
-# Names of this room load when they are used: this is the function that training takes from there.
-scperformer.fitting.choose_linear_options = quick_linear_options
+# This is the function that training uses.
+scperformer.lab.initialise.choose_linear_options = quick_linear_options
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +106,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Its encoder is used even if its gain is not significant: tests are to see what it does. It has no label tree, like
     models of earlier versions.
     """
-    from scperformer.config import make_config
+    from scperformer.config.compose import make_config
     from scperformer.training.train import run_train
 
     reference = tmp_path_factory.mktemp("tiny_model") / "reference.h5ad"
@@ -177,7 +178,7 @@ def command(tmp_path, monkeypatch, capsys, _logging_unchanged) -> Callable[..., 
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
 
     def run(*words: object) -> Ran:
-        from scperformer.command.cli import main
+        from scperformer.cli.cli import main
 
         capsys.readouterr()
         code = main([str(word) for word in words])

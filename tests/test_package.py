@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "scperformer"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 LONGEST_FILE, LONGEST_FUNCTION = 600, 100  # lines; longer ones hold more than one idea
-PRINTING = ("command/cli.py", "base/progress.py", "base/signals.py")  # what they print is their output
+PRINTING = ("cli/cli.py", "base/progress.py", "base/signals.py")  # what they print is their output
 
 
 def tree(module: str) -> ast.Module:
@@ -34,8 +34,8 @@ def test_rooms_import_only_what_they_may():
 HEAVY = ("torch", "scanpy", "hydra", "omegaconf", "pandas", "numpy", "anndata", "matplotlib", "sklearn")
 START = {
     "import": "import scperformer",
-    "help": "from scperformer.command.cli import main; main(['--help'])",
-    "help of a step": "from scperformer.command.cli import main; main(['train', '--help'])",
+    "help": "from scperformer.cli.cli import main; main(['--help'])",
+    "help of a step": "from scperformer.cli.cli import main; main(['train', '--help'])",
 }
 
 
@@ -90,7 +90,7 @@ def require_useful(step: str, folder: Path) -> None:
     if not cells.exists():
         ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::8].copy().write_h5ad(cells)
     words = step.replace("PBMC", str(cells)).replace("FOLDER", str(folder)).split()
-    found = loaded_by(f"from scperformer.command.cli import main\nassert main({words}) == 0", SLOW_MODULES)
+    found = loaded_by(f"from scperformer.cli.cli import main\nassert main({words}) == 0", SLOW_MODULES)
     assert set(found) <= MAY_LOAD[step], step
 
 
@@ -171,7 +171,7 @@ def test_no_error_is_swallowed():
             last = node.body[-1]
             raised_again = isinstance(last, ast.Raise) and (last.exc is None or last.cause is not None)
             is_broad = node.type is None or caught & {"Exception", "BaseException"}
-            if is_broad and not raised_again and module not in ("command/cli.py", "files/writing.py"):
+            if is_broad and not raised_again and module not in ("cli/cli.py", "io/writing.py"):
                 found.append(f"{module}:{node.lineno}")
     assert found == []
 

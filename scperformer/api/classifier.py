@@ -15,11 +15,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
 
-from scperformer.cells import detect_expression, find_query
-from scperformer.config import config_from
-from scperformer.fitting import Adapted
-from scperformer.network import Model, load_model
-from scperformer.prediction import call_all
+from scperformer.annotation.predict import call_all
+from scperformer.cells.detect import detect_expression
+from scperformer.cells.query import find_query
+from scperformer.config.compose import config_from
+from scperformer.model.load import Model, load_model
+from scperformer.training.adapt import Adapted
 from scperformer.training.train import train_cells
 
 LABEL = "label"

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.config import closest_option, config_from, option_texts
+from scperformer.config.compose import config_from
+from scperformer.config.options import closest_option, option_texts
 
 if TYPE_CHECKING:  # it imports torch
-    from scperformer.network import Model
+    from scperformer.model.load import Model
 
 File = str | os.PathLike[str]
 Options = Mapping[str, Any]
@@ -76,7 +77,7 @@ def config_of(step: str, options: Options | None, **named: Any) -> Any:
         raise InputError(f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
     given |= dict(options or {})
     if isinstance(mechanism := given.get("attention"), type):
-        from scperformer.attention import register_attention  # imports torch
+        from scperformer.attention.registry import register_attention  # imports torch
 
         given["attention"] = register_attention(mechanism).__name__.lower()
     return config_from(step, given)
@@ -139,7 +140,7 @@ def path_of(model: "Model | File | None") -> str | None:
 
 def loaded(model: "Model | File | None", cfg: Any) -> "Model":
     """Return the model, or load the one that the options name."""
-    from scperformer.network import Model, load_model
+    from scperformer.model.load import Model, load_model
 
     if model is not None and cfg.model_path != path_of(model):
         raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")

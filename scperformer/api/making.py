@@ -14,12 +14,14 @@ from anndata import AnnData
 from scperformer.api.keywords import File, Options, config_of, listed, loaded, path_of, paths_of, required_output, step
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
-from scperformer.config import PretrainConfig, TrainConfig
-from scperformer.model import INFO, PACKAGED_MODEL, library_folder, read_model
+from scperformer.config.steps import PretrainConfig, TrainConfig
+from scperformer.model.content import INFO
+from scperformer.model.folder import read_model
+from scperformer.model.library import PACKAGED_MODEL, library_folder
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
-    from scperformer.attention import Attention
-    from scperformer.network import Model
+    from scperformer.attention.base import Attention
+    from scperformer.model.load import Model
 
 
 @dataclass(repr=False)
@@ -48,7 +50,7 @@ class Trained:
 
     def load(self) -> "Model":
         """Load the model."""
-        from scperformer.network import load_model
+        from scperformer.model.load import load_model
 
         return load_model(self.path)
 
@@ -111,8 +113,8 @@ def preprocess(
     -------
     New cells, ln(1 + counts per 10,000) in X, for cells in memory; for a file, the path of the output.
     """
-    from scperformer.cells import prepare, run_preprocess
-    from scperformer.files import write_h5ad
+    from scperformer.cells.preprocess import prepare, run_preprocess
+    from scperformer.io.h5ad import write_h5ad
 
     named = {"model_path": path_of(model), "output": output, "overwrite": overwrite}
     cfg = config_of("preprocess", options, inputs=paths_of(cells, several=False), **named)
@@ -217,7 +219,7 @@ def pretrain(
     InputError
         An option is wrong, the cells cannot be used, or the folder exists.
     """
-    from scperformer.training.pretrain import pretrain_cells, run_pretrain
+    from scperformer.lab.pretrain import pretrain_cells, run_pretrain
 
     named = {"output": output, "model": model, "attention": attention, "seed": seed, "init": init}
     named |= {"resume": resume, "overwrite": overwrite}
@@ -260,8 +262,8 @@ def adapt(
     InputError
         The model keeps no cells, the cells cannot be annotated by it, or the folder exists.
     """
-    from scperformer.files import default_output
-    from scperformer.fitting import write_adapted
+    from scperformer.io.read import default_output
+    from scperformer.training.adapt import write_adapted
 
     cfg = config_of(
         "adapt",
@@ -310,7 +312,7 @@ def import_model(
     InputError
         It is damaged or of an unknown format, or a model of this name is there.
     """
-    from scperformer.importing import run_import
+    from scperformer.importing.folders import run_import
 
     named = {"name": name, "reference": reference, "label_key": label_key, "output": output, "overwrite": overwrite}
     cfg = config_of("models", options, action="import", inputs=[os.fspath(path)], **named)

@@ -17,17 +17,18 @@ from matplotlib.colors import to_hex
 
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of, text_colour_on
-from scperformer.labels import NO_CALL, require_no_containers
-from scperformer.reports.cell_map import AUTO, draw
-from scperformer.reports.composition import value_colours
-from scperformer.reports.expression import measured_genes
-from scperformer.reports.layout import MIN_CELLS
-from scperformer.reports.read_annotations import of_cells, with_details
-from scperformer.reports.tables import UNKNOWN_COLOUR, order_labels
+from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.texts import require_no_containers
+from scperformer.results.cell_map import AUTO, draw
+from scperformer.results.composition import value_colours
+from scperformer.results.expression import measured_genes
+from scperformer.results.layout import MIN_CELLS
+from scperformer.results.read_annotations import of_cells, with_details
+from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels
 
 if TYPE_CHECKING:
-    from scperformer.explanations.explain import Explanation
-    from scperformer.reports.evaluate import Evaluation
+    from scperformer.results.evaluate import Evaluation
+    from scperformer.results.explain import Explanation
 
 MAX_CELLS = 20_000  # the largest number of cells in a UMAP that is computed here
 File = str | os.PathLike[str]

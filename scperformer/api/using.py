@@ -14,14 +14,14 @@ from scperformer.api.keywords import File, Options, config_of, listed, loaded, p
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
 from scperformer.base.progress import say
-from scperformer.config import CheckConfig, EvaluateConfig, ExplainConfig, PredictConfig, ReportConfig
-from scperformer.files import open_cells
+from scperformer.config.steps import CheckConfig, EvaluateConfig, ExplainConfig, PredictConfig, ReportConfig
+from scperformer.io.read import open_cells
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
-    from scperformer.explanations.explain import Explanation
-    from scperformer.network import Model
-    from scperformer.reports.check import Checks
-    from scperformer.reports.evaluate import Evaluation
+    from scperformer.model.load import Model
+    from scperformer.results.check import Checks
+    from scperformer.results.evaluate import Evaluation
+    from scperformer.results.explain import Explanation
 
 
 @step("check")
@@ -53,7 +53,7 @@ def check(
     InputError
         An option is wrong. Problems of the cells are no errors: they are in the result.
     """
-    from scperformer.reports.check import check_all
+    from scperformer.results.check import check_all
 
     several = listed(cells, in_memory=True)
     named = {"model_path": path_of(model), "label_key": label_key, "doublets": doublets}
@@ -143,7 +143,7 @@ def annotate(
     InputError
         An option is wrong, the expression cannot be used, too few genes are shared, or the keys or the output exist.
     """
-    from scperformer.prediction import annotate_cells, run_predict
+    from scperformer.annotation.predict import annotate_cells, run_predict
 
     named = {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
     named |= {"species": species, "min_confidence": min_confidence, "false_alarms": false_alarms, "alpha": alpha}
@@ -201,7 +201,7 @@ def embed(
     InputError
         As for `annotate`.
     """
-    from scperformer.prediction import embed_cells
+    from scperformer.annotation.predict import embed_cells
 
     named = {"species": species, "threads": threads, "model_path": path_of(model)}
     whole = condition_of if isinstance(condition_of, AnnData) else None
@@ -244,8 +244,8 @@ def evaluate(
     InputError
         The cells are not annotated, or there are no true labels.
     """
-    from scperformer.reports.evaluate import EVALUATION, evaluate_samples, write_evaluation
-    from scperformer.reports.read_annotations import of_cells, read_annotated
+    from scperformer.results.evaluate import EVALUATION, evaluate_samples, write_evaluation
+    from scperformer.results.read_annotations import of_cells, read_annotated
 
     named = {"truth_key": truth_key, "output": output, "key_added": key_added, "overwrite": overwrite}
     cfg = config_of("evaluate", options, inputs=paths_of(cells), **named)
@@ -296,14 +296,8 @@ def explain(
     InputError
         An option is wrong, the cells are not annotated, or the model does not give them their labels.
     """
-    from scperformer.explanations.explain import (
-        EXPLANATION,
-        Explanation,
-        explain_cells,
-        explain_file,
-        write_explanation,
-    )
-    from scperformer.reports.read_annotations import of_cells
+    from scperformer.results.explain import EXPLANATION, Explanation, explain_cells, explain_file, write_explanation
+    from scperformer.results.read_annotations import of_cells
 
     named = {"label": label, "cells": "all" if num_cells is None else num_cells, "seed": seed, "output": output}
     named |= {"key_added": key_added, "overwrite": overwrite, "model_path": path_of(model)}
@@ -375,9 +369,9 @@ def report(
     InputError
         The cells are not annotated, the evaluation is about other cells, or the page exists.
     """
-    from scperformer.reports.evaluate import Evaluation
-    from scperformer.reports.read_annotations import of_cells
-    from scperformer.reports.report import make_report
+    from scperformer.results.evaluate import Evaluation
+    from scperformer.results.read_annotations import of_cells
+    from scperformer.results.report import make_report
 
     made = evaluation if isinstance(evaluation, Evaluation) else None
     named = {"title": title, "key_added": key_added, "overwrite": overwrite, "output": output}

@@ -1,19 +1,20 @@
-"""Attention mechanisms, chosen by name; all of them fulfil the contract in base.py.
+"""Attention between tokens: mechanisms behind one contract (base.py), chosen by name, and the encoder made of them.
 
-Files in reading order: base (the contract), softmax (the exact reference, and linformer), additive (linear attention,
-and rbf), favor (with fused on a GPU), window (and evo), conv, lsh, registry (all of them by name, and those of others).
+- base: The contract of every attention mechanism.
+- additive: Linear attention: keys only enter as sums of phi(k) v^T, so that cost and memory are linear in the
+  tokens.
+- fused: FAVOR+ on a GPU without storing phi: each of its two sums is a softmax attention, computed in tiles
+  (Triton).
+- favor: Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the
+  tokens.
+- conv: Performer attention plus attention of fixed length between convolved queries, keys and values.
+- fused_norm: Layer norm on a GPU in one pass, with the precision of the products that follow (Triton).
+- lsh: Reformer attention: tokens are sorted by a hash of their query, which is also their key, and attend to
+  neighbours.
+- softmax: Exact softmax attention, the reference for all mechanisms, and Linformer, with projected keys and values.
+- tokens: Turn expression into tokens, and tokens into vectors: a gene embedding plus an expression embedding.
+- window: Attention to neighbouring tokens, with scores that are convolved with learned kernels once (window) or
+  more (evo).
+- registry: The mechanisms by name: those of scperformer, and those of others.
+- encoder: The encoder: layers of attention between the tokens and a feed-forward network on each.
 """
-
-from scperformer.attention.additive import Additive, KeySums
-from scperformer.attention.base import Attention, AttentionOptions, Sizes
-from scperformer.attention.favor import has_triton
-from scperformer.attention.registry import (
-    MECHANISMS,
-    PluginProblem,
-    all_mechanisms,
-    attention_options,
-    load_plugin,
-    make_attention,
-    register_attention,
-    with_source,
-)

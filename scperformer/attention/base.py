@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from scperformer.base.errors import InputError
-from scperformer.config import Options
+from scperformer.config.groups import Options
 
 
 @dataclass(kw_only=True)

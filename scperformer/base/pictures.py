@@ -35,7 +35,7 @@ def text_colour_on(colour: str) -> str:
 def draw_reliability(curves: Mapping[str, Any]) -> bytes:
     """Return a PNG of accuracy against confidence, one dot per bin with an area that grows with its number of calls.
 
-    `curves` maps names to tables with the columns of `reliability_curve` (trust/confidence.py). The accuracy of bins
+    `curves` maps names to tables with the columns of `reliability_curve` (model/confidence.py). The accuracy of bins
     with fewer than 10 calls is mostly chance, so they are left out.
     """
     figure = Figure(figsize=(4.6, 4.6), dpi=150, layout="constrained")

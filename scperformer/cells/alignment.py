@@ -13,7 +13,9 @@ from scipy import sparse
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import AnyMatrix, normalise, over_own_genes
 from scperformer.cells.values import undo_log1p
-from scperformer.genes import GeneMap, Overlap, map_exactly, map_genes, measure_overlap, require_named, require_overlap
+from scperformer.io.gene_matching import GeneMap, map_exactly, map_genes
+from scperformer.io.gene_names import require_named
+from scperformer.io.gene_overlap import Overlap, measure_overlap, require_overlap
 
 
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:

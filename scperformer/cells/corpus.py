@@ -13,8 +13,8 @@ from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.on_disk import Sample, Stream, make_collection
 from scperformer.cells.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample, stratified_split
-from scperformer.config import PretrainConfig
-from scperformer.files import checksum
+from scperformer.config.steps import PretrainConfig
+from scperformer.io.read import checksum
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,9 @@ from scperformer.cells.values import (
     judge_over_all,
     undo_log1p,
 )
-from scperformer.files import LOG1P_KEY, PREPARED_KEY, Matrix, Rows
-from scperformer.genes import id_kind, require_named
+from scperformer.io.gene_names import id_kind, require_named
+from scperformer.io.h5ad import LOG1P_KEY, PREPARED_KEY
+from scperformer.io.rows import Matrix, Rows
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them

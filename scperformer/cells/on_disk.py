@@ -23,9 +23,15 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
 from scperformer.cells.normalisation import import_scanpy, normalise, over_own_genes
-from scperformer.config import AUTO, NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
-from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
-from scperformer.genes import GeneMap, first_of_each, map_genes_of_files, repeated_note
+from scperformer.config.groups import AUTO
+from scperformer.config.steps import NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
+from scperformer.io.gene_matching import GeneMap
+from scperformer.io.gene_names import first_of_each, repeated_note
+from scperformer.io.gene_overlap import map_genes_of_files
+from scperformer.io.h5ad import open_stored
+from scperformer.io.read import require_readable
+from scperformer.io.rows import Matrix, Rows
+from scperformer.io.safety import reading
 
 log = logging.getLogger(__name__)
 

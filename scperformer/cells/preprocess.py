@@ -15,9 +15,11 @@ from scperformer.base.outputs import require_absent
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
-from scperformer.config import NetworkConfig, PreprocessConfig
-from scperformer.files import PREPARED_KEY, default_output, origins, read_cells, require_readable, write_h5ad
-from scperformer.model import read_model, resolve_model
+from scperformer.config.steps import NetworkConfig, PreprocessConfig
+from scperformer.io.h5ad import PREPARED_KEY, write_h5ad
+from scperformer.io.read import default_output, origins, read_cells, require_readable
+from scperformer.model.folder import read_model
+from scperformer.model.library import resolve_model
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,11 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.droplets import Droplets
 from scperformer.cells.normalisation import import_scanpy
 from scperformer.cells.values import undo_log1p
-from scperformer.files import Rows
-from scperformer.genes import human_genes, ids_and_symbols, name_columns, without_affixes
+from scperformer.io.axes import without_affixes
+from scperformer.io.gene_matching import name_columns
+from scperformer.io.gene_names import ids_and_symbols
+from scperformer.io.gene_table import human_genes
+from scperformer.io.rows import Rows
 
 # Limits of quality, in median absolute deviations (MAD) from the median of the file. Source: Heumos et al. 2023, Best
 # practices for single-cell analysis across modalities.

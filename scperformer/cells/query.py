@@ -16,10 +16,13 @@ from scperformer.base.messages import NO_COLUMNS, shortened
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
-from scperformer.config import AdaptConfig, AnalyzeConfig, CheckConfig, PredictConfig, PreprocessConfig
-from scperformer.files import BackedH5ad, Rows, checksum, reading
-from scperformer.genes import require_overlap
-from scperformer.model import SavedModel
+from scperformer.config.steps import AdaptConfig, AnalyzeConfig, CheckConfig, PredictConfig, PreprocessConfig
+from scperformer.io.gene_overlap import require_overlap
+from scperformer.io.h5ad import BackedH5ad
+from scperformer.io.read import checksum
+from scperformer.io.rows import Rows
+from scperformer.io.safety import reading
+from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 

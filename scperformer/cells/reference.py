@@ -34,10 +34,13 @@ from scperformer.cells.splits import (
     split_values,
     stratified_sample,
 )
-from scperformer.config import TrainConfig
-from scperformer.files import PREPARED_KEY, open_stored, read_cells, read_genes, reading
-from scperformer.genes import find_panel
-from scperformer.labels import label_texts
+from scperformer.config.steps import TrainConfig
+from scperformer.io.gene_lists import read_genes
+from scperformer.io.gene_overlap import find_panel
+from scperformer.io.h5ad import PREPARED_KEY, open_stored
+from scperformer.io.read import read_cells
+from scperformer.io.safety import reading
+from scperformer.labels.texts import label_texts
 
 log = logging.getLogger(__name__)
 

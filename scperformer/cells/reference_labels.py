@@ -10,21 +10,11 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
-from scperformer.config import DataConfig, TrainConfig
-from scperformer.labels import (
-    UNKNOWN_TERM,
-    LabelTree,
-    find_terms,
-    first_container,
-    joined_by_terms,
-    label_texts,
-    means_no_label,
-    pairs_of_columns,
-    read_pairs,
-    spelled_as,
-    tree_of_pairs,
-    without_no_labels,
-)
+from scperformer.config.groups import DataConfig
+from scperformer.config.steps import TrainConfig
+from scperformer.labels.ontology import UNKNOWN_TERM, find_terms, joined_by_terms, read_pairs
+from scperformer.labels.texts import first_container, label_texts, means_no_label, spelled_as, without_no_labels
+from scperformer.labels.tree import LabelTree, pairs_of_columns, tree_of_pairs
 
 log = logging.getLogger(__name__)
 

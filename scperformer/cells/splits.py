@@ -11,8 +11,8 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, named
-from scperformer.config import DataConfig
-from scperformer.labels import label_texts
+from scperformer.config.groups import DataConfig
+from scperformer.labels.texts import label_texts
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 
-from scperformer.files import Rows
+from scperformer.io.rows import Rows
 
 ASSUMED_TOTAL = 1e4  # counts per cell, if the total cannot be recognised
 MAX_ASSUMED_SUM = 1.01 * ASSUMED_TOTAL  # cells normalised to the assumed total have no larger sum

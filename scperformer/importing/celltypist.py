@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scperformer.config import ModelsConfig
+from scperformer.config.steps import ModelsConfig
 from scperformer.importing.pickles import NUMPY, Global, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
 
 NAME = "a model of CellTypist (.pkl)"

@@ -8,26 +8,25 @@ from pathlib import Path
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_folder, require_absent
-from scperformer.config import ModelsConfig
+from scperformer.config.steps import ModelsConfig
 from scperformer.importing.labelled import with_labelled_cells
-from scperformer.importing.names import read_names
+from scperformer.importing.name_files import read_names
 from scperformer.importing.origin import foreign_model
 from scperformer.importing.reading import read_in_child
 from scperformer.importing.recognise import FORMATS, Format, recognise
-from scperformer.model import (
-    ARCHIVES,
+from scperformer.model.archive import ARCHIVES, copy_from_archive
+from scperformer.model.folder import (
     MODEL,
-    SavedModel,
-    copy_from_archive,
     damaged_model,
     files_of_model,
-    library_folder,
     load_reference_cells,
     parts_of,
     read_model,
     write_model,
 )
-from scperformer.network import rebuild
+from scperformer.model.library import library_folder
+from scperformer.model.load import rebuild
+from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,19 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import join_names, listed
-from scperformer.cells import find_query, recover_counts, require_labels, stratified_sample
-from scperformer.config import PredictConfig
-from scperformer.files import checksum, open_cells
-from scperformer.fitting import KEPT_SCORES, MAX_KEPT, baseline_scores, baseline_weights, evidence_of
-from scperformer.labels import packaged_ontology, spelled_as
-from scperformer.model import ReferenceCells, SavedModel
-from scperformer.network import ImportedNetwork, rebuild
+from scperformer.cells.counts import recover_counts
+from scperformer.cells.query import find_query
+from scperformer.cells.reference_labels import require_labels
+from scperformer.cells.splits import stratified_sample
+from scperformer.config.steps import PredictConfig
+from scperformer.io.read import checksum, open_cells
+from scperformer.labels.ontology import packaged_ontology
+from scperformer.labels.texts import spelled_as
+from scperformer.model.imported import ImportedNetwork
+from scperformer.model.load import rebuild
+from scperformer.model.reference_cells import ReferenceCells
+from scperformer.model.saved_model import SavedModel
+from scperformer.training.fit_imported import KEPT_SCORES, MAX_KEPT, baseline_scores, baseline_weights, evidence_of
 
 log = logging.getLogger(__name__)
 

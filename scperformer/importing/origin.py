@@ -12,10 +12,10 @@ import numpy as np
 
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import name_problem, shortened
-from scperformer.config import ModelsConfig
-from scperformer.genes import guess_species
-from scperformer.labels import PACKAGED_TERMS, UNKNOWN_TERM, find_terms
-from scperformer.model import ANNOTATOR, ENCODER, SavedModel
+from scperformer.config.steps import ModelsConfig
+from scperformer.io.gene_names import guess_species
+from scperformer.labels.ontology import PACKAGED_TERMS, UNKNOWN_TERM, find_terms
+from scperformer.model.saved_model import ANNOTATOR, ENCODER, SavedModel
 
 
 def foreign_model(
@@ -42,7 +42,7 @@ def foreign_model(
     labels
         In the order of the scores; none for an encoder.
     config
-        `target_sum`, and `network` with the name and the options of a kind of network (network/imported.py); or
+        `target_sum`, and `network` with the name and the options of a kind of network (model/imported.py); or
         tokens, model, attention and head, if the model is one of our networks.
     weights
         By their names in the network, without the prefix `model.`.

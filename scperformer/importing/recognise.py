@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scperformer.config import ModelsConfig
+from scperformer.config.steps import ModelsConfig
 from scperformer.importing import celltypist, scbert, scvi_tools
 
 

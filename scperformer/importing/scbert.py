@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.config import ModelsConfig
+from scperformer.config.steps import ModelsConfig
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
 
 NAME = "a checkpoint of scBERT (.pth)"

@@ -16,9 +16,9 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
-from scperformer.config import ModelsConfig
+from scperformer.config.steps import ModelsConfig
+from scperformer.importing.dense import Steps, batch_norm
 from scperformer.importing.pickles import MAX_BYTES, NUMPY, Global, array_of
-from scperformer.importing.steps import Steps, batch_norm
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
 
 NAME = "a model folder of scvi-tools with a scANVI model (model.pt)"

@@ -1,41 +1,15 @@
 """Labels of cells: their spelling, ontology ids and tree; constraints on their probabilities; labels of clusters.
 
-Files in reading order: texts (the spelling), tree (labels and their parents), ontology (ids of labels, and trees from
-the Cell Ontology), common (the labels of two studies merged to what both mean), joining (the labels of the studies of a
-reference), constraints (labels that can occur, and
-their shares), clusters (a label for each cluster), columns (of obs, about calls in a tree). They work on arrays and
-tables, without torch.
+- cluster_votes: One label for each cluster of cells: the majority of their votes, each weighted by its confidence.
+- texts: The spelling of labels, the same for all sources: columns of obs, tables of text, options.
+- constraints: Constraints on probabilities: labels that can occur, and the shares of labels among the cells of a
+  file.
+- tree: A tree over the labels of a model: a node's probability is the sum of its labels', and unsafe calls back off
+  to it.
+- ontology: Labels and the Cell Ontology (CL): ids of labels, by table or by name, and label trees made from its
+  terms.
+- common: The labels of two studies merged to what both mean, by the terms of the Cell Ontology that their names
+  are.
+- joining: The labels of several studies joined: the same type under one name, and coarse labels over the fine ones.
+- ontology_columns: Columns of obs about calls in a label tree: the call, its node on each level, and ontology ids.
 """
-
-from scperformer.labels.clusters import (
-    AUTO_CLUSTERS,
-    cluster_labels,
-    leiden_clusters,
-    majority_labels,
-    over_cluster,
-    resolution_of_celltypist,
-)
-from scperformer.labels.columns import NO_CALL, final_call, term_column, tree_columns, tree_record
-from scperformer.labels.common import common_labels
-from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
-from scperformer.labels.joining import JointLabels, StudyLabels, join_labels, read_label_map
-from scperformer.labels.ontology import (
-    NO_ONTOLOGY,
-    PACKAGED_TERMS,
-    UNKNOWN_TERM,
-    Ontology,
-    find_terms,
-    joined_by_terms,
-    packaged_ontology,
-    read_obo,
-    read_pairs,
-)
-from scperformer.labels.texts import (
-    first_container,
-    label_texts,
-    means_no_label,
-    require_no_containers,
-    spelled_as,
-    without_no_labels,
-)
-from scperformer.labels.tree import MAX_LEVELS, LabelTree, pairs_of_columns, tree_of_pairs

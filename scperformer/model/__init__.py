@@ -1,39 +1,37 @@
-"""The saved model, without torch.
+"""The model: its saved folder and card, the linear branch, the Performer, inference, and how far to trust a label.
 
-Files in reading order: saved_model (a model as plain data), arrays, reference_cells and held_out (its arrays of cells),
-linear (its linear branch), content (the checks of bundle.json), card, folder (written and read), library (where models
-are), archive (models in .zip).
+- arrays: Read arrays from the .npz files of a model folder, which may come from anywhere: nothing in them is
+  executed.
+- batches: Turn aligned expression into batches: choose and order cells with seeded random streams, and make their
+  tokens.
+- confidence: Calibration of confidences: the expected calibration error, and the reliability curve behind it.
+- conformal: Sets of labels that contain the true label with a stated probability: split conformal prediction,
+  adaptive sets.
+- effects: Factors by which another study measures genes in all of its cells: how large they are, and cells without
+  them.
+- fusion: The probabilities of several models of one tissue joined, each of which knows some of the labels.
+- held_out: Calls of cells of the reference by fits without them: the evidence for confidences, sets of labels and
+  novelty.
+- imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in
+  `KINDS`.
+- novelty: Novelty of cells: the distance to the nearest label in a few directions of expression.
+- reference_cells: Cells of the reference that a model keeps, as counts: with them it adapts to the genes and the
+  depth of a file.
+- saved_model: A trained model as plain data, without torch.
+- card: The model card: what a person should know before using a model, as Markdown; no program reads it.
+- content: The content of a bundle.json, checked: it may come from anywhere.
+- library: Where models are: in the package, in the folder of imported models, or where the user says.
+- folder: The folder that holds a model, written and read without torch.
+- archive: Model folders in .zip archives, which may come from anywhere: the known files are copied out, nothing is
+  extracted.
+- linear: The linear branch of a saved model, computed without torch.
+- performer: The Performer that reads all genes of a cell at the cost of a linear model.
+- network: The network: the encoder branch (embedding -> encoder -> pooling -> labels) plus a linear branch.
+- inference: Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
+- load: Load a saved model into a network, the weights of its encoder into another encoder, and tables of gene
+  vectors.
+- shift: How far the cells of a file are from the reference of a model, as a whole: another kit, another state, or
+  tissue.
+- file_verdict: What the log, `check` and annotations say about a file as a whole: one sentence, with a warning if
+  there is one.
 """
-
-from scperformer.model.archive import ARCHIVES, copy_from_archive
-from scperformer.model.arrays import read_arrays
-from scperformer.model.content import INFO
-from scperformer.model.folder import (
-    CARD,
-    EXTRAS,
-    FORMAT_VERSION,
-    GENES,
-    MODEL,
-    WEIGHTS,
-    damaged_model,
-    files_of_model,
-    load_reference_cells,
-    parts_of,
-    read_model,
-    write_model,
-)
-from scperformer.model.held_out import HELD_OUT, HeldOut
-from scperformer.model.library import PACKAGED_MODEL, library_folder, require_annotator, resolve_model
-from scperformer.model.linear import LENGTH, TINY, linear_contributions, linear_logits, power_transform
-from scperformer.model.reference_cells import CELLS_FILE, MAX_CELLS, MAX_VALUES, ReferenceCells
-from scperformer.model.saved_model import (
-    ANNOTATOR,
-    ENCODER,
-    HASHES,
-    SavedModel,
-    Study,
-    both_have_a_part,
-    branch_names,
-    encoder_is_silent,
-    sum_of_branches,
-)

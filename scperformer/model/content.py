@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scperformer.base.messages import name_problem
-from scperformer.labels import LabelTree
+from scperformer.labels.tree import LabelTree
 from scperformer.model.saved_model import ANNOTATOR, BRANCHES, ENCODER, ENCODER_FACTS, SCORES
 
 INFO = "bundle.json"

@@ -22,7 +22,7 @@ MAX_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 mill
 
 @dataclass
 class HeldOut:
-    """N held-out cells of C labels, and the profile of the labels (see trust/novelty.py)."""
+    """N held-out cells of C labels, and the profile of the labels (see model/novelty.py)."""
 
     logits: np.ndarray  # float32, N x C, scaled as those of the model
     labels: np.ndarray  # int64, N: index of the true label

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scperformer.labels import LabelTree
+from scperformer.labels.tree import LabelTree
 from scperformer.model.held_out import HeldOut
 from scperformer.model.reference_cells import ReferenceCells
 
@@ -66,7 +66,7 @@ class SavedModel:
 
     @property
     def batch_effects(self) -> float:
-        """The largest gene effects (trust/shift.py) between a batch of the reference and the others; 0: not known."""
+        """The largest gene effects (model/shift.py) between a batch of the reference and the others; 0: not known."""
         return float(self._batch_scores.get("gene_effects", 0.0))
 
     @property

@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scperformer.attention import attention_options
+from scperformer.attention.registry import attention_options
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import (
@@ -34,11 +34,14 @@ from scperformer.base.outputs import (
 )
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
-from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
-from scperformer.learning import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem, require_loggers
-from scperformer.model import INFO, MODEL, SavedModel, write_model
-from scperformer.network import torch_state_kept
-from scperformer.training.initialise import Init
+from scperformer.config.compose import yaml_text
+from scperformer.config.steps import NetworkConfig, PretrainConfig, TrainConfig
+from scperformer.lab.initialise import Init
+from scperformer.model.content import INFO
+from scperformer.model.folder import MODEL, write_model
+from scperformer.model.inference import torch_state_kept
+from scperformer.model.saved_model import SavedModel
+from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem, require_loggers
 
 log = logging.getLogger(__name__)
 

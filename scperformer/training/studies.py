@@ -20,26 +20,26 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
-from scperformer.cells import (
-    Reference,
-    Sample,
-    are_among,
-    cell_hashes,
-    find_query,
-    linear,
-    make_reference,
-    settle_batches,
-    settle_in_memory,
-    stratified_sample,
-)
-from scperformer.config import AUTO, PredictConfig, TrainConfig
-from scperformer.files import checksum, origins, read_cells
-from scperformer.fitting import adapt_model, branch_scales, call_block
-from scperformer.genes import GeneMap, map_genes_of_files
-from scperformer.labels import JointLabels, StudyLabels, join_labels
-from scperformer.model import HeldOut, SavedModel, Study
-from scperformer.network import JoinedModel, as_model
-from scperformer.training.initialise import Init, adopt_options
+from scperformer.cells.on_disk import Sample, settle_in_memory
+from scperformer.cells.query import find_query
+from scperformer.cells.reference import Reference, make_reference
+from scperformer.cells.reference_labels import settle_batches
+from scperformer.cells.repeats import are_among, cell_hashes, linear
+from scperformer.cells.splits import stratified_sample
+from scperformer.config.groups import AUTO
+from scperformer.config.steps import PredictConfig, TrainConfig
+from scperformer.io.gene_matching import GeneMap
+from scperformer.io.gene_overlap import map_genes_of_files
+from scperformer.io.read import checksum, origins, read_cells
+from scperformer.lab.initialise import Init, adopt_options
+from scperformer.labels.joining import JointLabels, StudyLabels, join_labels
+from scperformer.model.confidence import calibration
+from scperformer.model.held_out import HeldOut
+from scperformer.model.load import JoinedModel, as_model
+from scperformer.model.saved_model import SavedModel, Study
+from scperformer.training.adapt import adapt_model
+from scperformer.training.calls import call_block
+from scperformer.training.evidence import branch_scales
 from scperformer.training.run_folder import (
     is_finished,
     opened_run,
@@ -48,7 +48,6 @@ from scperformer.training.run_folder import (
     require_place,
     write_trained,
 )
-from scperformer.trust import calibration
 
 log = logging.getLogger(__name__)
 

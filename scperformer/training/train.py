@@ -15,48 +15,15 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
-from scperformer.cells import (
-    Reference,
-    Sample,
-    cell_hashes,
-    linear,
-    make_reference,
-    read_unlabelled,
-    recover_counts,
-    settle_in_memory,
-    stratified_sample,
-)
-from scperformer.config import TrainConfig
-from scperformer.files import checksum, default_output, origins, read_cells
-from scperformer.fitting import (
-    MAX_DUAL,
-    MIN_GAIN,
-    Fitted,
-    LinearOptions,
-    conditions_table,
-    encoder_facts,
-    evidence_folds,
-    fill_network,
-    fit_branches,
-    fit_linear_branch,
-    fit_logistic,
-    scales_if_significant,
-    simulated,
-)
-from scperformer.learning import StreamedCells, device_of, source_of_cells
-from scperformer.model import (
-    HASHES,
-    MAX_CELLS,
-    MAX_VALUES,
-    HeldOut,
-    ReferenceCells,
-    SavedModel,
-    branch_names,
-    sum_of_branches,
-)
-from scperformer.network import Cells, CellTypeModel, Performer, as_model, branch_logits, gene_means, torch_state_kept
-from scperformer.training.batch_size import with_batch_size
-from scperformer.training.initialise import (
+from scperformer.cells.counts import recover_counts
+from scperformer.cells.on_disk import Sample, settle_in_memory
+from scperformer.cells.reference import Reference, make_reference, read_unlabelled
+from scperformer.cells.repeats import cell_hashes, linear
+from scperformer.cells.splits import stratified_sample
+from scperformer.config.steps import TrainConfig
+from scperformer.io.read import checksum, default_output, origins, read_cells
+from scperformer.lab.batch_size import with_batch_size
+from scperformer.lab.initialise import (
     Init,
     add_linear,
     adopt_options,
@@ -67,6 +34,30 @@ from scperformer.training.initialise import (
     start_encoder,
     start_head,
 )
+from scperformer.lab.supervised import has_layers, train_network
+from scperformer.model.batches import Cells, gene_means
+from scperformer.model.confidence import calibration
+from scperformer.model.held_out import HeldOut
+from scperformer.model.inference import branch_logits, torch_state_kept
+from scperformer.model.load import as_model
+from scperformer.model.network import CellTypeModel
+from scperformer.model.novelty import fit_profile, left_out_table
+from scperformer.model.performer import Performer
+from scperformer.model.reference_cells import MAX_CELLS, MAX_VALUES, ReferenceCells
+from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
+from scperformer.training.condition import simulated
+from scperformer.training.evidence import (
+    MIN_GAIN,
+    Fitted,
+    evidence_folds,
+    fill_network,
+    fit_branches,
+    scales_if_significant,
+)
+from scperformer.training.expected_accuracy import conditions_table
+from scperformer.training.fit_linear import MAX_DUAL, LinearOptions, fit_linear_branch, fit_logistic
+from scperformer.training.fit_performer import encoder_facts
+from scperformer.training.loaders import StreamedCells, source_of_cells
 from scperformer.training.run_folder import (
     Diverged,
     checksum_with,
@@ -79,8 +70,7 @@ from scperformer.training.run_folder import (
     write_trained,
 )
 from scperformer.training.studies import train_studies, trains_studies
-from scperformer.training.supervised import has_layers, train_network
-from scperformer.trust import calibration, fit_profile, left_out_table
+from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
 

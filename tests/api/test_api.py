@@ -18,11 +18,12 @@ import pandas as pd
 import pytest
 
 import scperformer as scp
-from scperformer.api import Trained
+from scperformer.api.making import Trained
 from scperformer.base.errors import InputError
-from scperformer.config import make_config, option_words
-from scperformer.model import read_model
-from scperformer.trust import FAR, OTHER
+from scperformer.config.compose import make_config
+from scperformer.config.words import option_words
+from scperformer.model.folder import read_model
+from scperformer.model.shift import FAR, OTHER
 
 ROOT = Path(__file__).parents[2]
 STEPS = [name for name in scp.__all__ if inspect.isfunction(getattr(scp, name))]

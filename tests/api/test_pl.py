@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 
 import scperformer as scp
 from scperformer.base.errors import InputError
-from scperformer.reports.cell_map import draw
-from scperformer.reports.read_annotations import of_cells
-from scperformer.reports.tables import UNKNOWN_COLOUR, order_labels
+from scperformer.results.cell_map import draw
+from scperformer.results.read_annotations import of_cells
+from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels
 
 
 @pytest.fixture(autouse=True)

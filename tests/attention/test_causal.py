@@ -6,10 +6,12 @@ from support.measured import TensorBytes
 from support.mechanisms import E, H, inputs, kept, log_weights, make
 from support.twins import TWINS
 
-from scperformer.attention import MECHANISMS, Sizes, make_attention
 from scperformer.attention.additive import CAUSAL_CHUNK, LOG2_E
-from scperformer.config import ModelConfig, TokensConfig
-from scperformer.network import Batch, Encoder
+from scperformer.attention.base import Sizes
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.registry import MECHANISMS, make_attention
+from scperformer.attention.tokens import Batch
+from scperformer.config.groups import ModelConfig, TokensConfig
 
 ADDITIVE = {
     "favor": {"name": "favor"},

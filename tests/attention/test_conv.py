@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from scperformer.attention import Attention, Sizes, make_attention
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
 
 LENGTH = 33

@@ -9,12 +9,13 @@ from scipy import linalg, stats
 from support.mechanisms import E, inputs, kept, make
 from support.twins import favor, favor_matrix, published_favor, softmax
 
-from scperformer.attention import Sizes, make_attention
 from scperformer.attention.additive import power_of_2
+from scperformer.attention.base import Sizes
+from scperformer.attention.encoder import Encoder
 from scperformer.attention.favor import Fastfood, gaussian_directions, hadamard
+from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
-from scperformer.config import ModelConfig, TokensConfig
-from scperformer.network import Encoder
+from scperformer.config.groups import ModelConfig, TokensConfig
 
 
 def test_favor_is_accurate_where_the_published_stabilisers_are_not():

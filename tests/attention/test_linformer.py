@@ -8,10 +8,13 @@ from support.twins import linformer, softmax
 from support.words import as_options
 
 from scperformer import train
-from scperformer.attention import Sizes, make_attention
+from scperformer.attention.base import Sizes
+from scperformer.attention.registry import make_attention
+from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
-from scperformer.network import Batch, CellTypeModel, load_model
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.model.load import load_model
+from scperformer.model.network import CellTypeModel
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 each_sharing = pytest.mark.parametrize("sharing", SHARING)

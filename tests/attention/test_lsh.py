@@ -7,7 +7,8 @@ import torch
 from support.twins import TWINS
 from torch.nn.functional import pad
 
-from scperformer.attention import Attention, Sizes, make_attention
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
 
 SIZES = Sizes(num_heads=3, head_dim=16, length=512)

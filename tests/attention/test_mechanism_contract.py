@@ -31,9 +31,11 @@ from support.twins import CASES, TWINS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.attention import MECHANISMS, Additive, Attention, Sizes, attention_options, make_attention
+from scperformer.attention.additive import Additive
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.registry import MECHANISMS, attention_options, make_attention
 from scperformer.base.errors import InputError
-from scperformer.config import make_config
+from scperformer.config.compose import make_config
 
 # --- the contract --------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import scperformer
-from scperformer.attention import MECHANISMS
+from scperformer.attention.registry import MECHANISMS
 
 TRAIN = ("label_key=cell_type", "model=tiny", "model.linear=false", "logger=none", "output=model", "overwrite=true")
 OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {

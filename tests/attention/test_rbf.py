@@ -9,9 +9,10 @@ from support.twins import rbf
 from support.words import as_options
 
 from scperformer import train
-from scperformer.attention import Sizes, make_attention
+from scperformer.attention.base import Sizes
+from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
-from scperformer.network import load_model
+from scperformer.model.load import load_model
 
 
 def test_worked_example():

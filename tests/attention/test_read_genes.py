@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from scperformer.attention import MECHANISMS, Sizes, make_attention
+from scperformer.attention.base import Sizes
+from scperformer.attention.registry import MECHANISMS, make_attention
 
 G, B, H, E = 40, 5, 2, 8
 READERS = sorted(name for name, mechanism in MECHANISMS.items() if mechanism.reads_genes)

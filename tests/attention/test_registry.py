@@ -13,10 +13,11 @@ import torch
 from support.words import as_options
 
 import scperformer
-from scperformer.attention import Sizes, attention_options, load_plugin, make_attention
-from scperformer.attention.registry import source_hash
+from scperformer.attention.base import Sizes
+from scperformer.attention.registry import attention_options, load_plugin, make_attention, source_hash
 from scperformer.base.errors import InputError
-from scperformer.config import make_config, mechanisms
+from scperformer.config import mechanisms
+from scperformer.config.compose import make_config
 
 DOCS = (Path(__file__).parents[2] / "docs" / "own_mechanism.md").read_text(encoding="utf-8")
 FILE = "my_attention.py"

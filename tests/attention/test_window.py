@@ -7,7 +7,8 @@ import torch
 from support.measured import TensorBytes
 from support.twins import TWINS
 
-from scperformer.attention import Attention, Sizes, make_attention
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
 
 SIZES = Sizes(num_heads=3, head_dim=16, length=300)

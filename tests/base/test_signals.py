@@ -30,21 +30,21 @@ PREDICT = ("predict", "cells.h5ad", "model_path=model", "adapt=false")
 TRAIN = ("train", "cells.h5ad", "label_key=cell_type", "model=tiny", "trainer.max_epochs=2", "output=new")
 ADAPT = ("adapt", "model", "cells.h5ad", "output=new")
 CASES = {  # command, and the module and function in which the signal comes
-    "the command line is imported": (PREDICT, "scperformer.command.cli", "<module>"),
+    "the command line is imported": (PREDICT, "scperformer.cli.cli", "<module>"),
     "options are composed": (PREDICT, "omegaconf", "<module>"),
     "torch is imported": (PREDICT, "torch", "<module>"),
     "files are looked at": (PREDICT, "scperformer.files.hdf5_guard", "_watch"),
     "cells are opened": (PREDICT, "scperformer.files.h5ad", "open_stored"),
-    "cells are called": (PREDICT, "scperformer.fitting.calls", "call_block"),
-    "h5ad is written": (PREDICT, "scperformer.prediction.write", "_add"),
-    "HDF5 writes": (PREDICT, "scperformer.files.writing", "write_all"),
-    "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.prediction.write", "_copy"),
-    "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.prediction.write", "_table_rows"),
-    "a report is made": (("report", "annotated.h5ad"), "scperformer.reports.report", "run_report"),
+    "cells are called": (PREDICT, "scperformer.training.calls", "call_block"),
+    "h5ad is written": (PREDICT, "scperformer.annotation.write", "_add"),
+    "HDF5 writes": (PREDICT, "scperformer.io.writing", "write_all"),
+    "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.annotation.write", "_copy"),
+    "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.annotation.write", "_table_rows"),
+    "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "run_report"),
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
-    "branches are fitted": (TRAIN, "scperformer.fitting.evidence", "fit_branches"),
-    "a network learns": (TRAIN, "scperformer.training.supervised", "training_step"),
-    "an adapted model is made": (ADAPT, "scperformer.fitting.adapted", "<module>"),
+    "branches are fitted": (TRAIN, "scperformer.training.evidence", "fit_branches"),
+    "a network learns": (TRAIN, "scperformer.lab.supervised", "training_step"),
+    "an adapted model is made": (ADAPT, "scperformer.training.adapted", "<module>"),
 }
 FAST = ("the command line is imported", "HDF5 writes")
 
@@ -97,7 +97,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(case, inputs):
 )
 def test_signals_of_clusters_and_terminals(number, code, inputs):
     before = sorted(os.listdir(inputs))
-    exit_code, errors = signalled(PREDICT, inputs, number, "scperformer.prediction.write", "_add")
+    exit_code, errors = signalled(PREDICT, inputs, number, "scperformer.annotation.write", "_add")
     assert exit_code == code, errors
     require_clean(errors, f"ended by {signal.Signals(number).name}")
     assert sorted(os.listdir(inputs)) == before

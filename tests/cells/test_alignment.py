@@ -8,16 +8,9 @@ from scipy import sparse
 from support.normalised import plain, split_in_two
 
 from scperformer.base.errors import InputError
-from scperformer.cells import (
-    align,
-    align_rows,
-    detect_expression,
-    gene_table,
-    merge_genes,
-    plan_alignment,
-    stored_expression,
-)
-from scperformer.genes import first_of_each
+from scperformer.cells.alignment import align, align_rows, merge_genes, plan_alignment
+from scperformer.cells.detect import detect_expression, gene_table, stored_expression
+from scperformer.io.gene_names import first_of_each
 
 
 @pytest.mark.parametrize(

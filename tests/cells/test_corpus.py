@@ -9,9 +9,10 @@ import pytest
 from scipy import sparse
 
 from scperformer.base.errors import InputError
-from scperformer.cells import Sample, make_corpus
+from scperformer.cells.corpus import make_corpus
+from scperformer.cells.on_disk import Sample
 from scperformer.cells.splits import stratified_split
-from scperformer.config import make_config
+from scperformer.config.compose import make_config
 
 
 def config(*overrides):

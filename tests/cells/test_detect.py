@@ -11,9 +11,13 @@ import scanpy
 from scipy import sparse
 
 from scperformer.base.errors import InputError
-from scperformer.cells import detect_expression, normalise, stored_expression, values
+from scperformer.cells import values
+from scperformer.cells.detect import detect_expression, stored_expression
+from scperformer.cells.normalisation import normalise
 from scperformer.cells.values import recognise
-from scperformer.files import PREPARED_KEY, Rows, open_cells, read_cells
+from scperformer.io.h5ad import PREPARED_KEY
+from scperformer.io.read import open_cells, read_cells
+from scperformer.io.rows import Rows
 
 
 def judge(source, x):

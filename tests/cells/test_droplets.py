@@ -6,9 +6,10 @@ import pytest
 import scanpy
 from scipy import sparse
 
-from scperformer.cells import detect_expression
+from scperformer.cells.detect import detect_expression
 from scperformer.cells.droplets import find_droplets
-from scperformer.files import open_cells, rows
+from scperformer.io import rows
+from scperformer.io.read import open_cells
 
 NUM_GENES = 30_000
 

@@ -8,11 +8,13 @@ import scanpy
 from scipy import sparse
 
 from scperformer.base.errors import InputError
-from scperformer.cells import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
+from scperformer.cells.alignment import align_rows, plan_alignment
+from scperformer.cells.detect import detect_expression, gene_table, stored_expression
 from scperformer.cells.features import gene_columns
-from scperformer.files import Rows, open_cells
-from scperformer.files import rows as matrix_rows
-from scperformer.genes import human_genes
+from scperformer.io import rows as matrix_rows
+from scperformer.io.gene_table import human_genes
+from scperformer.io.read import open_cells
+from scperformer.io.rows import Rows
 
 TYPES = {
     "10x": ("feature_types", "Gene Expression", "Antibody Capture"),

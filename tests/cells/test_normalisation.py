@@ -13,8 +13,9 @@ from scipy import sparse
 from support.normalised import findings_of, plain
 
 from scperformer.base.errors import InputError
-from scperformer.cells import detect_expression, normalisation, normalise, normalise_counts, over_own_genes
-from scperformer.cells.normalisation import import_scanpy
+from scperformer.cells import normalisation
+from scperformer.cells.detect import detect_expression
+from scperformer.cells.normalisation import import_scanpy, normalise, normalise_counts, over_own_genes
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}

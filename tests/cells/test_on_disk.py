@@ -9,9 +9,10 @@ import pytest
 
 from scperformer import pretrain, train
 from scperformer.base.errors import InputError
-from scperformer.cells import Sample, make_corpus, on_disk, settle_in_memory
-from scperformer.cells.on_disk import make_collection
-from scperformer.config import make_config
+from scperformer.cells import on_disk
+from scperformer.cells.corpus import make_corpus
+from scperformer.cells.on_disk import Sample, make_collection, settle_in_memory
+from scperformer.config.compose import make_config
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 

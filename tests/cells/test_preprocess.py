@@ -11,11 +11,14 @@ from scipy import sparse
 from support.normalised import plain, split_in_two
 
 from scperformer.base.errors import InputError
-from scperformer.cells import align_rows, detect_expression, plan_alignment, run_preprocess
+from scperformer.cells.alignment import align_rows, plan_alignment
+from scperformer.cells.detect import detect_expression
 from scperformer.cells.on_disk import make_collection
-from scperformer.cells.preprocess import prepare_reference
-from scperformer.config import DataConfig, PreprocessConfig
-from scperformer.files import PREPARED_KEY, Rows
+from scperformer.cells.preprocess import prepare_reference, run_preprocess
+from scperformer.config.groups import DataConfig
+from scperformer.config.steps import PreprocessConfig
+from scperformer.io.h5ad import PREPARED_KEY
+from scperformer.io.rows import Rows
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}

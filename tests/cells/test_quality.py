@@ -11,18 +11,19 @@ import scanpy
 from scipy import sparse
 from scipy.stats import median_abs_deviation
 
-from scperformer.cells import (
+from scperformer.cells.detect import detect_expression
+from scperformer.cells.quality import (
     cell_quality,
-    detect_expression,
+    count_doublets,
     doublet_scores,
     low_quality,
     measure_quality,
     mitochondrial,
     technical,
+    valley,
     why_no_doublets,
 )
-from scperformer.cells.quality import count_doublets, valley
-from scperformer.files import Rows
+from scperformer.io.rows import Rows
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def naive(x: np.ndarray) -> dict:
 @pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csc_matrix, np.asarray], ids=["csr", "csc", "dense"])
 @pytest.mark.parametrize("block_values", [1 << 22, 1000], ids=["one block", "blocks"])
 def test_quality_equals_a_naive_loop(cells, make, block_values, monkeypatch):
-    monkeypatch.setattr("scperformer.files.rows.BLOCK_VALUES", block_values)
+    monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", block_values)
     x = cells.X.toarray()
     expected = naive(x)
     assert 0 < expected["num_high_mitochondrial"] < 88

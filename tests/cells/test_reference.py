@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.cells import Sample, make_reference, read_unlabelled, reference
+from scperformer.cells import reference
+from scperformer.cells.on_disk import Sample
 from scperformer.cells.preprocess import prepare_reference
-from scperformer.config import make_config
+from scperformer.cells.reference import make_reference, read_unlabelled
+from scperformer.config.compose import make_config
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 

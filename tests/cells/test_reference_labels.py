@@ -5,9 +5,16 @@ import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.cells import label_columns, rare_labels, require_labels
-from scperformer.cells.reference_labels import settle_batches, settle_rare_labels, settle_terms
-from scperformer.config import DataConfig, make_config
+from scperformer.cells.reference_labels import (
+    label_columns,
+    rare_labels,
+    require_labels,
+    settle_batches,
+    settle_rare_labels,
+    settle_terms,
+)
+from scperformer.config.compose import make_config
+from scperformer.config.groups import DataConfig
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
 

@@ -7,12 +7,15 @@ import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.cells import Sample, detect_expression, make_reference, stratified_sample
-from scperformer.cells.splits import group_split, split_cells, split_values, stratified_split
-from scperformer.config import DataConfig, make_config
-from scperformer.learning import loaders
-from scperformer.model import read_model
-from scperformer.network import Cells
+from scperformer.cells.detect import detect_expression
+from scperformer.cells.on_disk import Sample
+from scperformer.cells.reference import make_reference
+from scperformer.cells.splits import group_split, split_cells, split_values, stratified_sample, stratified_split
+from scperformer.config.compose import make_config
+from scperformer.config.groups import DataConfig
+from scperformer.model.batches import Cells
+from scperformer.model.folder import read_model
+from scperformer.training import loaders
 from scperformer.training import train as training
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]

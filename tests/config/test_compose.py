@@ -16,9 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from support.hydra_twin import composed_by_hydra
 
 from scperformer.base.errors import InputError
-from scperformer.config import config_from, make_config, quoted, tree_of_words, yaml_text
+from scperformer.config.compose import config_from, make_config, tree_of_words, yaml_text
 from scperformer.config.presets import conf_dir, preset_names
 from scperformer.config.steps import SCHEMAS
+from scperformer.config.words import quoted
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
 VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.command.words import to_overrides
-from scperformer.config import make_config
+from scperformer.cli.words import to_overrides
+from scperformer.config.compose import make_config
 
 CONFIG = """
 reference: my reference.h5ad

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from scperformer.config import read_options
-from scperformer.model import read_model
+from scperformer.config.file import read_options
+from scperformer.model.folder import read_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUICK = ["data.min_cells_per_label=2", "data.min_genes=1", "logger=none", "model.linear=true", "model.encoder=false"]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.config import groups, make_config
+from scperformer.config import groups
 from scperformer.config import steps as config
+from scperformer.config.compose import make_config
 from scperformer.config.options import TABLES, option_texts
 from scperformer.config.presets import conf_dir
 from scperformer.config.steps import SCHEMAS

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 import scperformer
+from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
-from scperformer.config import PredictConfig
-from scperformer.network import load_model
-from scperformer.prediction.predict import run_predict
+from scperformer.config.steps import PredictConfig
+from scperformer.model.load import load_model
 
 KEY = "scperformer"
 

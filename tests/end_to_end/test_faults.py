@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from support.annotated import annotated_sample
 
+from scperformer.annotation import predict
+from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
-from scperformer.config import PredictConfig
-from scperformer.prediction import predict, run_predict
+from scperformer.config.steps import PredictConfig
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=none")
@@ -24,7 +25,7 @@ TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=no
 
 def started(*words: object, cwd: Path, before: str = "") -> subprocess.Popen:
     """The command in a process of its own, after some lines of Python."""
-    program = f"import sys, time\n{before}\nfrom scperformer.command.cli import main\nsys.exit(main(sys.argv[1:]))"
+    program = f"import sys, time\n{before}\nfrom scperformer.cli.cli import main\nsys.exit(main(sys.argv[1:]))"
     pipe = subprocess.PIPE
     line = [sys.executable, "-c", program, *map(str, words)]
     return subprocess.Popen(line, cwd=cwd, env=ENVIRONMENT, stderr=pipe, stdout=pipe, text=True, start_new_session=True)
@@ -136,7 +137,7 @@ def test_kill_9_while_the_output_is_copied(inputs):
 def test_a_helper_process_that_dies_ends_the_training(inputs):
     """The second process of two dies in its first step: no hang, no model, no exit code 0."""
     die = (
-        "import os\nfrom scperformer.training.supervised import Learner\n"
+        "import os\nfrom scperformer.lab.supervised import Learner\n"
         "Learner.training_step = lambda self, *_: os._exit(9) if self.global_rank == 1 else None"
     )
     (inputs / "sitecustomize.py").write_text(

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from scipy import sparse
 from support.fuzzing import KINDS, anndatas, write
 
-from scperformer.command import cli
-from scperformer.config import make_config
-from scperformer.model import read_model
+from scperformer.cli import cli
+from scperformer.config.compose import make_config
+from scperformer.model.folder import read_model
 
 FUZZED = int(os.environ.get("FUZZED", 15))
 STEPS = ("check", "predict", "preprocess", "train")

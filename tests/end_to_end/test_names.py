@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer.reports.evaluate import read_evaluation
+from scperformer.results.evaluate import read_evaluation
 
 TEXTS = ["<script>alert(1)</script>", "=1+1", "+cmd|' /C calc'!A0", "../../x", "a/b", "a|b", 'q"uo"te', "a,b;c\td"[:5]]
 

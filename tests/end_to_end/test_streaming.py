@@ -17,14 +17,15 @@ from anndata.tests.helpers import assert_equal
 from scipy import sparse
 
 import scperformer
+from scperformer.annotation import parts as parts_file
+from scperformer.annotation import predict
+from scperformer.annotation import write as writer
+from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
-from scperformer.config import PredictConfig
-from scperformer.files import rows as rows
-from scperformer.fitting import Calls, call_block
-from scperformer.network import load_model
-from scperformer.prediction import parts as parts_file
-from scperformer.prediction import predict, run_predict
-from scperformer.prediction import write as writer
+from scperformer.config.steps import PredictConfig
+from scperformer.io import rows as rows
+from scperformer.model.load import load_model
+from scperformer.training.calls import Calls, call_block
 
 BLOCK = 17  # cells; 120 of them make eight blocks
 
@@ -69,7 +70,7 @@ def test_blocks_of_a_file_give_what_the_whole_gives(
         adata.raw = adata.copy()
         adata.X = np.full(adata.shape, -1.0, dtype=np.float32)
     path = write(adata)
-    monkeypatch.setattr("scperformer.files.read.read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
+    monkeypatch.setattr("scperformer.io.read.read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
     (output,) = run_predict(config(path, tiny_model))
     require_same(ad.read_h5ad(output), whole)
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
@@ -109,7 +110,7 @@ def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, smal
     rich.uns["names"] = np.array(["a", "ö"], dtype=object)
     path = write(rich)
     expected = scperformer.annotate(ad.read_h5ad(path), load_model(tiny_model))
-    monkeypatch.setattr("scperformer.files.read.read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
+    monkeypatch.setattr("scperformer.io.read.read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
     (output,) = run_predict(config(path, tiny_model, output=str(path.with_name("out.zarr"))))
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["out.zarr", "sample.h5ad"]
     found = ad.read_zarr(output)

@@ -13,8 +13,8 @@ from support import celltypist
 import scperformer as scp
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.genes import human_genes
-from scperformer.model import read_model
+from scperformer.io.gene_table import human_genes
+from scperformer.model.folder import read_model
 
 EXACT = {"genes": "exact"}
 TOLERANCE = 1e-9  # the product adds up the genes in another order than CellTypist's dense one

@@ -10,7 +10,7 @@ from support import celltypist, scbert
 import scperformer as scp
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.model import read_model
+from scperformer.model.folder import read_model
 
 HERE = Path(__file__).parent
 NUM_DAMAGED = 100

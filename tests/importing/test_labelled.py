@@ -7,8 +7,8 @@ from support import celltypist
 
 import scperformer as scp
 from scperformer.base.errors import InputError
-from scperformer.fitting import KEPT_SCORES
-from scperformer.model import load_reference_cells, read_model
+from scperformer.model.folder import load_reference_cells, read_model
+from scperformer.training.fit_imported import KEPT_SCORES
 
 
 @pytest.fixture(scope="module")

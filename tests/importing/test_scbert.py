@@ -10,9 +10,10 @@ from scipy.special import softmax
 from support import scbert
 
 import scperformer as scp
+from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.model import read_model
-from scperformer.network import Batch, load_model
+from scperformer.model.folder import read_model
+from scperformer.model.load import load_model
 
 LABELS = ["B", "NK", "Monocyte"]
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "scbert"

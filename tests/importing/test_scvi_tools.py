@@ -15,7 +15,7 @@ import torch
 
 import scperformer as scp
 from scperformer.base.errors import InputError
-from scperformer.model import read_model
+from scperformer.model.folder import read_model
 
 MODELS = Path(__file__).parent / "scanvi"
 GENES = [f"GENE{number}" for number in range(60)]

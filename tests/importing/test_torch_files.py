@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scperformer.base.errors import InputError
-from scperformer.importing import import_model
+from scperformer.importing.folders import import_model
 from scperformer.importing.torch_files import is_torch_file, read_torch
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from scperformer.labels import common_labels, packaged_ontology
+from scperformer.labels.common import common_labels
+from scperformer.labels.ontology import packaged_ontology
 
 OWN = ["Naive CD4 T", "Memory CD4 T", "CD8 T", "CD14+ Mono", "FCGR3A+ Mono", "B", "NK", "DC", "Platelet"]
 

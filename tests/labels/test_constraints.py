@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.labels import allowed_labels, reweighted, shares_by_em
+from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
 
 LABELS = ["a", "b", "c"]
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.labels import StudyLabels, join_labels, read_label_map
+from scperformer.labels.joining import StudyLabels, join_labels, read_label_map
 
 
 def study(name: str, *labels: str, terms: dict[str, str] | None = None) -> StudyLabels:

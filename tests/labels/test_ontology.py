@@ -3,7 +3,7 @@
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.labels import find_terms, joined_by_terms, packaged_ontology, read_obo, read_pairs
+from scperformer.labels.ontology import find_terms, joined_by_terms, packaged_ontology, read_obo, read_pairs
 
 # Stanzas of cl-basic.obo of 2022-08-16, without definitions and references.
 CL = """\

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer.labels import label_texts, means_no_label, spelled_as
+from scperformer.labels.texts import label_texts, means_no_label, spelled_as
 
 NAN = None  # a missing label in these lists
 COLUMNS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer.labels import LabelTree, pairs_of_columns, tree_of_pairs
+from scperformer.labels.tree import LabelTree, pairs_of_columns, tree_of_pairs
 
 LABELS = ["B", "CD4", "CD8", "Mono", "T", "DC"]
 PARENTS = {"CD4": "T", "CD8": "T", "T": "lymphocyte", "B": "lymphocyte", "Mono": "myeloid", "DC": "myeloid"}

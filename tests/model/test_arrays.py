@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from scperformer.model import CELLS_FILE, HELD_OUT, HeldOut, ReferenceCells
-from scperformer.model.held_out import read_held_out
-from scperformer.model.reference_cells import read_reference_cells
+from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
+from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
 
 
 def kept_cells(are_counts: bool = True) -> ReferenceCells:

@@ -17,23 +17,14 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import MARK
-from scperformer.labels import LabelTree
-from scperformer.model import (
-    CARD,
-    CELLS_FILE,
-    GENES,
-    INFO,
-    PACKAGED_MODEL,
-    WEIGHTS,
-    ReferenceCells,
-    SavedModel,
-    load_reference_cells,
-    read_model,
-    resolve_model,
-    write_model,
-)
+from scperformer.labels.tree import LabelTree
 from scperformer.model.card import model_card
+from scperformer.model.content import INFO
+from scperformer.model.folder import CARD, GENES, WEIGHTS, load_reference_cells, read_model, write_model
 from scperformer.model.held_out import HeldOut
+from scperformer.model.library import PACKAGED_MODEL, resolve_model
+from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells
+from scperformer.model.saved_model import SavedModel
 
 
 @pytest.fixture

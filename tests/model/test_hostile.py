@@ -12,8 +12,8 @@ from support.measured import TensorBytes
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.model import read_model
-from scperformer.network import load_model
+from scperformer.model.folder import read_model
+from scperformer.model.load import load_model
 
 
 @pytest.fixture

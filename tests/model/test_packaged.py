@@ -5,9 +5,11 @@ import pytest
 
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import MIB
-from scperformer.files import read_cells
-from scperformer.model import CARD, PACKAGED_MODEL, SavedModel, load_reference_cells, read_model
+from scperformer.io.read import read_cells
 from scperformer.model.card import model_card
+from scperformer.model.folder import CARD, load_reference_cells, read_model
+from scperformer.model.library import PACKAGED_MODEL
+from scperformer.model.saved_model import SavedModel
 
 REFERENCE = PACKAGED_MODEL.parents[3] / "data" / "pbmc3k.h5ad"
 

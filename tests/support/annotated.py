@@ -11,7 +11,7 @@ import scanpy as sc
 from sklearn.linear_model import LogisticRegression
 
 from scperformer.base.messages import join_names
-from scperformer.labels import NO_CALL, final_call
+from scperformer.labels.ontology_columns import NO_CALL, final_call
 
 NUM_REFERENCE = 420  # of 700 cells: the others are the samples
 TRUTH_KEY = "bulk_labels"

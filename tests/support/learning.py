@@ -6,8 +6,9 @@ import torch
 
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cells.splits import stratified_split
-from scperformer.config import make_config
-from scperformer.network import Cells, CellTypeModel
+from scperformer.config.compose import make_config
+from scperformer.model.batches import Cells
+from scperformer.model.network import CellTypeModel
 
 OVERRIDES = [
     "inputs=[reference.h5ad]",

@@ -3,8 +3,9 @@
 import numpy as np
 from scipy.sparse import csr_matrix, random_array
 
-from scperformer.config import TokensConfig
-from scperformer.network import Batch, Cells
+from scperformer.attention.tokens import Batch
+from scperformer.config.groups import TokensConfig
+from scperformer.model.batches import Cells
 
 TOKENS = {
     "continuous": TokensConfig(),

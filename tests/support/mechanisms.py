@@ -6,9 +6,10 @@ import pytest
 import torch
 from support.twins import CASES, TWINS
 
-from scperformer.attention import MECHANISMS, Attention, Sizes, make_attention
 from scperformer.attention.additive import LOG2_E
-from scperformer.network import torch_state_kept
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.registry import MECHANISMS, make_attention
+from scperformer.model.inference import torch_state_kept
 
 B, H, E = 2, 3, 16
 SIZES = Sizes(num_heads=H, head_dim=E, length=65)

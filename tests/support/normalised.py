@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from scperformer.cells import detect_expression
+from scperformer.cells.detect import detect_expression
 
 
 def plain(counts, target_sum=1e4):

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from scperformer.lab.supervised import Learner
 from scperformer.training import run_folder
 from scperformer.training.run_folder import draw_learning_curve
-from scperformer.training.supervised import Learner
 
 BASELINE = {"macro_f1": 0.71, "accuracy": 0.83}
 

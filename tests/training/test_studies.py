@@ -13,8 +13,9 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.model import INFO, read_model
-from scperformer.network import JoinedModel, load_model
+from scperformer.model.content import INFO
+from scperformer.model.folder import read_model
+from scperformer.model.load import JoinedModel, load_model
 
 LABELS = ("B", "Naive CD4 T", "Memory CD4 T", "NK")
 QUICK = ["experiment=linear", "data.min_genes=0", "data.min_cells=0", "logger=none"]

@@ -32,10 +32,14 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.cells import Sample, make_reference
-from scperformer.command.words import to_overrides
-from scperformer.config import make_config, quoted
-from scperformer.model import ReferenceCells, SavedModel, load_reference_cells, read_model
+from scperformer.cells.on_disk import Sample
+from scperformer.cells.reference import make_reference
+from scperformer.cli.words import to_overrides
+from scperformer.config.compose import make_config
+from scperformer.config.words import quoted
+from scperformer.model.folder import load_reference_cells, read_model
+from scperformer.model.reference_cells import ReferenceCells
+from scperformer.model.saved_model import SavedModel
 from scperformer.training import run_folder
 from scperformer.training import train as train_module
 from scperformer.training.run_folder import open_run, run_options

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.cluster import ENVIRONMENT, LONGEST_WAIT, ROOT, slurm_says, wait_for
 
-from scperformer.model import read_model
+from scperformer.model.folder import read_model
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from support.fake_steps import write_fake_steps
 
-from scperformer.config import make_config
+from scperformer.config.compose import make_config
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("sample_full", "sample_shallow", "sample_panel")

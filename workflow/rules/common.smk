@@ -15,9 +15,10 @@ import h5py
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import escape_formula
 from scperformer.base.outputs import FAILED_SUFFIX, MARK, new_file
-from scperformer.config import RESULT_VERSION, option_word as option
-from scperformer.files import OWN_COLUMNS
-from scperformer.model import INFO
+from scperformer.config.steps import RESULT_VERSION
+from scperformer.config.words import option_word as option
+from scperformer.io.sheet import OWN_COLUMNS
+from scperformer.model.content import INFO
 
 SMALL = 20 * 10**6  # bytes, about 10,000 cells: samples up to this size may share a job
 

@@ -1,0 +1,397 @@
+"""The encoder: layers of attention between the tokens and a feed-forward network on each.
+
+Shape letters: B cells, L tokens, D model width, H heads, E head width, M features, G genes.
+
+A layer is computed as a whole or, with an additive mechanism, in two passes over chunks of `chunk_tokens`: first the
+sums over keys, then the output of each token from these sums. The features phi then exist for one chunk at a time.
+(Kernels that never store phi take all tokens at once.) With `checkpointing`, only the input of the layer is stored, and
+the backward pass computes each chunk again.
+
+With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass
+through the layers once for all cells; for each cell, its expressed genes are subtracted from the sums over keys.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from scperformer.attention.additive import Additive, KeySums
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.favor import has_triton
+from scperformer.attention.registry import MECHANISMS, make_attention
+from scperformer.attention.tokens import Batch, Embedding
+from scperformer.base.errors import InputError
+from scperformer.config.groups import ModelConfig, TokensConfig
+
+# If a cell expresses more than this share of the genes, its unexpressed genes are summed directly: the difference of
+# nearly equal sums would be mostly rounding error.
+MAX_EXPRESSED_SHARE = 1 / 3
+FEEDFORWARD_FACTOR = 4  # hidden width of the feed-forward network, in multiples of the model width
+Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input for all genes at value 0, and their sums over keys
+
+
+class _Sum(torch.autograd.Function):
+    """`Layer.key_sums` with checkpointing: the backward pass computes each chunk again."""
+
+    @staticmethod
+    def forward(ctx, layer, h_BLD, keep_BL, *parameters):
+        ctx.layer = layer
+        ctx.as_before = _state_of(h_BLD.device)
+        sums = layer.key_sums(h_BLD, keep_BL)
+        ctx.save_for_backward(h_BLD, keep_BL, sums.scale_BHM, *parameters)
+        ctx.mark_non_differentiable(sums.scale_BHM)
+        return sums.s_BHME, sums.z_BHM, sums.scale_BHM
+
+    @staticmethod
+    def backward(ctx, grad_s_BHME, grad_z_BHM, _):
+        h_BLD, keep_BL, scale_BHM, *parameters = ctx.saved_tensors
+
+        def outputs(chunk_BLD, keep_BL):
+            sums = ctx.layer.chunk_sums(chunk_BLD, keep_BL)
+            factor_BHM = torch.exp2(sums.scale_BHM - scale_BHM)
+            return (sums.s_BHME, sums.z_BHM), (grad_s_BHME * factor_BHM.unsqueeze(-1), grad_z_BHM * factor_BHM)
+
+        grad_h_BLD, grads = _gradients(ctx, outputs, h_BLD, keep_BL, parameters)
+        return None, grad_h_BLD, None, *grads
+
+
+class _Read(torch.autograd.Function):
+    """`Layer.read` with checkpointing: the backward pass computes each chunk again."""
+
+    @staticmethod
+    def forward(ctx, layer, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
+        ctx.layer = layer
+        ctx.as_before = _state_of(h_BLD.device)
+        ctx.save_for_backward(h_BLD, s_BHME, z_BHM, scale_BHM, *parameters)
+        return layer.read(h_BLD, KeySums(s_BHME, z_BHM, scale_BHM))
+
+    @staticmethod
+    def backward(ctx, grad_BLD):
+        h_BLD, s_BHME, z_BHM, scale_BHM, *parameters = ctx.saved_tensors
+        sums = KeySums(s_BHME.detach().requires_grad_(), z_BHM.detach().requires_grad_(), scale_BHM)
+
+        def outputs(chunk_BLD, grad_BLD):
+            return (ctx.layer.read_chunk(chunk_BLD, sums),), (grad_BLD,)
+
+        shared = [sums.s_BHME, sums.z_BHM, *parameters]
+        grad_h_BLD, (grad_s_BHME, grad_z_BHM, *grads) = _gradients(ctx, outputs, h_BLD, grad_BLD, shared)
+        return None, grad_h_BLD, grad_s_BHME, grad_z_BHM, None, *grads
+
+
+def _state_of(device: torch.device) -> Callable:
+    """Return a context manager that enables gradients and restores the present random state and mixed precision."""
+    rng_state = torch.get_rng_state()
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    device_rng_state = None if module is None else module.get_rng_state()
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+    @contextmanager
+    def as_before() -> Iterator[None]:
+        devices = [] if module is None else [device]
+        forked = torch.random.fork_rng(devices, device_type=device.type)
+        with forked, torch.enable_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            torch.set_rng_state(rng_state)
+            if module is not None:
+                module.set_rng_state(device_rng_state)
+            yield
+
+    return as_before
+
+
+def _gradients(ctx, outputs, h_BLD, other_BLX, shared):
+    """Return the gradients of the tokens, chunk by chunk, and of the tensors `shared` by all chunks.
+
+    `outputs` is called with a chunk of the tokens and of `other_BLX`; it returns the chunk's outputs and their
+    gradients.
+    """
+    grad_h_BLD = torch.empty_like(h_BLD)
+    grads: list[Any] = [None] * len(shared)
+    wanted = [i for i, tensor in enumerate(shared) if tensor.requires_grad]
+    chunks = zip(*map(ctx.layer.chunks, (h_BLD, other_BLX, grad_h_BLD)), strict=True)
+    with ctx.as_before():
+        for chunk_BLD, other_chunk_BLX, grad_chunk_BLD in chunks:
+            chunk_BLD = chunk_BLD.detach().requires_grad_()
+            results, given = outputs(chunk_BLD, other_chunk_BLX)
+            inputs = (chunk_BLD, *(shared[i] for i in wanted))
+            new_chunk_BLD, *shared_grads = torch.autograd.grad(results, inputs, given, allow_unused=True)
+            grad_chunk_BLD.copy_(new_chunk_BLD)
+            for i, grad in zip(wanted, shared_grads, strict=True):
+                if grad is not None:
+                    grads[i] = grad.clone() if grads[i] is None else grads[i].add_(grad)
+    return grad_h_BLD, grads
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm; with Triton on a GPU in one pass, with the precision of the next product unless it `is_last`."""
+
+    def __init__(self, dim: int, is_last: bool = False):
+        super().__init__(dim)
+        self.is_last = is_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x.is_cuda and x.dtype == torch.float32 and has_triton()):
+            return super().forward(x)
+        from scperformer.attention.fused_norm import layer_norm  # needs Triton
+
+        is_mixed = torch.is_autocast_enabled("cuda") and not self.is_last
+        dtype = torch.get_autocast_dtype("cuda") if is_mixed else x.dtype
+        return layer_norm(x, self.weight, self.bias, self.eps, dtype)
+
+
+class Layer(nn.Module):
+    """Attention between tokens, then a feed-forward network on each token, both with residual and layer norm."""
+
+    def __init__(self, model: ModelConfig, attention: Attention):
+        super().__init__()
+        assert model.head_dim is not None
+        self.heads = (model.num_heads, model.head_dim)
+        self.inner = model.num_heads * model.head_dim
+        self.pre_norm = model.norm == "pre"
+        in_chunks = isinstance(attention, Additive) and not attention.is_causal
+        self.chunk_tokens = model.chunk_tokens if in_chunks else None
+        self.checkpointing = model.checkpointing
+        # With post-norm the output of a norm is the next residual and must stay float32, so it is not fused.
+        norm = LayerNorm if self.pre_norm else nn.LayerNorm
+        self.norm_attention = norm(model.dim)
+        # rows: queries (also the keys where they are shared), keys, values
+        self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
+        self.keys_from = 0 if attention.shared_qk else self.inner
+        self.attention = attention
+        self.to_out = nn.Linear(self.inner, model.dim)
+        self.norm_feedforward = norm(model.dim)
+        hidden = model.dim * FEEDFORWARD_FACTOR
+        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), nn.GELU(), nn.Linear(hidden, model.dim))
+        self.dropout = nn.Dropout(model.dropout)
+
+    def projected(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
+        """Project tokens with `weight`, rows of `to_qkv`: T x B x H x L x E; T is up to 3 (queries, keys, values)."""
+        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
+        return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
+
+    def projected_apart(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
+        """As `projected`, but with tokens last in memory, so that products within single heads need no copies."""
+        if torch.is_grad_enabled():  # the backward pass would make more copies than this saves
+            return self.projected(h_BLD, weight)
+        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
+        # `matmul` would transpose the matrices to have one product for all cells, and the result with them.
+        qkv_BIL = torch.bmm(weight.expand(len(x_BLD), -1, -1), x_BLD.transpose(1, 2))
+        return qkv_BIL.unflatten(1, (-1, *self.heads)).permute(1, 0, 2, 4, 3)
+
+    def queries(self, h_BLD: Tensor) -> Tensor:
+        """Return the queries of tokens, B x H x L x E."""
+        return self.projected_apart(h_BLD, self.to_qkv.weight[: self.inner])[0]
+
+    def keys_values(self, h_BLD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of tokens, B x H x L x E each."""
+        k_BHLE, v_BHLE = self.projected_apart(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
+        return k_BHLE, v_BHLE
+
+    def is_fused(self, h_BLD: Tensor) -> bool:
+        """Whether one kernel computes a residual sum and the norm after it: for predictions with Triton on a GPU."""
+        fits = self.pre_norm and h_BLD.dtype == torch.float32
+        predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
+        return fits and predicts and has_triton()
+
+    def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor) -> Tensor:
+        """Return the layer's output for tokens, given the mixed values of the attention."""
+        added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
+        norm = self.norm_feedforward
+        if self.is_fused(h_BLD):
+            from scperformer.attention.fused_norm import add_norm  # needs Triton
+
+            h_BLD, x_BLD = add_norm(h_BLD.contiguous(), added_BLD, norm.weight, norm.bias, norm.eps)
+            return h_BLD + self.feedforward(x_BLD)
+        h_BLD = h_BLD + self.dropout(added_BLD)
+        if self.pre_norm:
+            return h_BLD + self.dropout(self.feedforward(norm(h_BLD)))
+        h_BLD = self.norm_attention(h_BLD)
+        return norm(h_BLD + self.dropout(self.feedforward(h_BLD)))
+
+    def forward(self, h_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor) -> Tensor:
+        """Return the layer's output for tokens that attend to each other, B x L x D, as a whole or in chunks."""
+        is_long = self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens
+        if is_long and not self.attention.is_fused(h_BLD):
+            # Cell by cell, so that the result of a cell does not depend on the other cells, not even in its last bit.
+            cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
+            outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(self._whole, h_BLD, keep_BL, positions_BL, use_reentrant=False)
+        return self._whole(h_BLD, keep_BL, positions_BL)
+
+    def _whole(self, h_BLD, keep_BL, positions_BL):
+        qkv_TBHLE = self.projected(h_BLD, self.to_qkv.weight)
+        return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL))
+
+    def chunks(self, x_BL: Tensor) -> tuple[Tensor, ...]:
+        """Split into parts of at most `chunk_tokens` tokens; without that option, one part."""
+        return x_BL.split(self.chunk_tokens or x_BL.shape[1], dim=1)
+
+    def chunk_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
+        """Return the sums over the keys of one chunk."""
+        assert isinstance(self.attention, Additive)
+        # Without a mask, if all tokens are real, this takes a tenth less time. (On a GPU the check would synchronise.)
+        all_real = not keep_BL.is_cuda and bool(keep_BL.all())
+        return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
+
+    def key_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
+        """Return the sums over the keys of tokens, chunk by chunk, for additive mechanisms."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return KeySums(*_Sum.apply(self, h_BLD, keep_BL, *self.parameters()))
+        return reduce(add, map(self.chunk_sums, self.chunks(h_BLD), self.chunks(keep_BL)))
+
+    def read_chunk(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
+        """Return the layer's output for one chunk, given the sums over all keys."""
+        assert isinstance(self.attention, Additive)
+        return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
+
+    def read(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
+        """Return the layer's output for tokens, chunk by chunk, given the sums over all keys."""
+        if torch.is_grad_enabled():
+            if self.checkpointing:
+                return _Read.apply(self, h_BLD, sums.s_BHME, sums.z_BHM, sums.scale_BHM, *self.parameters())
+            return torch.cat([self.read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
+        # Allocated beforehand: outputs allocated between large temporary tensors would fragment the memory.
+        out_BLD = torch.empty_like(h_BLD)
+        for part_BLD, chunk_BLD in zip(self.chunks(out_BLD), self.chunks(h_BLD), strict=True):
+            part_BLD.copy_(self.read_chunk(chunk_BLD, sums))
+        return out_BLD
+
+
+class Encoder(nn.Module):
+    """Embedding, layers and final norm: from tokens to one vector per token.
+
+    An unknown mechanism or option is refused. So is `tokens.unexpressed=memory` with a mechanism whose sums over keys
+    cannot be added and subtracted, or that is causal, as unexpressed genes have no place in the order of tokens.
+    """
+
+    def __init__(
+        self, num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], generator: Generator
+    ):
+        super().__init__()
+        assert model.head_dim is not None
+        sizes = Sizes(num_heads=model.num_heads, head_dim=model.head_dim, length=num_genes + 1)
+        self.embedding = Embedding(num_genes, model, tokens)
+        self.stack = [Layer(model, make_attention(attention, sizes, generator)) for _ in range(model.depth)]
+        self.layers = nn.ModuleList(self.stack)
+        self.mechanisms = [layer.attention for layer in self.stack]
+        for mechanism in self.mechanisms[1:]:
+            mechanism.share_with(self.mechanisms[0])
+        is_coexpression = model.positions == "coexpression"
+        self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" and not is_coexpression else nn.Identity()
+        if is_coexpression:  # the layers add nothing to the gene vectors at first
+            for layer in self.stack:
+                for part in (*layer.to_out.parameters(), *layer.feedforward[-1].parameters()):
+                    nn.init.zeros_(part)
+        self.dropout = nn.Dropout(model.dropout)
+        self.has_memory = tokens.unexpressed == "memory" and bool(self.stack)
+        self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was computed from, and the memory
+        self.measured_G: Tensor | None = None  # bool, genes that occur in the file of the cells; None: all
+        self.redraw_interval = 0  # training steps between calls of `redraw`; 0: never
+        if not self.stack:
+            return
+        first = self.mechanisms[0]
+        self.redraw_interval = first.redraw_interval
+        summable = isinstance(first, Additive) and first.can_subtract
+        if self.has_memory and (first.is_causal or not summable):
+            suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.additive)
+            causal = " causal" if first.is_causal else ""
+            epsilon = f" and attention.epsilon={first.options.epsilon}" if first.additive and not summable else ""
+            found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"
+            expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null"
+            raise InputError(found, expected, "choose one of them, or tokens.unexpressed=skip")
+
+    def redraw(self, generator: Generator) -> None:
+        """Draw the random parts of every layer's attention again (only during training)."""
+        for mechanism in self.mechanisms:
+            mechanism.redraw(generator)
+
+    def penalty(self) -> Tensor:
+        """Return the weighted sum of the penalties of all layers' attention."""
+        return sum((m.penalty_weight * m.penalty() for m in self.mechanisms), torch.zeros(()))
+
+    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
+        """Refuse this number of tokens if the attention does."""
+        for mechanism in self.mechanisms[:1]:
+            mechanism.require_length(num_tokens, where)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the encoded tokens, B x L x D; padding has arbitrary values."""
+        return self.encode(self.dropout(self.embedding(batch)), batch)
+
+    def encode(self, h_BLD: Tensor, batch: Batch) -> Tensor:
+        """Return the encoded tokens, as `forward` does, given the embedded tokens."""
+        memory = self.memory() if self.has_memory else None
+        for index in range(len(self.stack)):
+            h_BLD = self.after_layer(index, h_BLD, batch, memory)
+        return self.norm(h_BLD)
+
+    def after_layer(self, index: int, h_BLD: Tensor, batch: Batch, memory: Memory | None) -> Tensor:
+        """Return the output of a layer for the input `h_BLD`."""
+        layer = self.stack[index]
+        if memory is None:
+            return layer(h_BLD, batch.keep_BL, batch.genes_BL)
+        # `others`: the sums over genes that are not tokens of a cell. (Genes dropped in training are still tokens.)
+        h_1GD, sums = memory[index]
+        h_GD = h_1GD[0]
+        is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have index G
+        others = sums + -layer.key_sums(h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)], is_gene_BL)
+        rows = torch.nonzero(is_gene_BL.sum(1) > MAX_EXPRESSED_SHARE * len(h_GD)).flatten()
+        if len(rows):
+            others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1)
+            others_BG = others_BG.scatter(1, batch.genes_BL[rows], False)[:, :-1]
+            if self.measured_G is not None:
+                others_BG &= self.measured_G.to(others_BG.device)
+            others = others.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
+        return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
+
+    def attention_inputs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the queries, keys and values of each layer, B x H x L x E each, as the model itself computes them.
+
+        They do not include unexpressed genes (`tokens.unexpressed=memory`).
+        """
+        h_BLD = self.dropout(self.embedding(batch))
+        for index, layer in enumerate(self.stack):
+            yield layer.queries(h_BLD), *layer.keys_values(h_BLD)
+            if index + 1 < len(self.stack):
+                h_BLD = self.after_layer(index, h_BLD, batch, self.memory() if self.has_memory else None)
+
+    def memory(self) -> Memory:
+        """Return the memory of all measured genes at value 0; in prediction it is computed once and kept."""
+        # It is computed again if a weight, its address, the precision or the measured genes change.
+        state: list[Any] | None = None
+        if not self.training and not torch.is_grad_enabled():
+            device = next(self.parameters()).device.type
+            weights = self.state_dict(keep_vars=True).values()
+            state = [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
+            state.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+            state.append(None if self.measured_G is None else self.measured_G.numpy().tobytes())
+            if self.kept_memory is not None and self.kept_memory[0] == state:
+                return self.kept_memory[1]
+        memory: Memory = []
+        h_1GD = self.dropout(self.embedding.unexpressed())
+        keep_1G = torch.ones(h_1GD.shape[:2], dtype=torch.bool, device=h_1GD.device)
+        if self.measured_G is not None:
+            keep_1G &= self.measured_G.to(h_1GD.device)
+        for layer in self.stack:
+            memory.append((h_1GD, layer.key_sums(h_1GD, keep_1G)))
+            if len(memory) < len(self.stack):
+                h_1GD = layer.read(*memory[-1])
+        self.kept_memory = None if state is None else (state, memory)
+        return memory
+
+    @torch.no_grad()
+    def start(self, batch: Batch, generator: Generator) -> None:
+        """Initialise the mechanisms from keys of training cells, layer by layer (for example the anchors of rbf)."""
+        was_training = self.training
+        self.eval()  # no dropout
+        for layer, (_, k_BHLE, _) in zip(self.stack, self.attention_inputs(batch), strict=False):
+            layer.attention.start(k_BHLE, batch.keep_BL, generator)
+        self.train(was_training)

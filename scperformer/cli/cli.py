@@ -1,0 +1,292 @@
+"""The command line: `scperformer STEP files... option=value...` calls the function `run_STEP`."""
+
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from scperformer.base.errors import InputError, as_input_error, one_line
+from scperformer.base.memory import GIVEN_BACK, freed_memory
+from scperformer.base.messages import did_you_mean
+from scperformer.base.signals import EndedBySignal, say_ended, signal_received
+from scperformer.cli.help import help_text, program_text
+from scperformer.cli.words import FLAGS, PLUGIN, first_line, own_presets, to_overrides
+
+log = logging.getLogger(__name__)
+
+# The module of run_<step>, and the default name of the output of each run of a sweep; "": sweeps are refused.
+STEPS = {
+    "check": ("results.check", "check.json"),
+    "preprocess": ("cells.preprocess", "prepared.h5ad"),
+    "pretrain": ("lab.pretrain", "encoder"),
+    "train": ("training.train", "model"),
+    "predict": ("annotation.predict", "annotated.h5ad"),
+    "adapt": ("training.adapt", "adapted"),
+    "evaluate": ("results.evaluate", "evaluation"),
+    "report": ("results.report", "report.html"),
+    "explain": ("results.explain", "explanation"),
+    "analyze": ("lab.analyze", "analysis"),
+    "models": ("cli.models", "models"),
+    "workflow": ("cli.workflow", ""),
+}
+
+# In a sweep with trainer=ddp, Lightning appends these words to the command that starts each further process.
+FROM_LIGHTNING = ("hydra.run.dir=", "hydra.output_subdir=", "hydra.job.name=")
+MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
+
+
+def import_function(module: str, name: str) -> Callable[[Any], object]:
+    """Import a function of this package, and exclude all modules imported so far from garbage collection.
+
+    They live as long as the process. Searching them for garbage takes a sixth of the CPU time of a short prediction.
+    """
+    gc.disable()
+    try:
+        function = getattr(importlib.import_module(f"scperformer.{module}"), name)
+        if not gc.get_freeze_count():  # in a later job of a sweep, the garbage of earlier jobs would be frozen, too
+            gc.freeze()
+    finally:
+        gc.enable()
+    return function
+
+
+def _run(name: str, config: Any) -> None:
+    """Call the function of a step with its configuration."""
+    with freed_memory(GIVEN_BACK):
+        import_function(STEPS[name][0], f"run_{name}")(config)
+
+
+def load_plugins(files: list[str]) -> None:
+    """Execute files, which register mechanisms of attention."""
+    if files:
+        from scperformer.attention.registry import load_plugin  # imports torch
+
+        for file in files:
+            load_plugin(file)
+
+
+def run_step(name: str, words: list[str], plugins: list[str]) -> int:
+    """Run a step, once or as a sweep (-m), or print its configuration (--cfg); return the exit code.
+
+    Parameters
+    ----------
+    plugins
+        Files with mechanisms of attention.
+
+    Raises
+    ------
+    InputError
+        The words or the input of the step cannot be used; or it cannot be run as a sweep.
+    SystemExit
+        Snakemake failed: with its exit code.
+    """
+    from scperformer.config.compose import make_config, tree_of_words, yaml_text
+    from scperformer.config.sweeps import command_line, hand_to_hydra
+
+    if name == "workflow" and plugins:
+        remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
+        raise InputError(f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
+    load_plugins(plugins)
+    overrides = to_overrides(words, name)
+    first_flag = next((place for place, word in enumerate(overrides) if word in FLAGS), len(overrides))
+    flags = overrides[first_flag:]
+    overrides = overrides[:first_flag]
+    own = own_presets(flags)
+    shown = dict(pairwise(flags)).get("--cfg")
+    if shown is None:
+        log.info("%s", first_line(name, words))
+    elif shown == "job":
+        print(yaml_text(tree_of_words(name, overrides, own)), end="")
+        return 0
+    else:
+        hand_to_hydra(name, overrides, ["--cfg", shown], lambda: None, own)
+        return 0
+    if "-m" in flags:
+        if not STEPS[name][1]:
+            raise InputError(f"'{name}' with -m", f"one run of the {name}", "leave -m out")
+        return run_sweep(name, overrides, own, plugins)
+    overrides = [word for word in overrides if not word.startswith(FROM_LIGHTNING)]
+    with command_line(sys.argv[0], *_plugin_words(plugins), name, *words):
+        _run(name, make_config(name, overrides, own))
+    return 0
+
+
+def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[str]) -> int:
+    """Run a step once for each combination of values; print the table of the runs, and return the exit code.
+
+    Parameters
+    ----------
+    name
+        The step.
+    overrides
+        Options of the step with one or several values, and options of Hydra.
+    own
+        The user's folder of presets.
+    plugins
+        Files with mechanisms of attention.
+
+    Returns
+    -------
+    0, or 2 if a run has failed.
+    """
+    from scperformer.cli.sweep import Sweep
+    from scperformer.config.sweeps import hand_to_hydra
+
+    sweep_dir = "hydra.sweep.dir="
+    # A folder that the user gives comes later in the list, and the last word counts.
+    overrides = [f"{sweep_dir}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", *overrides]
+    sweep_folder = [word.removeprefix(sweep_dir).strip("'\"") for word in overrides if word.startswith(sweep_dir)][-1]
+    sweep = Sweep(Path(sweep_folder))
+    program = sys.argv[0]  # in a job that a cluster starts, sys.argv is submitit's
+    presets = [] if own is None else ["--config-dir", str(own)]
+
+    def run_job() -> None:
+        """Run one job of the sweep, in this process or in one that a cluster has started."""
+        from scperformer.config.compose import make_config
+        from scperformer.config.sweeps import command_line, sweep_job
+        from scperformer.config.words import quoted
+
+        set_up_logging()
+        load_plugins(plugins)
+        folder, chosen = sweep_job()
+        log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
+        try:
+            with sweep.job(folder, chosen) as record_output:
+                config = make_config(name, chosen, own)
+                config = replace(config, output=str(folder / Path(config.output or STEPS[name][1]).name))
+                record_output(config.output)
+                # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
+                with command_line(
+                    program, *_plugin_words(plugins), name, *chosen, f"output={quoted(config.output)}", *presets
+                ):
+                    _run(name, config)
+        except Exception as error:  # noqa: BLE001 - the other jobs of the sweep run all the same
+            refuse(error)
+
+    try:
+        with sweep.to_its_end():
+            hand_to_hydra(name, overrides, ["-m"], run_job, own)
+    finally:
+        if sweep.rows:
+            print(sweep.markdown(), flush=True)
+            sweep.draw()
+    return 2 if sweep.num_failed else 0
+
+
+class _Format(logging.Formatter):
+    """Format a record as one line without control characters; only warnings and errors begin with their level."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        indent = text[: len(text) - len(text.lstrip(" "))]
+        # Word by word: `one_line` would merge several spaces, which align the columns of tables.
+        text = indent + " ".join(map(one_line, text.lstrip(" ").split(" ")))
+        return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
+
+
+def set_up_logging() -> None:
+    """Send the log lines of this package (INFO and above) and warnings to standard error as plain lines."""
+    warnings.formatwarning = lambda message, *_: f"warning: {one_line(str(message))}\n"
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Format("%(message)s"))
+    logger = logging.getLogger("scperformer")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def refuse(error: Exception) -> int:
+    """Print an error and return its exit code: 2 if the user can fix it, 1 if it is a bug.
+
+    With SCPERFORMER_DEBUG=1, raise the error instead: its traceback is shown.
+    """
+    if os.environ.get("SCPERFORMER_DEBUG") == "1":
+        raise error
+    if known := as_input_error(error):
+        print(f"error: {known}", file=sys.stderr)
+        return 2
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    reason = one_line(str(error))[:MAX_ERROR_LENGTH]
+    text = f"{type(error).__name__}: {reason} ({Path(where.filename).name}:{where.lineno})"
+    advice = "SCPERFORMER_DEBUG=1 before the command shows where it happened; please report it."
+    print(f"internal error: {text}. This is a bug.\n{advice}", file=sys.stderr)
+    return 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    0: done; 2: an error that the user can fix; 1: a bug; 141: a broken pipe; 130, 143, 129: ended by SIGINT, SIGTERM,
+    SIGHUP.
+
+    Raises
+    ------
+    SystemExit
+        Snakemake failed (`run_workflow`).
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `2>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end of the process
+    try:
+        code = run_words(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has seen enough, as in `scperformer check x.h5ad | head`
+        # Python flushes standard output when it exits, which would fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (KeyboardInterrupt, EndedBySignal) as error:
+        return say_ended(error)
+
+
+def _plugin_words(files: list[str]) -> list[str]:
+    """Return the words that name files with mechanisms, before the step."""
+    return [word for file in files for word in (PLUGIN, file)]
+
+
+def _plugins_of(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split words into the files of --plugin before the step, and the step with its words."""
+    files = []
+    while words[:1] == [PLUGIN]:
+        if len(words) < 3:
+            raise InputError(" ".join(words), f"{PLUGIN} FILE.py STEP ...", "add what is missing")
+        files.append(words[1])
+        words = words[2:]
+    return files, words
+
+
+def run_words(words: list[str]) -> int:
+    """Print help or run a step; return the exit code."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(program_text())
+        return 0
+    if words[0] == "--version":
+        print(version("scperformer"))
+        return 0
+    try:
+        plugins, (step, *rest) = _plugins_of(words)
+        if step not in STEPS:
+            remedy = f"{did_you_mean(step, STEPS)}'scperformer --help' shows examples"
+            raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
+        own_words = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
+        help_flag = next((place for place, word in enumerate(own_words) if word in ("-h", "--help")), None)
+        if help_flag is not None:
+            print(help_text(step, next(iter(own_words[help_flag + 1 :]), None)))
+            return 0
+        set_up_logging()
+        return run_step(step, rest, plugins)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every other error ends here, as one line
+        return say_ended(error) if signal_received() else refuse(error)

@@ -1,0 +1,84 @@
+"""Lists of genes, such as a panel's: a text file, a column of a table, or the panel of Xenium in JSON."""
+
+import csv
+import json
+from collections.abc import Collection, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from scperformer.base.errors import InputError
+from scperformer.io.axes import is_gene
+
+EXPECTED = "a gene in each line, a table with a column of genes, or the JSON of a Xenium panel"
+MAX_COLUMNS = 10  # of a table of genes; others hold cells
+MAX_BYTES = 2**26
+DELIMITERS = "\t,;"
+HEADERS = ("x", "gene", "genes", "gene_name", "gene_symbol", "symbol", "name", "feature")  # of a single column
+
+
+def is_gene_list(path: str) -> bool:
+    """Whether a file lists genes, by its ending and, if it is a table, by the number of its columns."""
+    ending = Path(path).suffix.lower()
+    if ending not in (".csv", ".tsv") or not Path(path).is_file():
+        return ending in (".txt", ".json")
+    with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline(MAX_BYTES)
+    return max(map(line.count, DELIMITERS)) < MAX_COLUMNS
+
+
+def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
+    """Read the names of genes from a list, each once.
+
+    Of a table, the column with the most genes is read: `known` ones, such as those of a model, and all human and mouse
+    genes. A header that is no gene is left out.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or has no genes, or several columns none of which is of known genes.
+    """
+    found = ""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_BYTES).decode("utf-8-sig").strip()
+        names = (
+            list(_genes_of_panel(json.loads(text))) if text.startswith(("{", "[")) else _genes_of_text(text, set(known))
+        )
+        found = "" if names else "no genes"
+    except OSError as error:
+        found = f"no readable file ({error.strerror})"
+    except UnicodeDecodeError:
+        found = "bytes that are not text"
+    except (json.JSONDecodeError, csv.Error, RecursionError):
+        found = "no readable JSON or table"
+    if found:
+        raise InputError(f"{found} at '{path}', a list of genes", EXPECTED, "name another file")
+    return list(dict.fromkeys(names))
+
+
+def _genes_of_panel(content: Any) -> Iterator[str]:
+    """Yield the genes of a JSON: a list of names, or targets as 10x writes them in gene_panel.json."""
+    if isinstance(content, dict):
+        content = content.get("payload", content)
+        content = content.get("targets", []) if isinstance(content, dict) else []
+    for target in content if isinstance(content, list) else []:
+        kind = target.get("type") if isinstance(target, dict) else None
+        data = kind.get("data") if isinstance(kind, dict) and kind.get("descriptor", "gene") == "gene" else None
+        name = data.get("name") or data.get("id") if isinstance(data, dict) else target
+        if isinstance(name, str) and name.strip():
+            yield name.strip()
+
+
+def _genes_of_text(text: str, known: set[str]) -> list[str]:
+    """Return the genes of lines of text, which may have quotes and several columns; none if no column has genes."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    delimiter = max(DELIMITERS, key=lambda each: sum(line.count(each) for line in lines))
+    rows = [[field.strip() for field in row] for row in csv.reader(lines, delimiter=delimiter)]
+    columns = list(zip_longest(*rows, fillvalue=""))
+    num_genes = [sum((name in known) + is_gene(name) for name in column) for column in columns]
+    if not columns or (len(columns) > 1 and max(num_genes) < len(rows) / 3):
+        return []
+    first, *names = columns[num_genes.index(max(num_genes))]
+    is_header = first not in known and not is_gene(first) and (len(columns) > 1 or first.lower() in HEADERS)
+    return [name for name in ([] if is_header else [first]) + names if name]

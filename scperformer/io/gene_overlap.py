@@ -1,0 +1,202 @@
+"""The overlap of the genes of files with those of a model, a panel or each other; files with too little are refused."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from scperformer.base.errors import InputError
+from scperformer.io.axes import AXIS_SHARE, axis_shares, without_affixes
+from scperformer.io.gene_matching import EXACT, GeneMap, map_genes
+from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
+
+log = logging.getLogger(__name__)
+
+NUM_EXAMPLES = 20
+MIN_SUGGESTED = 0.05  # a lower min_overlap is not suggested
+MIN_SHARED = 0.1  # share of a list of genes that files must have, and of a file's genes that must be translated
+MIN_PANEL = 50  # genes of a file or a panel
+LOW_SHARE = 0.7  # share of the informative expression below which accuracy is lower (docs/inputs.md#genes)
+
+
+@dataclass(kw_only=True)
+class Overlap:
+    """Counts and examples of the genes that a file and a model share."""
+
+    num_model: int
+    num_file: int
+    num_shared: int  # model genes that the file has
+    share_of_model: float  # num_shared / num_model
+    informative_share: float  # importance of the shared genes / importance of all model genes
+    num_absent: int  # model genes that the file lacks
+    num_dropped: int  # file genes that the model lacks
+    absent: list[str]  # the first 20 model genes that the file lacks
+    dropped: list[str]  # the first 20 file genes that the model lacks
+    notes: list[str] = field(default_factory=list)  # sentences on how the names were matched
+
+
+def measure_overlap(
+    target: np.ndarray,
+    file_genes: Sequence[str],
+    model_genes: Sequence[str],
+    *,
+    importance: np.ndarray | None = None,
+    notes: Sequence[str] = (),
+) -> Overlap:
+    """Measure how many of a model's genes a file has.
+
+    `target` is the column of the model for each gene of the file, or -1; `importance` the weight of each gene of the
+    model (None: all weigh the same); `notes` are kept.
+    """
+    is_shared = np.zeros(len(model_genes), dtype=bool)
+    is_shared[target[target >= 0]] = True
+    weight = np.ones(len(model_genes))
+    if importance is not None and np.sum(importance) > 0:
+        weight = np.asarray(importance, dtype=np.float64)
+    absent = [gene for gene, shared in zip(model_genes, is_shared, strict=True) if not shared]
+    dropped = [gene for gene, column in zip(file_genes, target, strict=True) if column < 0]
+    share = float(weight[is_shared].sum() / weight.sum()) if len(is_shared) else 0.0
+    doubt = f"the file has only {share:.1%} of the model's informative expression: check the labels before you use them"
+    return Overlap(
+        num_model=len(model_genes),
+        num_file=len(file_genes),
+        num_shared=int(is_shared.sum()),
+        share_of_model=float(is_shared.mean()) if len(is_shared) else 0.0,
+        informative_share=share,
+        num_absent=len(absent),
+        num_dropped=len(dropped),
+        absent=absent[:NUM_EXAMPLES],
+        dropped=dropped[:NUM_EXAMPLES],
+        notes=[*notes, doubt] if 0 < share < LOW_SHARE else list(notes),
+    )
+
+
+def require_overlap(
+    overlap: Overlap,
+    min_overlap: float,
+    path: str | Path,
+    *,
+    file_genes: Sequence[str],
+    model_genes: Sequence[str],
+    var: pd.DataFrame | None = None,
+    can_adapt: bool = False,
+    own_totals: bool = False,
+) -> None:
+    """Refuse a file with less than `min_overlap` of the model's informative expression, or with fewer than 50 genes.
+
+    Fewer genes are enough for a model of a panel (`own_totals`) and with a `min_overlap` of 0. If the model will be
+    fitted to the genes of the file (`can_adapt`), 50 of its genes are enough if they are half of the file's. The file's
+    gene table, `var`, may have a column with the names that the model uses, which the message then suggests.
+    """
+    min_genes = 1 if own_totals or min_overlap == 0 or overlap.num_model < MIN_PANEL else MIN_PANEL
+    if overlap.num_shared >= min_genes and overlap.informative_share >= min_overlap:
+        return
+    if can_adapt and overlap.num_shared >= max(MIN_PANEL, overlap.num_file / 2):
+        return
+    _, patterns = without_affixes(file_genes, guess_species(model_genes))
+    # Examples from the middle: the first names of a sorted list are often unusual (5_8S_rRNA, AL627309.1).
+    middle = (list(genes)[len(genes) // 2 :][:2] for genes in (file_genes, model_genes))
+    of_file, of_model = (", ".join(repr(str(name)) for name in names) for names in middle)
+    of_file += f", read as {' and '.join(patterns)}" if patterns else ""
+    found = f"{overlap.num_shared} of {overlap.num_model} model genes ({100 * overlap.share_of_model:.1f} %) found in "
+    found += f"{path}, with {100 * overlap.informative_share:.1f} % of the model's informative expression "
+    found += f"(e.g. {of_file}; model has e.g. {of_model})"
+    expected = f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene"
+    enough = math.floor(1000 * overlap.informative_share) / 1000
+    if overlap.num_shared < min_genes == MIN_PANEL:
+        expected = f"{MIN_PANEL} genes or more, and {expected}"
+        enough = 0
+    fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
+    file_kind, model_kind = (id_kind(genes) for genes in (file_genes, model_genes))
+    names_of_model = {str(gene) for gene in model_genes}
+    columns = {} if var is None else var
+    num_named = {str(name): len(names_of_model & set(values.astype(str))) for name, values in columns.items()}
+    column = max(num_named, key=lambda name: num_named[name], default="")
+    share_genes, share_cells = axis_shares(file_genes)
+    if share_cells >= AXIS_SHARE > share_genes:
+        remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
+    elif num_named.get(column, 0) > overlap.num_shared:
+        remedy = f'take the names in var["{column}"] as var_names ({KIND_NAMES[model_kind]}, as in the model)'
+    elif file_kind.partition("_")[0] != model_kind.partition("_")[0]:
+        remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
+    else:
+        remedy = "use a model trained on the same species and platform"
+        remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"
+    raise InputError(found, expected, remedy, fixes)
+
+
+def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, species: str, path: str | Path) -> np.ndarray:
+    """Find the genes of a panel among `known` genes.
+
+    `owner` is what the `known` genes belong to (model or reference), `path` the file of the panel. A panel is refused
+    if fewer than 50, or less than half, of its genes are known.
+
+    Returns
+    -------
+    Whether the panel has each of the `known` genes, boolean.
+    """
+    target = map_genes(panel, known, None, species, path=path).target
+    unknown = [gene for gene, column in zip(panel, target, strict=True) if column < 0]
+    num_known = len(panel) - len(unknown)
+    if num_known < max(MIN_PANEL, len(panel) / 2):
+        example = f" (not '{unknown[0]}')" if unknown else ""
+        found = f"{num_known} of the {len(panel)} genes of '{path}' known to the {owner}{example}"
+        remedy = f"name genes as the {owner} does (e.g. '{known[0]}')"
+        raise InputError(found, f"{MIN_PANEL} genes or more, and at least half of them", remedy)
+    if unknown:
+        log.warning("%s: %d genes are unknown to the %s (e.g. '%s')", path, len(unknown), owner, unknown[0])
+    measured = np.zeros(len(known), dtype=bool)
+    measured[target[target >= 0]] = True
+    return measured
+
+
+def map_genes_of_files(
+    tables: Sequence[pd.DataFrame], files: Sequence[str], vocabulary: Sequence[str] | None, species: str
+) -> tuple[list[str], list[GeneMap]]:
+    """Match the gene tables of several files to a vocabulary, or to the genes of all these files.
+
+    Without a vocabulary, a gene has the name in the first file that measures it. A file with another kind of gene id
+    than the first file adds no genes, as the same gene would be in the list twice; it is refused if its names cannot be
+    translated.
+
+    Returns
+    -------
+    The list of genes, and the match of each file to it.
+    """
+    genes = list(vocabulary or [])
+    maps = []
+    first_kind = id_kind(list(map(str, tables[0].index)))
+    for var, file in zip(tables, files, strict=True):
+        names = list(map(str, var.index))
+        mapping = map_genes(names, genes, var, species, path=file)
+        for note in mapping.notes:
+            log.info("%s: %s", file, note)
+        is_new = mapping.target < 0
+        kind = id_kind(names)
+        if vocabulary is None and kind.partition("_")[0] == first_kind.partition("_")[0]:
+            target = mapping.target.copy()
+            target[is_new] = len(genes) + np.arange(is_new.sum())
+            genes += [name for name, new in zip(names, is_new, strict=True) if new]
+            mapping = replace(mapping, target=target, how=np.where(is_new, EXACT, mapping.how))
+        elif vocabulary is None and is_new.mean() > 1 - MIN_SHARED:
+            found = f"{KIND_NAMES[first_kind]} in {files[0]} and {KIND_NAMES[kind]} in {file}"
+            expected = "one kind of gene id in all files, or names that can be translated"
+            remedy = f"convert the var_names of {file} to {KIND_NAMES[first_kind]}, or leave it out"
+            raise InputError(found, expected, remedy)
+        elif vocabulary is None and is_new.any():
+            log.warning("%s: %d of %d genes could not be translated and are left out", file, is_new.sum(), len(is_new))
+        maps.append(mapping)
+    if vocabulary is not None:
+        target = np.concatenate([mapping.target for mapping in maps])
+        overlap = measure_overlap(target, [str(name) for var in tables for name in var.index], genes)
+        if not overlap.num_shared or overlap.share_of_model < MIN_SHARED:
+            found = f"{overlap.num_shared} of the {overlap.num_model} genes of the list in the files "
+            found += f"(e.g. {overlap.dropped[:1] or ['none']}; the list has e.g. {overlap.absent[:1]})"
+            remedy = "give files with the same kind of gene id and of the same species, or another list of genes"
+            raise InputError(found, f"at least {MIN_SHARED:.0%} of them", remedy)
+        log.info("%d of the %d genes of the list are in the files", overlap.num_shared, overlap.num_model)
+    return genes, maps

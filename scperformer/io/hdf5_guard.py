@@ -1,0 +1,96 @@
+"""Open an HDF5 file only after a child process has inspected it: libhdf5 hangs or crashes on some damaged files.
+
+libhdf5 loops forever on zeros in a heap of strings, and allocates 4 GiB for a string with a damaged length. So the
+child (base/child.py) reads, within limits of time and memory, all parts that can cause this: strings, attributes and
+the indexes of chunks. It reads no numbers, as no damage to them caused this in benchmarks/robustness.py. The inspection
+takes 0.05 to 0.1 s of CPU time, and 0.9 s for a million cell names; a file of strings takes a fifth of its limit.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+
+from scperformer.base.child import DONE, EXTRA_MEMORY, FAILED, has_children, run_in_child, why_it_ended
+from scperformer.base.errors import InputError
+from scperformer.io.safety import READ_ERRORS, require_contained
+
+log = logging.getLogger(__name__)
+
+MAX_COMPRESSION = 2000  # ratio of a dataset's size in memory to its size on disk; gzip reaches 1032
+STRINGS_AT_ONCE = 2**16
+
+_inspected: set[tuple[int, ...]] = set()  # device, inode, size and modification time of each file
+
+
+@contextmanager
+def _ignore_damage() -> Iterator[None]:
+    """Ignore errors of a damaged part, which the reader may not need, but not a lack of memory."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        if "memory allocation failed" in str(error):
+            raise MemoryError from error
+
+
+def inspect(path: str | Path) -> None:
+    """Read all attributes and strings of an HDF5 file, and the chunk index of each dataset, but no numbers."""
+    for node in require_contained(h5py.File(path, "r"), path):
+        names: list[str] = []
+        with _ignore_damage():
+            names = list(node.attrs)
+        for name in names:
+            with _ignore_damage():
+                node.attrs[name]
+        with _ignore_damage():
+            if isinstance(node, h5py.Dataset):
+                stored = node.id.get_storage_size()  # reads the chunk index
+                if node.shape and node.nbytes > EXTRA_MEMORY + MAX_COMPRESSION * stored:
+                    raise MemoryError
+                if node.dtype.hasobject and node.shape:
+                    for start in range(0, len(node), STRINGS_AT_ONCE):
+                        node[start : start + STRINGS_AT_ONCE]
+                elif node.dtype.hasobject:
+                    node[()]
+
+
+def _watch(path: Path, size: int) -> None:
+    """Inspect a file of `size` bytes in a child process, and refuse the file if the child was killed."""
+
+    def work() -> None:
+        with _ignore_damage():
+            inspect(path)
+
+    status = FAILED
+    reason = "its limits cannot be set"
+    try:
+        status = run_in_child(work, size)
+    except OSError as error:
+        reason = str(error.strerror)
+    if status == FAILED:
+        log.warning("%s is opened although a child process could not inspect it (%s)", path, reason)
+    elif status != DONE:
+        effect = why_it_ended(status, "the HDF5 library")
+        raise InputError(f"{path} is damaged ({effect})", "a complete HDF5 file", "copy or download it again")
+
+
+def open_hdf5(path: str | Path) -> h5py.File:
+    """Open an HDF5 file for reading; if it has not been opened before, a child process inspects it first.
+
+    On macOS and Windows, which cannot fork safely, the file is opened without inspection.
+
+    Raises
+    ------
+    InputError
+        The file is damaged, and libhdf5 would hang, crash or take too much memory. Other damage raises one of
+        `READ_ERRORS`, here or when the file is read.
+    """
+    path = Path(path)
+    state = path.stat()
+    identity = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+    if has_children() and identity not in _inspected:
+        _watch(path, state.st_size)
+        _inspected.add(identity)
+    return h5py.File(path, "r")

@@ -1,0 +1,389 @@
+"""Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables. The content shows the kind."""
+
+import hashlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import pandas as pd
+from anndata import AnnData
+
+from scperformer.base.errors import InputError, require_utf8
+from scperformer.base.inputs import names_beside, sha256
+from scperformer.base.messages import did_you_mean
+from scperformer.io.axes import AXIS_SHARE, axis_shares, is_cell
+from scperformer.io.gene_matching import name_columns
+from scperformer.io.h5ad import (
+    NO_SLASHES,
+    PREPARED_KEY,
+    BackedH5ad,
+    irregular,
+    is_array,
+    nested_names,
+    open_stored,
+    read_h5ad,
+    read_parts,
+)
+from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.io.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
+from scperformer.io.safety import (
+    READ_ERRORS,
+    quiet_anndata,
+    reading,
+    require_cells_and_genes,
+    require_contained,
+    require_contained_folder,
+    require_usable,
+)
+from scperformer.io.tables import read_table, sniff
+from scperformer.io.tenx import matrix_groups, read_loom, read_tenx_h5
+
+log = logging.getLogger(__name__)
+
+SUPPORTED_KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
+SAVE = "read it with scanpy and save it with write_h5ad"
+ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
+NAMES_AT_ONCE = 2**16  # cell names that are read at a time
+NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MIN_USER_BLOCK = 512  # bytes in front of the signature, if there are any
+RNA_MODALITIES = ("rna", "gex", "gene expression")  # in lower case
+HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
+INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
+# Names of matrices that Cell Ranger gives in each sample's folder.
+CELL_RANGER_NAMES = tuple(
+    f"{prefix}{kind}_feature_bc_matrix" for prefix in ("", "sample_") for kind in ("filtered", "raw")
+)
+FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
+UTF16 = "text in UTF-16", "convert it, for example 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"
+# Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
+UNSUPPORTED = (
+    (b"PK\x03\x04", "a zip archive", "unpack it; save a sheet of Excel as CSV"),
+    (b"BZh", "compressed with bzip2", "unpack it"),
+    (b"\xfd7zXZ", "compressed with xz", "unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it"),
+    (b"RDX", "an RData file", FROM_R),
+    (b"X\n\x00\x00", "an RDS file", FROM_R),
+    (b"\x93NUMPY", "a NumPy array, without names of cells and genes", SAVE),
+    (b"\xff\xfe", *UTF16),
+    (b"\xfe\xff", *UTF16),
+    (HDF5_SIGNATURE, "HDF5 compressed with gzip", "unpack it with gunzip"),
+)
+
+
+def _folder_kind(path: Path) -> str:
+    if any((path / name).is_file() for name in ZARR_ROOTS):
+        require_contained_folder(path)
+        if (path / "mod").is_dir():
+            raise _mudata(path, sorted(part.name for part in (path / "mod").iterdir() if part.is_dir()))
+        if not all((path / name).exists() for name in ("obs", "var")):
+            found = f"{path} is a zarr store without obs and var"
+            raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
+        return "zarr"
+    if any(MTX_FILE.match(entry.name) for entry in path.iterdir()):
+        matrix_size(find_matrix(path)[0])
+        return "mtx"
+    found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
+    raise InputError(found, SUPPORTED_KINDS, "name the h5ad file itself, or the folder that contains matrix.mtx")
+
+
+def _mudata(path: Path, modalities: list[str]) -> InputError:
+    """Return the error about several modalities in one file."""
+    rna = next((name for name in modalities if name.lower() in RNA_MODALITIES), modalities[0] if modalities else "rna")
+    remedy = f"it looks like MuData: save its RNA alone, mdata.mod['{rna}'].write_h5ad(...)"
+    return InputError(f"{path} holds the modalities {', '.join(modalities[:5])}", SUPPORTED_KINDS, remedy)
+
+
+def _is_hdf5(path: Path) -> bool:
+    """Whether a file has the signature of HDF5 at its beginning, or after a user block of 512, 1024, 2048, ... bytes.
+
+    MuData writes its name and version into the user block.
+    """
+    with path.open("rb") as file:
+        place = 0
+        size = path.stat().st_size
+        while place < size:
+            file.seek(place)
+            if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
+                return True
+            place = 2 * place or MIN_USER_BLOCK
+    return False
+
+
+def _file_kind(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(512)
+    if _is_hdf5(path) and start[257:262] != b"ustar":  # the first file of a tar archive also begins at byte 512
+        return _hdf5_kind(path)
+    if start and path.suffix.lower() in HDF5_SUFFIXES:
+        remedy = f"{SAVE}, or name it .csv if it is a table"
+        raise InputError(f"{path} is not an HDF5 file", SUPPORTED_KINDS, remedy)
+    if is_gzip(path):
+        with reading(path, "a complete gzip file"), open_bytes(path) as unpacked:
+            start = unpacked.read(512)
+    for signature, kind, remedy in UNSUPPORTED:
+        if start.startswith(signature):
+            raise InputError(f"{path} is {kind}", SUPPORTED_KINDS, remedy)
+    if start[257:262] == b"ustar":
+        raise InputError(f"{path} is a tar archive", SUPPORTED_KINDS, "unpack it and name the folder of a sample")
+    if b"\x00" in start:
+        raise InputError(f"{path} is of no known kind", SUPPORTED_KINDS, SAVE)
+    if not start.strip():
+        raise InputError(f"{path} is empty", SUPPORTED_KINDS, SAVE)
+    if start.removeprefix(b"\xef\xbb\xbf").lower().startswith(b"%%matrixmarket"):
+        matrix_size(find_matrix(path)[0])
+        return "mtx"
+    sniff(path)
+    return "table"
+
+
+def _hdf5_kind(path: Path) -> str:
+    with reading(path, "a complete HDF5 file"), open_hdf5(path) as file:
+        require_contained(file, path)
+        parts = sorted(file)
+        if isinstance(file.get("mod"), h5py.Group) and "X" not in parts:
+            raise _mudata(path, sorted(file["mod"]))
+        if {"obs", "var"} <= set(parts):
+            return "h5ad"
+        if isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(parts):
+            return "loom"
+        if matrix_groups(file):
+            return "10x h5"
+    found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
+    remedy = SAVE
+    if "assays" in parts:
+        remedy = "it looks like h5Seurat: convert it with SeuratDisk::Convert(..., dest='h5ad')"
+    raise InputError(found, SUPPORTED_KINDS, remedy)
+
+
+@lru_cache(maxsize=1024)
+def _kind_of_state(path: Path, state: tuple[int, int, int]) -> str:
+    """Return the kind of a file that has been looked at in this state: its size, time and inode."""
+    return require_readable(path)
+
+
+def require_readable(path: str | Path) -> str:
+    """Return the kind of a file or folder (h5ad, 10x h5, loom, mtx, zarr or table), reading only a little of it.
+
+    Raises
+    ------
+    InputError
+        The input is missing, of no known kind, visibly damaged or incomplete, or refers to other files.
+    """
+    path = Path(path)
+    require_utf8(path)
+    if not path.exists():
+        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
+        raise InputError(f"no file {path}", SUPPORTED_KINDS, remedy)
+    try:
+        if path.is_dir():
+            return _folder_kind(path)
+        if not path.is_file():
+            raise InputError(f"{path} is neither a file nor a folder", SUPPORTED_KINDS, "copy the content into a file")
+        return _file_kind(path)
+    except OSError as error:
+        found = f"{path} cannot be read ({error.strerror})"
+        raise InputError(found, SUPPORTED_KINDS, "check its permissions") from error
+
+
+def require_h5ad(path: str | Path) -> None:
+    """Refuse any input but an h5ad file; errors as `require_readable`."""
+    kind = require_readable(path)
+    if kind != "h5ad":
+        raise InputError(f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
+
+
+def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path: Path) -> None:
+    """Refuse an AnnData with genes in rows, which `scanpy.read_csv` returns for tables of genes by cells."""
+    rows = [str(name) for name in obs_names[:NUM_NAMES_CHECKED]]
+    num_like_cells = sum(is_cell(name) or not any(map(str.isalpha, name)) for name in rows)
+    # The first condition is cheap; the second reads the table of human genes.
+    if num_like_cells >= AXIS_SHARE * len(rows) or axis_shares(rows)[0] < AXIS_SHARE:
+        return
+    columns = list(map(str, var.index))
+    if all(axis_shares(names)[0] < AXIS_SHARE for names in (columns, *name_columns(var).values())):
+        found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}') and other names in var_names "
+        found += f"(e.g. '{columns[len(columns) // 2]}')"
+        raise InputError(found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it")
+
+
+def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
+    """Read the cells of a file or folder of any kind into memory.
+
+    Parameters
+    ----------
+    orientation
+        Orientation of a table of text: auto, cells_by_genes or genes_by_cells. Other kinds ignore it with a warning.
+
+    Returns
+    -------
+    AnnData, N cells x G genes. Names are as stored; repeated names are kept, repeated cell names with a warning. X is
+    as stored in h5ad and zarr, and CSR from other kinds; further columns are in `obs` and `var`.
+
+    Raises
+    ------
+    InputError
+        The input is of no known kind, damaged or unsafe, its parts do not fit, or it has no cells or no genes.
+    """
+    path = Path(path)
+    kind = require_readable(path)
+    if orientation != "auto" and kind != "table":
+        warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=2)
+    notes: list[str] = []
+    with quiet_anndata():
+        if kind == "h5ad":
+            adata = read_h5ad(path)
+        elif kind == "zarr":
+            with reading(path, "a complete AnnData in zarr"):
+                adata = _read_zarr(path)
+        elif kind == "table":
+            adata, notes = read_table(path, orientation)
+        else:
+            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_mtx, "loom": read_loom}[kind](path)
+    require_usable(adata, path)
+    if kind in ("h5ad", "zarr"):
+        _require_genes_in_columns(adata.obs_names, adata.var, path)
+    more = f" ({'; '.join(notes)})" if notes else ""
+    log.info("read %s: %s, %s cells x %s genes%s", path, kind, f"{adata.n_obs:,}", f"{adata.n_vars:,}", more)
+    return adata
+
+
+def _read_zarr(path: Path) -> AnnData:
+    import zarr  # takes a while to import
+
+    root = zarr.open_group(str(path), mode="r")
+    if not nested_names(root):
+        return ad.read_zarr(path)
+    adata, left_out = read_parts(root)
+    warnings.warn(irregular(path, NO_SLASHES, left_out, "zarr store"), stacklevel=4)
+    return adata
+
+
+@contextmanager
+def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
+    """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk.
+
+    Parameters and errors are those of `read_cells`.
+    """
+    stored = None
+    path = Path(path)
+    # A report opens each file several times; to look for damage takes longer than to open it.
+    is_file = path.is_file()
+    if (_kind_of_state(path, fingerprint(path)[path]) if is_file else require_readable(path)) == "h5ad":
+        with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
+            stored = open_stored(path)
+    if stored is None:
+        yield read_cells(path, orientation)
+        return
+    with stored.file:
+        require_cells_and_genes(stored, path)
+        with reading(path):  # find damaged names now, not when the last cell is written
+            for start in range(0, stored.n_obs, NAMES_AT_ONCE):
+                stored.names(start, start + NAMES_AT_ONCE)
+        _require_genes_in_columns(stored.names(0, NUM_NAMES_CHECKED), stored.var, Path(path))
+        if stored.left_out:
+            warnings.warn(irregular(path, NO_SLASHES, stored.left_out), stacklevel=3)
+        yield stored
+
+
+def _sample_of_cell_ranger(path: Path) -> str:
+    """Return the sample of a matrix under one of Cell Ranger's names: the folder that tells it.
+
+    This is the folder below `per_sample_outs` (multi), else the one above `outs` (count, aggr), else the matrix's own.
+    """
+    folders = path.resolve().parent.parts
+    if "per_sample_outs" in folders[:-1]:
+        return folders[folders.index("per_sample_outs") + 1]
+    if "outs" in folders[1:]:
+        return folders[folders.index("outs", 1) - 1]
+    return folders[-1]
+
+
+def default_output(path: str | Path, ending: str) -> Path:
+    """Return the default output of a step, in the folder of the input: the input's name with another `ending`.
+
+    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz`, `run1/matrix.mtx` and `run1/outs/filtered_feature_bc_matrix.h5` all
+    have the name `run1`.
+    """
+    path = Path(path)
+    if path.name in ("", ".."):
+        path = path.resolve()
+    name = path.name
+    if not path.is_dir() and name.lower().endswith(".gz"):
+        name = name[:-3]
+    suffix = next((suffix for suffix in INPUT_SUFFIXES if name.lower().endswith(suffix)), "")
+    stem = name[: len(name) - len(suffix)]
+    if stem in CELL_RANGER_NAMES:
+        stem = _sample_of_cell_ranger(path)
+    elif suffix == ".mtx":
+        stem = re.sub(r"[-_.]?matrix$", "", stem) or path.resolve().parent.name
+    return path.parent / f"{stem or name or 'cells'}{ending}"
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
+
+
+def checksum(*paths: str | Path) -> str:
+    """Return the SHA-256 of an input; for several inputs, the SHA-256 of their SHA-256s.
+
+    For an input of several files, such as a 10x or zarr folder, it is the SHA-256 of their names and SHA-256s.
+    """
+    if len(paths) > 1:
+        return hashlib.sha256(" ".join(map(checksum, paths)).encode()).hexdigest()
+    path = Path(paths[0])
+    if path.is_file() and not MTX_FILE.match(path.name):
+        return sha256(path)
+    if path.is_file() or not any((path / name).is_file() for name in ZARR_ROOTS):
+        files = list(find_matrix(path))
+    else:
+        files = _files(path)
+    lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
+    """Return the paths of some inputs as given, absolute ones as their name, and their SHA-256 as `checksum`.
+
+    For an output of `preprocess`, both are those of the file that it was made of.
+    """
+    found = [
+        _made_of(Path(path)) or (Path(path).name if Path(path).is_absolute() else str(path), checksum(path))
+        for path in paths
+    ]
+    digests = [digest for _, digest in found]
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    return [path for path, _ in found], digest
+
+
+def _made_of(path: Path) -> tuple[str, str] | None:
+    """Return the path and SHA-256 that `preprocess` has recorded in its output; None for other files."""
+    if path.suffix != ".h5ad":
+        return None
+    with reading(path), open_hdf5(path) as file:
+        if f"uns/{PREPARED_KEY}" not in file:
+            return None
+        mark = file[f"uns/{PREPARED_KEY}"]
+        if not isinstance(mark, h5py.Group) or not {"path", "sha256"} <= set(mark):
+            return None
+        made_of, digest = (str(mark[name].asstr()[()]) if is_array(mark[name]) else "" for name in ("path", "sha256"))
+    return (made_of, digest) if re.fullmatch("[0-9a-f]{64}", digest) else None
+
+
+def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the size, modification time and inode of a file, or of every file in a folder."""
+    states = {file: file.stat() for file in _files(Path(path)) if file.exists()}
+    return {file: (state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states.items()}
+
+
+def require_unchanged(path: str | Path, before: dict[Path, tuple[int, int, int]]) -> None:
+    """Refuse an input that was changed, replaced or removed since its `fingerprint` was taken `before`."""
+    if fingerprint(path) != before:
+        expected = "an input that stays the same while it is read"
+        raise InputError(f"{path} was changed while it was read", expected, "run the step again")

@@ -1,0 +1,137 @@
+"""Read HDF5 files of 10x Genomics, as Cell Ranger 2 and later versions write them, and loom files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.io.safety import reading, require_valid_indices
+
+GENE_EXPRESSION = "Gene Expression"
+MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
+# Attributes of a loom file that may hold the names, the best first.
+GENE_NAMES = (
+    *("Gene", "gene", "gene_name", "gene_names", "GeneName", "gene_symbol", "gene_symbols", "Symbol", "symbol"),
+    *("var_names", "feature_name", "Name", "Accession", "gene_id", "gene_ids", "GeneID", "ensembl_id"),
+    *("index", "_index"),
+)
+CELL_NAMES = (
+    *("CellID", "CellIDs", "cell_id", "cellID", "obs_names", "cell_names", "cell_name", "Cell", "cell"),
+    *("barcode", "barcodes", "Barcode", "index", "_index"),
+)
+LOOM_VALUES_AT_ONCE = 8 * 2**20  # values that are dense in memory
+
+
+def matrix_groups(file: h5py.File) -> list[str]:
+    """Return the names of the groups that hold a matrix in the layout of 10x Genomics."""
+    return [name for name, node in file.items() if isinstance(node, h5py.Group) and set(node) >= MATRIX_PARTS]
+
+
+def strings(dataset: h5py.Dataset) -> list[str]:
+    """Read a dataset of strings, of fixed or variable length."""
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in np.ravel(dataset[()]).tolist()]
+
+
+def _read_group(group: h5py.Group, name: str, path: Path) -> AnnData:
+    num_genes, num_cells = (int(size) for size in group["shape"][:])
+    # The compressed columns of genes x cells are the compressed rows of cells x genes.
+    x = sparse.csr_matrix((group["data"][:], group["indices"][:], group["indptr"][:]), shape=(num_cells, num_genes))
+    require_valid_indices(x, name, path)
+    if "features" in group:
+        features = group["features"]
+        keys = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
+        columns = {column: strings(features[key]) for column, key in keys.items() if key in features}
+        symbols = strings(features["name"])
+    else:
+        columns = {"gene_ids": strings(group["genes"]), "genome": [name] * num_genes}
+        symbols = strings(group["gene_names"])
+    var = pd.DataFrame(columns, index=pd.Index(symbols, dtype=object))
+    return AnnData(x, obs=pd.DataFrame(index=pd.Index(strings(group["barcodes"]), dtype=object)), var=var)
+
+
+def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
+    """Read the gene expression of a 10x HDF5 file; also return notes for the log.
+
+    Cell Ranger 2 writes a group for each genome, later versions write one group.
+    """
+    with reading(path, "a complete 10x file"), open_hdf5(path) as file:
+        names = matrix_groups(file)
+        parts = [_read_group(file[name], name, path) for name in names]
+    adata = parts[0]
+    notes = []
+    if len(parts) > 1:
+        if any(not part.obs_names.equals(adata.obs_names) for part in parts):
+            sizes = ", ".join(f"{name}: {part.n_obs}" for name, part in zip(names, parts, strict=True))
+            remedy = "read one genome with scanpy.read_10x_h5(path, genome=...) and save it with write_h5ad"
+            raise InputError(f"{path} with different cells for each genome ({sizes})", "the same cells", remedy)
+        x = sparse.hstack([part.X for part in parts], format="csr")
+        adata = AnnData(x, obs=adata.obs, var=pd.concat([part.var for part in parts]))
+        notes = [f"{len(names)} genomes ({', '.join(names)})"]
+    return expression_only(adata, notes, path)
+
+
+def expression_only(adata: AnnData, notes: list[str], path: Path) -> tuple[AnnData, list[str]]:
+    """Keep the features of the type gene expression, and add a note about features that are left out."""
+    if "feature_types" not in adata.var:
+        return adata, notes
+    types = adata.var["feature_types"].astype(str)
+    keep = (types == GENE_EXPRESSION).to_numpy()
+    others = ", ".join(f"{num} {name}" for name, num in types[~keep].value_counts().items())
+    if not keep.any():
+        found = f"no features of the type '{GENE_EXPRESSION}' in {path} ({others})"
+        raise InputError(found, "gene expression", "choose the file that contains it")
+    if others:
+        return adata[:, keep].copy(), [*notes, f"features of other types left out ({others})"]
+    return adata, notes
+
+
+def read_loom(path: Path) -> tuple[AnnData, list[str]]:
+    """Read a loom file, with its attributes as obs and var; also return notes for the log."""
+    with reading(path, "a complete loom file"), open_hdf5(path) as file:
+        shape = file["matrix"].shape
+        var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])
+        obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
+        if gene_name is None:
+            found = f"{path} without gene names (row attributes: {', '.join(file['row_attrs']) or 'none'})"
+            expected = f"a row attribute called {', '.join(GENE_NAMES[:3])}, ..."
+            raise InputError(found, expected, "add the gene names as row attribute 'Gene'")
+        adata = AnnData(_loom_matrix(file["matrix"]), obs=obs, var=var)
+        left_out = []
+        for name, layer in file.get("layers", {}).items():
+            if isinstance(layer, h5py.Dataset):
+                adata.layers[name] = _loom_matrix(layer)
+            else:  # the layer had a slash in its name, which anndata cannot write
+                left_out.append(f"layers/{name} is left out, as it is a group")
+    named = f"cells named by {cell_name}" if cell_name else "cells are numbered, as they have no names"
+    return adata, [f"genes named by {gene_name}", named, *left_out]
+
+
+def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tuple[pd.DataFrame, str | None]:
+    """Read the one-dimensional attributes of an axis; also return the attribute that holds the names, or None."""
+    columns: dict[str, Any] = {}
+    for name, node in group.items():
+        if isinstance(node, h5py.Dataset) and node.shape == (size,):
+            columns[name] = node[:] if node.dtype.kind in "biuf" else strings(node)
+    chosen = next((name for name in candidates if name in columns), None)
+    names = range(size) if chosen is None else columns.pop(chosen)
+    return pd.DataFrame(columns, index=pd.Index([str(name) for name in names], dtype=object)), chosen
+
+
+def _loom_matrix(dataset: h5py.Dataset) -> sparse.csr_matrix:
+    """Read a dense dataset, genes x cells, as sparse cells x genes."""
+    num_genes, num_cells = dataset.shape
+    chunk = dataset.chunks[0] if dataset.chunks else 1
+    step = max(chunk, LOOM_VALUES_AT_ONCE // max(num_cells, 1) // chunk * chunk)
+    # SciPy has no sparse matrices of half precision.
+    dtype = np.dtype(np.float32) if dataset.dtype == np.float16 else dataset.dtype
+    blocks = [sparse.csr_matrix((0, num_cells), dtype=dtype)]
+    for start in range(0, num_genes, step):
+        blocks.append(sparse.csr_matrix(np.asarray(dataset[start : start + step], dtype=dtype)))
+    return sparse.csr_matrix(sparse.vstack(blocks, format="csr").T)

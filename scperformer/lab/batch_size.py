@@ -1,0 +1,180 @@
+"""`trainer.batch_size=auto`: the largest batch that fits into memory, from the memory of real training steps."""
+
+import itertools
+import json
+import logging
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from scperformer.attention.tokens import Batch
+from scperformer.base.errors import InputError
+from scperformer.base.messages import GIB, in_bytes
+from scperformer.config.groups import AUTO
+from scperformer.config.steps import TrainConfig
+from scperformer.lab.supervised import Learner
+from scperformer.model.batches import Cells
+from scperformer.model.network import CellTypeModel
+from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
+from scperformer.training.trainer import device_of
+
+log = logging.getLogger(__name__)
+
+LARGEST_BATCH = 256  # cells; larger batches learn no faster
+MIN_STEPS = 16  # per epoch
+DEFAULT_SIZE = 32  # cells; a batch of this size is allowed even if an epoch then has fewer steps
+MEMORY_SHARE = 0.6  # share of the memory that is used: processes on CPUs grew by up to 1.5 times the bytes measured
+WEIGHT_COPIES = 4  # the weights, the two moments of AdamW, and the results of its step
+TRIAL_TOKENS = 2**12  # of a step that is measured, at most: scBERT's layers take some seconds for them on one core
+TRIED = (2, 4)  # batch sizes that are measured; the bytes of larger batches lie on the line through these
+
+
+def peak_bytes(step: Callable[[], None], device: str) -> int:
+    """Run a step and return the peak number of bytes of its tensors, which is the same on every CPU."""
+    if device == "cuda":
+        step()  # the first step also allocates the workspaces of cuBLAS, which stay
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    # The profiler writes lines of its own to the terminal unless told otherwise.
+    quiet = patch.dict(os.environ, {"KINETO_LOG_LEVEL": "99"})
+    with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    with tempfile.NamedTemporaryFile(suffix=".json") as trace:
+        profiler.export_chrome_trace(trace.name)
+        events = json.loads(Path(trace.name).read_text())["traceEvents"]
+    changes = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
+    return max(itertools.accumulate(event["args"]["Bytes"] for event in changes))
+
+
+def step_bytes(
+    network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainConfig, num_tokens: int | None = None
+) -> int:
+    """Measure the bytes that a training step on the `num_cells` longest cells takes in addition to the weights.
+
+    With `num_tokens`, these cells have only so many tokens at most.
+    """
+    learner = Learner(network, train.known_labels, cfg)
+    rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
+    # Measure on the device of the training: on a CPU, steps of a large network take minutes and other memory.
+    chosen = device_of(cfg.trainer)
+    device = "cuda" if chosen.kind == "cuda" else "cpu"
+    learner.to(device).train()
+
+    def step() -> None:
+        torch.manual_seed(cfg.seed)
+        with torch.autocast(device, torch.bfloat16, enabled=chosen.precision == "bf16-mixed"):
+            tokens, labels_B = train.labelled_batch(rows)
+            tokens = Batch(*(tensor[:, :num_tokens] for tensor in tokens.tensors))
+            loss = learner.training_step((tokens.to(device), labels_B.to(device)), 0)
+        loss.backward()
+        network.zero_grad(set_to_none=True)
+
+    with torch.random.fork_rng(()), warnings.catch_warnings():
+        # Lightning warns that a step without a trainer logs nothing.
+        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        found = peak_bytes(step, device)
+    learner.cpu()
+    return found
+
+
+# Files of a Linux control group, versions 2 and 1: its limit, its use, and the entry of memory.stat for cached files.
+GROUPS = Path("sys", "fs", "cgroup")
+FILES_2 = "memory.max", "memory.current", "inactive_file"
+FILES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that this process can still allocate; without Linux's files, half of the machine's memory."""
+    table = root / "proc" / "meminfo"
+    if not table.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    free = [int(re.findall(r"MemAvailable: +(\d+)", table.read_text())[0]) * 1024]
+    own = root / "proc" / "self" / "cgroup"
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            free += _free_of_groups(root / GROUPS, name, *FILES_2)
+        elif "memory" in controllers.split(","):
+            free += _free_of_groups(root / GROUPS / "memory", name, *FILES_1)
+    return max(0, min(free))
+
+
+def _free_of_groups(top: Path, name: str, limit: str, used: str, cached: str) -> list[int]:
+    """Return the bytes that are left within the limits of a control group and of all its parents.
+
+    In a container that shares the host's namespace, only the groups from `top` on may exist.
+    """
+    free = []
+    group = top / name.strip("/")
+    for folder in (group, *group.parents):
+        if (folder / limit).is_file() and (folder / used).is_file():
+            most = (folder / limit).read_text().strip()
+            stat = (folder / "memory.stat").read_text() if (folder / "memory.stat").is_file() else ""
+            # Inactive pages of cached files count as used, but the kernel frees them when memory is needed.
+            pages = re.search(rf"^{cached} (\d+)", stat, re.MULTILINE)
+            if most != "max":
+                free.append(int(most) - int((folder / used).read_text()) + (int(pages[1]) if pages else 0))
+        if folder == top:
+            break
+    return free
+
+
+def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, memory: float) -> int:
+    """Find the largest power of two that fits into `memory` bytes; refuse if not even one cell fits."""
+    longest = int(train.lengths.max())
+    network.require_length(longest)
+    # With sums over keys, the bytes of a cell are a constant plus a multiple of its tokens: in proportion to a part of
+    # its tokens they come out too large rather than too small (scBERT, 3,072 tokens: by 12%).
+    is_linear = network.encoder is not None and all(mechanism.additive for mechanism in network.encoder.mechanisms)
+    num_tokens = min(longest, TRIAL_TOKENS // TRIED[1]) if is_linear else longest
+    few, more = (step_bytes(network, train, num, cfg, num_tokens) for num in TRIED)
+    measured = (more - few) / (TRIED[1] - TRIED[0])
+    per_cell = measured * longest / num_tokens
+    if num_tokens < longest:
+        text = "batch size: measured on %s tokens of each cell, and extrapolated to the %s of the longest"
+        log.info(text, f"{num_tokens:,}", f"{longest:,}")
+    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in network.parameters())
+    fixed = weights + max(0.0, few - TRIED[0] * measured)
+    if fixed + per_cell > MEMORY_SHARE * memory:
+        needed = in_bytes((fixed + per_cell) / MEMORY_SHARE)
+        found = f"a training step on one cell of {longest:,} tokens needs about {needed}"
+        others = "model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
+        raise InputError(found, f"at most {in_bytes(memory)}", f"choose a smaller model, {others}")
+    most = min(LARGEST_BATCH, max(DEFAULT_SIZE, len(train) // MIN_STEPS))
+    size = 1
+    while 2 * size <= most and fixed + 2 * size * per_cell <= MEMORY_SHARE * memory:
+        size *= 2
+    facts = size, f"{longest:,}", in_bytes(fixed + size * per_cell), in_bytes(memory), size
+    text = "batch size %d: steps on cells of up to %s tokens need about %s of %s (trainer.batch_size=%d repeats it)"
+    log.info(text, *facts)
+    return size
+
+
+def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_folder: Path | None) -> TrainConfig:
+    """Replace `auto` by the batch size in the record of the run folder, or by the largest that fits, and record it."""
+    if cfg.trainer.batch_size != AUTO:
+        return cfg
+    record = {} if run_folder is None else read_record(run_folder)
+    size = record.get("batch_size")
+    if size is None:
+        if cfg.trainer.memory_gib is not None:
+            memory = cfg.trainer.memory_gib * GIB
+        elif device_of(cfg.trainer).kind == "cuda":
+            memory = torch.cuda.mem_get_info()[0]
+        else:
+            memory = available_memory()
+        size = fitting_batch_size(network, train, cfg, memory)
+        if run_folder is not None and not is_helper(cfg):
+            write_json(run_folder / RECORD, record | {"batch_size": size})
+    return replace(cfg, trainer=replace(cfg.trainer, batch_size=size, memory_gib=None))

@@ -1,0 +1,303 @@
+"""The initial weights of a network: gene vectors, attention, and those of a trained encoder (`init`)."""
+
+import logging
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.registry import PluginProblem, attention_options, with_source
+from scperformer.attention.tokens import sinusoids
+from scperformer.base.errors import InputError
+from scperformer.base.progress import progress
+from scperformer.cells.alignment import align
+from scperformer.cells.reference import Reference
+from scperformer.config.groups import (
+    DataConfig,
+    HeadConfig,
+    MaskingConfig,
+    ModelConfig,
+    OptimConfig,
+    TokensConfig,
+    TrainerConfig,
+)
+from scperformer.config.steps import NetworkConfig, PretrainConfig, TrainConfig
+from scperformer.lab.supervised import Learner
+from scperformer.model.batches import Cells, prediction_batches, seed_of
+from scperformer.model.content import INFO
+from scperformer.model.folder import damaged_model, read_model
+from scperformer.model.library import resolve_model
+from scperformer.model.load import ENCODER_PREFIX, load_encoder, read_gene_vectors, shared_rows
+from scperformer.model.network import CellTypeModel, LinearModel, require_encoder
+from scperformer.model.performer import Performer
+from scperformer.model.saved_model import SavedModel
+from scperformer.training.fit_linear import LinearOptions, choose_linear_options, fit_logistic
+
+log = logging.getLogger(__name__)
+
+HEAD_DRAWS = 3  # times that each cell is seen as in a training step when the head is fitted
+HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
+# Options of `model` that the weights depend on; the others only matter in training.
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions", "queries")
+Config = TypeVar("Config", TrainConfig, PretrainConfig)
+
+
+@dataclass(frozen=True)
+class Init:
+    """The model folder `init`, from whose encoder a training starts."""
+
+    path: str
+    saved: SavedModel
+    mode: str  # the part of the encoder that is trained further: full, last_layer or head
+    species: str  # of the reference's genes, for matching them to those of the encoder
+
+    def provenance(self, num_known_genes: int) -> dict[str, Any]:
+        """Return the entry `init` of the provenance of the model that is trained."""
+        names = {"name": self.saved.name, "hash": self.saved.hash, "kind": self.saved.kind}
+        licence = {"licence": self.saved.provenance["licence"]} if self.saved.imported else {}
+        return names | {"num_known_genes": num_known_genes} | licence
+
+
+def load_init(cfg: NetworkConfig) -> Init | None:
+    """Load the model folder that `init` names, or return None without it.
+
+    Raises
+    ------
+    InputError
+        The folder is missing or damaged, or has no encoder with layers.
+    """
+    if cfg.init is None:
+        return None
+    folder, _ = resolve_model(cfg.init)
+    if not (folder / INFO).is_file():
+        expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
+        raise InputError(f"no {INFO} at init='{cfg.init}'", expected, "check the path")
+    saved = read_model(folder)
+    model = saved.config.get("model", {})
+    has_encoder = any(name.startswith(ENCODER_PREFIX) for name in saved.weights)
+    on_vectors = model.get("positions") == "coexpression" and model.get("queries") != "cell"
+    if not has_encoder or on_vectors:
+        option = "model.positions=coexpression model.queries=tokens" if has_encoder else "model.encoder=false"
+        found = f"no encoder to start from in init='{cfg.init}' (trained with {option})"
+        raise InputError(found, "a model with an encoder", "choose another, or leave init out")
+    if isinstance(cfg, TrainConfig):
+        if has_encoder and model.get("queries") == "cell" and cfg.init_mode != "full":
+            expected = f"full with init='{cfg.init}', of whose encoder the gene vectors are taken as they are"
+            raise InputError(f"init_mode={cfg.init_mode}", expected, "leave init_mode out")
+        return Init(cfg.init, saved, cfg.init_mode, cfg.species)
+    # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
+    return Init(cfg.init, saved, "full", "auto")
+
+
+def encoder_options(
+    tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
+) -> dict[str, Any]:
+    """Return the options that the weights of an encoder depend on, by their full names."""
+    shape = {name: getattr(model, name) for name in SHAPE}
+    mechanism = asdict(attention_options(attention)[1])
+    groups = {"tokens": asdict(tokens), "model": shape, "attention": {"name": attention["name"], **mechanism}}
+    full = {f"{group}.{name}": value for group, options in groups.items() for name, value in options.items()}
+    return {"data.target_sum": float(target_sum), **full}
+
+
+def _given(group: Any, usual: Any) -> dict[str, Any]:
+    """Return the options of a group that differ from the defaults of training."""
+    return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
+
+
+def adopt_options(cfg: Config, init: Init | None) -> Config:
+    """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
+    cfg = replace(cfg, attention=with_source(cfg.attention))
+    if init is None:
+        if cfg.model.encoder:
+            require_encoder(cfg.tokens, cfg.model, cfg.attention)
+        if cfg.model.reads_genes:
+            _warn_of_ignored_options(cfg)
+        return cfg
+    if not cfg.model.encoder:
+        raise InputError("model.encoder=false with init", "an encoder to start", "leave one of the two out")
+    saved = init.saved
+    try:
+        tokens = TokensConfig(**saved.config["tokens"])
+        model = ModelConfig(**saved.config["model"])
+        attention = saved.config["attention"]
+        target_sum = float(saved.config["target_sum"])
+        theirs = encoder_options(tokens, model, attention, target_sum)
+    except PluginProblem:
+        raise
+    except (InputError, KeyError, TypeError) as error:
+        raise damaged_model(Path(init.path), "its configuration cannot be read") from error
+    usual = NetworkConfig(inputs=[""])
+    usual_model = ModelConfig()
+    if model.reads_genes:
+        usual_model = usual.model
+        _warn_of_ignored_options(cfg)
+    elif cfg.model.positions == "coexpression":  # the default model goes
+        cfg = replace(
+            cfg,
+            model=ModelConfig(**_given(cfg.model, usual.model)),
+            head=HeadConfig(**_given(cfg.head, usual.head)),
+            optim=OptimConfig(**_given(cfg.optim, usual.optim)),
+            trainer=TrainerConfig(**_given(cfg.trainer, usual.trainer)),
+        )
+    mechanism = {"name": cfg.attention["name"]}
+    default = encoder_options(TokensConfig(), usual_model, mechanism, DataConfig().target_sum)
+    default["attention.name"] = usual.attention["name"]
+    for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
+        if value not in (default[option], theirs.get(option)):
+            expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
+            remedy = "leave the options of the encoder out: they are taken from init"
+            raise InputError(f"{option}={value}", f"{expected}, as the encoder of init='{init.path}' has it", remedy)
+    log.info("encoder of %s (%s): its options are taken from there", saved.name, saved.hash[:12])
+    shape = {name: getattr(model, name) for name in SHAPE}
+    data = replace(cfg.data, target_sum=target_sum)
+    model = replace(cfg.model, **shape)
+    require_encoder(tokens, model, attention)
+    return replace(cfg, data=data, tokens=tokens, model=model, attention=dict(attention))
+
+
+def _warn_of_ignored_options(cfg: NetworkConfig) -> None:
+    """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
+    changed = {"tokens": cfg.tokens != TokensConfig(), "conditions": cfg.conditions.on}
+    if isinstance(cfg, PretrainConfig):
+        changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
+        changed["masking.mask_share"] = cfg.masking.mask_share != MaskingConfig.mask_share
+        if ignored := [name for name, is_changed in changed.items() if is_changed]:
+            log.warning("%s: no effect with model=performer, of which whole genes are hidden", ", ".join(ignored))
+        return
+    changed |= {
+        "attention": cfg.model.depth == 0 and cfg.attention["name"] != "favor",
+        "trainer.max_epochs": cfg.trainer.max_epochs != TrainerConfig.max_epochs,
+        "trainer.patience": cfg.trainer.patience != TrainerConfig.patience,
+        "trainer.devices": cfg.trainer.devices * cfg.trainer.num_nodes > 1,
+    }
+    if ignored := [name for name, is_changed in changed.items() if is_changed]:
+        text = "%s: no effect with model=performer or pooled, which is trained for trainer.max_steps=%d by one process"
+        log.warning(text, ", ".join(ignored), cfg.trainer.max_steps)
+
+
+def in_order_of_init(reference: Reference, init: Init | None) -> Reference:
+    """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
+    if init is None:
+        return reference
+    here, there = shared_rows(reference.genes, init.saved.genes, init.path, init.species)
+    place = dict(zip(here, there, strict=True))
+    num_genes = len(reference.genes)
+    order = sorted(range(num_genes), key=lambda gene: (gene not in place, place.get(gene, gene)))
+    target = np.argsort(order)
+    genes = [reference.genes[gene] for gene in order]
+    stream = reference.stream
+    if stream is not None:
+        stream = replace(stream, collection=stream.collection.with_columns(target, genes))
+    return replace(reference, x=align(reference.x, target, num_genes), genes=genes, stream=stream)
+
+
+@torch.no_grad()
+def place_new_genes(
+    encoder: Encoder | Performer, known: list[int], num_theirs: int, positions: str, learns: bool
+) -> None:
+    """Give vectors to genes that the encoder of `init` does not know; vectors that are trained further stay random."""
+    table = encoder.embedding.gene
+    if table is None:
+        return
+    is_new = torch.ones(len(table.weight), dtype=torch.bool)
+    is_new[[*known, len(is_new) - 1]] = False
+    if positions == "sinusoidal":  # every gene needs a vector of its own
+        num = num_theirs + 1
+        table.weight[is_new] = sinusoids(num + int(is_new.sum()), table.weight.shape[1])[num:]
+    elif positions == "gene" and not learns:
+        table.weight[is_new] = table.weight[known].mean(0)
+
+
+def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkConfig, init: Init | None) -> int:
+    """Give an encoder its gene vectors or the weights of `init`, and freeze the parts that are not trained further.
+
+    Returns the number of genes that `init` knows; 0 without it.
+    """
+    if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
+        vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
+        encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
+    if init is None:
+        return 0
+    known = load_encoder(encoder, init.saved, genes, init.path, init.species)
+    place_new_genes(encoder, known, len(init.saved.genes), cfg.model.positions, learns=init.mode == "full")
+    if init.mode != "full" and isinstance(encoder, Encoder):
+        last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init.mode == "last_layer" else []
+        trained = [parameter for parameter in last if parameter.requires_grad]
+        encoder.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    text = "encoder starts from %s, which knows %d of %d genes; init_mode=%s"
+    log.info(text, init.saved.name, len(known), len(genes), init.mode)
+    return len(known)
+
+
+def start_attention(encoder: Encoder | Performer | None, train: Cells, cfg: NetworkConfig) -> None:
+    """Initialise mechanisms whose parameters start from keys, on some training cells; with `init` they are trained.
+
+    A Performer starts from the keys of genes, when its vectors are known.
+    """
+    if not isinstance(encoder, Encoder) or cfg.init is not None:
+        return
+    if any(mechanism.starts_from_keys for mechanism in encoder.mechanisms):
+        rows = np.random.default_rng(cfg.seed).permutation(len(train))[: cfg.trainer.batch_size]
+        encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
+
+
+def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
+    """Fit the last layer to the training cells before training; only with `init`, and without hidden layers.
+
+    Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
+    this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054).
+
+    The layer is fitted to vectors of whole cells and to those of training steps, with dropout and dropped genes. After
+    a short pretraining the vectors of two cells differ less than those of one cell in two steps: a layer that has only
+    seen whole cells multiplies these differences, and the first loss was 418 instead of 2.
+    """
+    if cfg.init is None or network.encoder is None or cfg.head.hidden:
+        return
+    learner = Learner(network, train.known_labels, cfg)
+    learner.learn_under_conditions(train, train.known_labels)
+    torch.manual_seed(seed_of("head", cfg.seed))
+    rows = []
+    parts = []
+    with torch.no_grad():
+        for number in range(1 + HEAD_DRAWS):
+            network.train(number > 0)
+            for part, length in prediction_batches(train.lengths, cfg.trainer.batch_size):
+                batch = train.batch(part, length)
+                seen = learner.with_genes_dropped(batch) if network.training else batch
+                rows.append(part)
+                parts.append(network.cell_vectors(seen).float().numpy())
+    vectors = np.concatenate(parts)
+    labels = train.known_labels[np.concatenate(rows)]
+    mean = vectors.mean(0)
+    spread = np.maximum(vectors.std(0), 1e-6)
+    c = HEAD_C / (1 + HEAD_DRAWS)  # a cell counts once
+    fitted = fit_logistic((vectors - mean) / spread, labels, c=c, class_weights="balanced")
+    weight = fitted.weight / spread[:, None]
+    with torch.no_grad():
+        network.head.labels.weight.copy_(torch.from_numpy(weight.T))
+        network.head.labels.bias.copy_(torch.from_numpy(fitted.bias - mean @ weight))
+
+
+@progress("choosing the options of the linear branch")
+def find_linear_options(train: Cells, cfg: TrainConfig, batches: np.ndarray | None = None) -> LinearOptions | None:
+    """Choose how the linear branch is fitted, on the training cells; None if it is off."""
+    if not cfg.model.linear:
+        return None
+    options = choose_linear_options(train.x, train.known_labels, tuple(cfg.model.linear_powers), cfg.seed, batches)
+    text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"
+    log.info(text, options.weighting, options.class_weights)
+    return options
+
+
+def add_linear(network: CellTypeModel, linear: LinearModel, times: float = 1.0) -> None:
+    """Add a linear model, multiplied by `times`, to the linear branch."""
+    assert network.linear is not None
+    with torch.no_grad():
+        network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
+        network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)

@@ -1,0 +1,245 @@
+"""Masked pretraining with Lightning: a network predicts hidden values, and its loss is compared with a naive guess's.
+
+Every random choice is a function of (seed, step), and in validation of (seed, batch): as in `supervised.py`, a run that
+was cut off repeats the lost part exactly, and all epochs are compared on the same hidden values.
+
+Shape letters: B cells, L tokens, K hidden tokens, D model width, G genes, N entries of the table of bins.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import nn
+from torch.nn.functional import cross_entropy, huber_loss, mse_loss
+
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
+from scperformer.config.groups import MaskingConfig, TokensConfig
+from scperformer.config.steps import PretrainConfig
+from scperformer.model.batches import Cells, seed_of
+from scperformer.model.load import ENCODER_PREFIX
+from scperformer.training.learner import EncoderLearner, process_factor
+from scperformer.training.loaders import Labelled, StreamedCells, validation_batches
+from scperformer.training.trainer import run_epochs
+
+MASK = "embedding.expression.mask_D"
+PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses
+HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
+
+
+def hide_values(batch: Batch, tokens: TokensConfig, masking: MaskingConfig, seed: int) -> tuple[Batch, torch.Tensor]:
+    """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
+
+    Of the genes chosen in each cell, at least one, a share `mask_share` is shown as the mask and the rest as it is
+    (Yang et al. 2022, Methods). All devices draw the same.
+    """
+    candidates_BL = batch.keep_BL & (batch.x_BL > 0)
+    generator = torch.Generator().manual_seed(seed)
+    order_BL, kind_BL = torch.rand(2, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
+    wanted_B1 = (masking.share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
+    rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
+    chosen_BL = candidates_BL & (rank_BL < wanted_B1)
+    masked_BL = chosen_BL & (kind_BL < masking.mask_share)
+    values_BL = batch.values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
+    return Batch(batch.genes_BL, values_BL, batch.x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
+
+
+def hidden_loss(predicted: torch.Tensor, true_K: torch.Tensor, masking: MaskingConfig) -> torch.Tensor:
+    """Compute the mean loss of predictions of hidden values: logits of bins, K x N, or values, K; 0 if K is 0."""
+    if not len(true_K):
+        return predicted.sum()
+    if predicted.dim() == 2:
+        return cross_entropy(predicted.float(), true_K)
+    error = huber_loss if masking.loss == "huber" else mse_loss
+    return error(predicted.float(), true_K)
+
+
+def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
+    """Count how often each expressed gene is in each bin; float64, G x N."""
+    size = mask_token(tokens) + 1
+    cells = x.shape[1] * size
+    counts = np.bincount(x.indices.astype(np.int64) * size + log2_bins(x.data, tokens), minlength=cells)
+    return counts.reshape(x.shape[1], size).astype(np.float64)
+
+
+def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
+    """Tabulate typical values of each gene where it is expressed, and in the last row those of all genes together.
+
+    float32: mean values, G + 1, with continuous tokens; else logarithms of the shares of bins, (G + 1) x N.
+    """
+    # Genes that few cells express are shrunk towards all genes together, which count as one more cell.
+    if tokens.name == "continuous":
+        totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
+        num_cells = np.bincount(x.indices, minlength=x.shape[1])
+        overall = x.data.mean(dtype=np.float64)
+        return torch.tensor(np.append((totals + overall) / (num_cells + 1), overall), dtype=torch.float32)
+    counts = bin_counts(x, tokens)
+    shares = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+    of_genes = (counts + shares) / (counts.sum(1, keepdims=True) + 1)
+    return torch.tensor(np.log(np.vstack([of_genes, shares])), dtype=torch.float32)
+
+
+def naive_guess(table: torch.Tensor, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
+    """Guess the chosen values of a batch of true values, in the form of the network's predictions.
+
+    A value is the gene's mean plus the mean excess of the cell's other genes: above all, how deeply the cell was
+    sequenced. The chance of a bin is proportional to P(bin | gene) P(bin | cell) / P(bin). `table`: see `naive_table`.
+    """
+    seen_BL = batch.keep_BL & (batch.x_BL > 0) & ~chosen_BL
+    usual = table[batch.genes_BL]
+    if table.dim() == 1:
+        excess_BL = (batch.values_BL - usual) * seen_BL
+        excess_B1 = excess_BL.sum(1, keepdim=True) / seen_BL.sum(1, keepdim=True).clamp_min(1)
+        return (usual + excess_B1)[chosen_BL]
+    counts_BN = torch.zeros(len(seen_BL), table.shape[1], device=table.device)
+    counts_BN.scatter_add_(1, batch.values_BL, seen_BL.to(counts_BN.dtype))
+    overall_N = table[-1]
+    of_cells_BN = ((counts_BN + overall_N.exp()) / (counts_BN.sum(1, keepdim=True) + 1)).log()
+    return (usual + (of_cells_BN - overall_N).unsqueeze(1))[chosen_BL]
+
+
+class MaskableValues(nn.Module):
+    """Embeds continuous values; hidden ones, which are below 0, become one learned vector."""
+
+    def __init__(self, values: ContinuousEmbedding, dim: int):
+        super().__init__()
+        self.values = values
+        self.mask_D = nn.Parameter(EMBEDDING_STD * torch.randn(dim))
+
+    def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
+        h_BLD = self.values(x_BL.clamp_min(0))
+        return torch.where((x_BL < 0).unsqueeze(-1), self.mask_D.to(h_BLD.dtype), h_BLD)
+
+
+class MaskedModel(nn.Module):
+    """Predicts the hidden values of tokens from their vectors in the encoder's output.
+
+    Predictions of continuous values start from `mean_x`.
+    """
+
+    def __init__(self, encoder: Encoder, *, mean_x: float = 0.0):
+        super().__init__()
+        self.encoder = encoder
+        expression = encoder.embedding.expression
+        if isinstance(expression, nn.Embedding):
+            output = nn.Linear(expression.embedding_dim, expression.num_embeddings)
+            self.decoder: nn.Module = nn.Sequential(OrderedDict(output=output))
+        else:
+            assert isinstance(expression, ContinuousEmbedding)
+            last = expression.layers[-1]
+            assert isinstance(last, nn.Linear)
+            encoder.embedding.expression = MaskableValues(expression, last.out_features)
+            output = nn.Linear(last.out_features, 1)
+            nn.init.constant_(output.bias, mean_x)
+            self.decoder = nn.Sequential(output, nn.Flatten(0))
+
+    def forward(self, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
+        """Predict the chosen tokens, in the order of the batch: logits, K x N, or values, K."""
+        return self.decoder(self.encoder(batch)[chosen_BL])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return all weights by their names in a model folder; the encoder's are named as in a trained model."""
+        state = self.encoder.state_dict()
+        mask = {"mask_D": state.pop(MASK)} if MASK in state else {}
+        encoder = {name.replace(".expression.values.", ".expression."): tensor for name, tensor in state.items()}
+        decoder = {f"decoder.{name}": tensor for name, tensor in self.decoder.state_dict().items()}
+        named = {ENCODER_PREFIX: encoder, PRETRAINING: mask | decoder}
+        return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
+
+    @torch.no_grad()
+    def load_pretraining(self, weights: dict[str, torch.Tensor]) -> None:
+        """Copy the mask and the output layer of an earlier pretraining, where their shapes fit."""
+        for name, tensor in self.weights().items():
+            earlier = weights.get(name)
+            if name.startswith(PRETRAINING) and earlier is not None and earlier.shape == tensor.shape:
+                tensor.copy_(earlier)
+
+
+class MaskedLearner(EncoderLearner):
+    """The network of pretraining with its loss, its optimiser and the naive guess, which is made of `train`."""
+
+    network: Any  # a MaskedModel, or what a subclass trains
+    monitor = "val_loss"
+    mode = "min"
+    columns = ("train_loss", "val_loss", "val_naive_loss")
+    line = "training loss %(train_loss).4f, validation loss %(val_loss).4f, naive guess %(val_naive_loss).4f"
+
+    def __init__(self, network: nn.Module, train: Cells, cfg: PretrainConfig):
+        super().__init__(network, cfg)
+        self.tokens = cfg.tokens
+        self.masking = cfg.masking
+        self.naive: torch.Tensor
+        # It is computed from the cells: a checkpoint need not hold it.
+        self.register_buffer("naive", self.usual_values(train.x), persistent=False)
+
+    def usual_values(self, x: csr_matrix) -> torch.Tensor:
+        """Return what the naive guess has to know of the training cells, N x G."""
+        return naive_table(x, self.tokens)
+
+    def hide(self, tokens: Batch, seed: int) -> tuple[Batch, torch.Tensor, torch.Tensor]:
+        """Hide some values; return the batch that the network sees, what it is to predict, and the true values."""
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
+        return hidden, chosen_BL, tokens.values_BL[chosen_BL]
+
+    def guess(self, tokens: Batch, asked: torch.Tensor) -> torch.Tensor:
+        """Guess without the network the values that it is to predict."""
+        return naive_guess(self.naive, tokens, asked)
+
+    def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
+        tokens = self.with_genes_dropped(batch[0])
+        seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
+        hidden, asked, true_K = self.hide(tokens, seed)
+        num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
+        loss = hidden_loss(self.network(hidden, asked), true_K, self.masking) * process_factor(num_hidden)
+        loss = loss + self.network.encoder.penalty().to(loss.device)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
+        return loss
+
+    def losses(self, tokens: Batch, batch_idx: int) -> torch.Tensor:
+        """Sum over a batch of validation cells: the network's loss, the naive guess's, and the number of values."""
+        seed = seed_of("masked in validation", self.seed, batch_idx)
+        hidden, asked, true_K = self.hide(tokens, seed)
+        ours = hidden_loss(self.network(hidden, asked), true_K, self.masking)
+        naive = hidden_loss(self.guess(tokens, asked), true_K, self.masking)
+        means = torch.stack([ours, naive])
+        num_hidden = torch.tensor(float(len(true_K)), device=means.device)
+        return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
+
+    def on_validation_epoch_start(self) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64)
+
+    def validation_step(self, batch: Labelled, batch_idx: int) -> None:
+        self.sums += self.losses(batch[0], batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log(self.monitor, float(self.sums[0] / self.sums[2]), prog_bar=True)
+        self.log("val_naive_loss", float(self.sums[1] / self.sums[2]))
+
+    def configure_optimizers(self) -> Any:
+        return self.scheduled([{"params": self.network.parameters(), "weight_decay": self.optim.weight_decay}])
+
+
+def train_masked(
+    network: nn.Module,
+    train: Cells | StreamedCells,
+    val: Cells,
+    cfg: PretrainConfig,
+    run_folder: Path,
+    kind: type[MaskedLearner] = MaskedLearner,
+) -> dict[str, Any] | None:
+    """Pretrain, and leave the weights of the best epoch in `network`; return it and its losses, or None as there."""
+    learner = kind(network, train.sample, cfg)
+    learner.learn_under_conditions(train.sample)
+    best_epoch = run_epochs(learner, train, val, cfg, run_folder)
+    if best_epoch is None:
+        return None
+    # Measured again: a run that was resumed after its last epoch has not validated.
+    learner.cpu().eval()
+    with torch.no_grad():
+        batches = enumerate(validation_batches(val, cfg.trainer.batch_size))
+        sums = torch.stack([learner.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
+    return {"loss": float(sums[0] / sums[2]), "naive_loss": float(sums[1] / sums[2]), "best_epoch": best_epoch}

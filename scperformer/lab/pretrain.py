@@ -1,0 +1,140 @@
+"""Pretrain an encoder on unlabelled files: it learns to predict hidden expression; written as a model folder."""
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from anndata import AnnData
+
+from scperformer.attention.encoder import Encoder
+from scperformer.cells.corpus import Corpus, make_corpus
+from scperformer.cells.on_disk import Sample, settle_in_memory
+from scperformer.config.steps import PretrainConfig
+from scperformer.io.gene_lists import read_genes
+from scperformer.io.read import checksum, default_output, read_cells
+from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
+from scperformer.lab.masked import MaskedLearner, MaskedModel, train_masked
+from scperformer.lab.masked_genes import MaskedGenesLearner, MaskedPerformer, new_masked_performer
+from scperformer.model.batches import Cells, gene_means
+from scperformer.model.inference import torch_state_kept
+from scperformer.model.saved_model import ENCODER, SavedModel
+from scperformer.training.loaders import source_of_cells
+from scperformer.training.run_folder import (
+    Diverged,
+    checksum_with,
+    is_finished,
+    opened_run,
+    quiet_if_helper,
+    record_start,
+    require_place,
+    write_trained,
+)
+from scperformer.training.trainer import device_of
+
+log = logging.getLogger(__name__)
+
+
+def run_pretrain(cfg: PretrainConfig) -> Path:
+    """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path."""
+    return pretrain_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".encoder"))
+
+
+@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
+def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Path) -> Path:
+    """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
+    quiet_if_helper(cfg)
+    paths = [Path(name) for name in cfg.inputs] if adatas is None else []
+    cfg = settle_in_memory(cfg, paths)
+    require_place(cfg, output)
+    init = load_init(cfg)
+    cfg = adopt_options(cfg, init)
+    corpus = load_corpus(adatas, paths, cfg, init)
+    text = " ".join([*(file["sha256"] for file in corpus.files), *corpus.genes])
+    data_checksum = checksum_with(cfg, hashlib.sha256(text.encode()).hexdigest(), init)
+    if is_finished(cfg, output, data_checksum):
+        log.info("%s is finished: nothing to resume", output)
+        return output
+    with opened_run(cfg, output, data_checksum) as folder:
+        saved = pretrain_on(corpus, cfg, folder, init)
+        if saved is not None:
+            write_trained(saved, output, folder, overwrite=cfg.overwrite)
+    return output
+
+
+def load_corpus(
+    adatas: Sequence[AnnData] | None, paths: Sequence[Path], cfg: PretrainConfig, init: Init | None
+) -> Corpus:
+    """Load cells in memory or files, or open files whose cells stay on disk, with one list of genes."""
+    vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
+    if init is not None:
+        vocabulary = init.saved.genes
+    numbered = enumerate(adatas or [], start=1)
+    samples = [Sample(cells, Path(f"AnnData {number} in memory"), "") for number, cells in numbered]
+    if cfg.data.in_memory is not False:
+        samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
+    return make_corpus(samples or paths, cfg, vocabulary)
+
+
+def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | None) -> SavedModel | None:
+    """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
+    begin = time.perf_counter()
+    # The loader gives a label with every cell: here it is the cell's file.
+    cells, val = source_of_cells(corpus, corpus.file_of_cell, corpus.split, cfg.tokens)
+    train = cells.sample
+    network, num_known_genes = new_masked_model(corpus, train, cfg, init)
+    network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
+    facts = {"corpus": corpus.files, "num_cells": corpus.num_cells}
+    if init is not None:
+        facts["init"] = init.provenance(num_known_genes)
+    files = [file["name"] for file in corpus.files] if all(file["sha256"] for file in corpus.files) else []
+    recorded = record_start(folder, cfg, facts, files)
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
+    sizes = len(cells), len(val), len(corpus.genes), num_parameters
+    log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
+    kind = MaskedGenesLearner if cfg.model.reads_genes else MaskedLearner
+    result = train_masked(network, cells, val, cfg, folder, kind)
+    if result is None:
+        return None
+    if not math.isfinite(result["loss"]):
+        raise Diverged("loss", cfg)
+    log.info("best epoch %(best_epoch)d: validation loss %(loss).4f, naive guess %(naive_loss).4f", result)
+    if result["loss"] >= result["naive_loss"]:
+        remedy = "train on more epochs or cells, or set optim.lr"
+        log.warning("the encoder predicts no better than the naive guess: %s", remedy)
+    return SavedModel(
+        name=folder.stem.removesuffix(".encoder"),
+        kind=ENCODER,
+        genes=corpus.genes,
+        gene_means=gene_means(corpus.x),
+        labels=[],
+        ontology_term_ids=[],
+        metrics={"num_val_cells": len(val), **result, "seconds": round(time.perf_counter() - begin, 1)},
+        weights={name: tensor.cpu().numpy() for name, tensor in network.weights().items()},
+        **recorded,
+    )
+
+
+def new_masked_model(
+    corpus: Corpus, train: Cells, cfg: PretrainConfig, init: Init | None
+) -> tuple[MaskedModel | MaskedPerformer, int]:
+    """Make the untrained network for a corpus, or start it from `init`; also count the genes that `init` knows.
+
+    The result is the same for the same seed.
+    """
+    if cfg.model.reads_genes:
+        return new_masked_performer(corpus.genes, train.x, cfg, init), 0 if init is None else len(corpus.genes)
+    torch.manual_seed(cfg.seed)
+    generator = torch.Generator().manual_seed(cfg.seed)
+    encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
+    num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
+    start_attention(encoder, train, cfg)
+    network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
+    if init is not None:
+        network.load_pretraining({name: torch.from_numpy(array) for name, array in init.saved.weights.items()})
+    return network, num_known_genes

@@ -1,0 +1,113 @@
+"""Training of layers with labels in Lightning: loss, metrics and optimiser."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from scperformer.attention.encoder import Encoder
+from scperformer.base.metrics import negative_log_likelihood, score
+from scperformer.config.steps import TrainConfig
+from scperformer.model.batches import Cells
+from scperformer.model.network import CellTypeModel
+from scperformer.training.evidence import branch_scales
+from scperformer.training.learner import EncoderLearner, loss_weights, process_factor
+from scperformer.training.loaders import Labelled, StreamedCells
+from scperformer.training.trainer import run_epochs
+
+# Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
+LOSS_SHARE = 0.1
+
+
+class Learner(EncoderLearner):
+    """A cell-type network with its loss, metrics and optimiser; `labels` of the training cells give their weights."""
+
+    network: CellTypeModel
+    monitor = "val_score"
+    mode = "max"
+    columns = ("train_loss", "val_loss", "val_macro_f1", "val_accuracy")
+    shown = "val_macro_f1", "macro-F1"
+    line = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, accuracy %(val_accuracy).3f"
+
+    def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainConfig):
+        super().__init__(network, cfg)
+        self.label_weights: torch.Tensor
+        counts = np.bincount(labels, minlength=network.num_labels)
+        self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
+        # Layers on top of the fitted encoder, which is not trained further, start with outputs of 0.
+        is_coexpression = cfg.model.encoder and cfg.model.positions == "coexpression"
+        if is_coexpression and network.encoder is not None:
+            network.head.requires_grad_(False)
+            if network.encoder.embedding.gene is not None:
+                network.encoder.embedding.gene.requires_grad_(False)
+        self.encoder_lr_factor = 1.0 if cfg.init is None and not is_coexpression else cfg.optim.init_lr_factor
+        if network.linear is not None:  # it was fitted and is not trained further
+            network.linear.requires_grad_(False)
+
+    def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
+        tokens, labels_B = batch
+        linear_BC, encoder_BC, _ = self.network.branches(tokens, self.with_genes_dropped(tokens))
+        loss = self.loss(linear_BC + encoder_BC, labels_B)
+        if self.network.has_both:
+            # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
+            loss = loss + self.loss(encoder_BC, labels_B)
+        loss = loss * process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
+        return loss
+
+    def loss(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy with the label weights and smoothing of the configuration."""
+        smoothing = self.optim.label_smoothing
+        return cross_entropy(logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=smoothing)
+
+    def on_validation_epoch_start(self) -> None:
+        self.val_outputs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def validation_step(self, batch: Labelled, batch_idx: int) -> None:
+        tokens, labels_B = batch
+        linear_BC, encoder_BC, _ = self.network.branches(tokens)
+        self.val_outputs.append(
+            (linear_BC.expand_as(encoder_BC).float().cpu(), encoder_BC.float().cpu(), labels_B.cpu())
+        )
+
+    def on_validation_epoch_end(self) -> None:
+        linear, encoder, labels = (torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True))
+        # Score the model that this epoch would give: its branches are scaled on these cells, as at the end of training.
+        scale_linear, scale_encoder = branch_scales(linear, encoder, labels)
+        logits = scale_linear * linear + scale_encoder * encoder
+        scores = score(labels, logits.argmax(1))
+        loss = negative_log_likelihood(logits, labels)
+        self.log("val_macro_f1", scores["macro_f1"], prog_bar=True)
+        scales = {"val_scale_linear": scale_linear, "val_scale_encoder": scale_encoder}
+        self.log_dict({"val_accuracy": scores["accuracy"], "val_loss": loss} | scales)
+        self.log(self.monitor, scores["macro_f1"] - LOSS_SHARE * loss)
+
+    def configure_optimizers(self) -> Any:
+        lr = self.optim.lr
+        factor = self.encoder_lr_factor
+        named = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("linear.")]
+        named = [(name, p) for name, p in named if p.requires_grad or factor == 1]
+        slow = [p for name, p in named if factor != 1 and name.startswith("encoder.")]
+        others = [p for name, p in named if factor == 1 or not name.startswith("encoder.")]
+        rates = ((others, lr), (slow, lr * factor))
+        return self.scheduled(
+            [{"params": part, "lr": rate, "weight_decay": self.optim.weight_decay} for part, rate in rates if part]
+        )
+
+
+def has_layers(network: CellTypeModel) -> bool:
+    """Whether the encoder has layers between tokens, which are trained after all else has been fitted."""
+    return isinstance(network.encoder, Encoder) and bool(network.encoder.stack)
+
+
+def train_network(
+    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainConfig, run_folder: Path
+) -> int | None:
+    """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`, or 0: none needed."""
+    if not has_layers(network):
+        return 0
+    learner = Learner(network, train.known_labels, cfg)
+    learner.learn_under_conditions(train.sample, train.sample.known_labels)
+    return run_epochs(learner, train, val, cfg, run_folder)

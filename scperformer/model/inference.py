@@ -1,0 +1,333 @@
+"""Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
+
+Two settings make a CPU up to twice as fast and change no result: matrix products by oneDNN, and keeping freed memory.
+torch passes float32 products to oneDNN only if their precision may be reduced. On CPUs without bfloat16 matrix units
+oneDNN computes them in float32 nevertheless, which is checked with a trial product.
+
+Shape letters: B cells, G genes, V powers of the expression, C labels, D embedding width.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch.nn.functional import pad
+
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.tokens import Batch
+from scperformer.base.errors import InputError
+from scperformer.base.memory import KEPT, freed_memory
+from scperformer.model.batches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
+from scperformer.model.imported import ImportedNetwork
+from scperformer.model.linear import power_transform
+from scperformer.model.network import CellTypeModel
+from scperformer.model.performer import Performer
+
+CPU_BATCH_TOKENS = 2**12  # most tokens of a prediction batch on a CPU
+CPU_BATCH_CELLS = 64  # most cells of such a batch
+CELLS_PER_SUM = 256  # cells predicted at a time by a network without layers
+GPU_BATCH_TOKENS = 2**18  # 12 padded cells of scBERT's length: with fewer, an H100 waits for the next operation
+BYTES_PER_TOKEN = 2**15  # of GPU memory, at scBERT's sizes in float32
+TRIAL_SIZE = 256  # rows and columns of the trial product
+MAX_FLOAT32_ERROR = 1e-5  # largest relative error of a product in float32: usually 1e-6; in bfloat16 it is 4e-3
+# Probabilities, B x C; embeddings, B x D; and whether the linear branch alone gives another label, B.
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+# Random numbers, precision and memory of torch are settings of the whole process, and a network is set to the genes of
+# one file at a time. So threads that annotate or train take turns, and get the same results as one after the other.
+_turn = threading.RLock()
+
+
+def _new_turn() -> None:
+    """Make a new lock in a forked process, as the thread that holds the old lock may not exist there."""
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)
+
+
+class Predictions(NamedTuple):
+    """The predictions for N cells: C labels, embedding width D."""
+
+    proba: np.ndarray  # float32 N x C, each row sums to 1
+    embedding: np.ndarray  # float32 N x D; float64 if it is the scores of an imported model
+    by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
+
+
+@contextmanager
+def torch_state_kept(threads: int | None = None) -> Iterator[None]:
+    """Give torch `threads` CPU threads within a block; then restore their number and torch's random state.
+
+    Other threads wait until the block ends.
+    """
+    with _turn:
+        before = torch.get_num_threads()
+        # An unused GPU has no random state; asking for it would initialise the GPU.
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices):
+            torch.set_num_threads(threads or before)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
+
+
+@contextmanager
+def _reduced_precision_allowed() -> Iterator[None]:
+    """Let oneDNN compute float32 products in lower precision within a block."""
+    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch is imported
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
+
+
+@cache
+def _computes_in_float32() -> bool:
+    """Return whether oneDNN computes float32 products in float32 even if it may reduce their precision."""
+    if not hasattr(torch.backends.mkldnn, "matmul"):  # torch before 2.9
+        return False
+    a, b = torch.randn(2, TRIAL_SIZE, TRIAL_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = a.float()
+    b = b.float()
+    exact = a.double() @ b.double()
+    with _reduced_precision_allowed():
+        products = (a @ b, torch.bmm(a[None], b[None])[0])
+    return all(float((p - exact).norm() / exact.norm()) < MAX_FLOAT32_ERROR for p in products)
+
+
+@contextmanager
+def fast_cpu(device: str, precision: str = "32-true") -> Iterator[None]:
+    """On the device `cpu`, compute products by oneDNN if it uses float32, and keep freed memory, within a block.
+
+    With the precision `bf16-mixed`, oneDNN may round the factors of float32 products to bfloat16, too: where attention
+    sums in float32, its factors are vectors that layers in bfloat16 have made. Sums stay in float32.
+
+    Then restore all settings and return free memory. Other threads wait until the block ends.
+    """
+    with _turn, ExitStack() as afterwards:
+        if device == "cpu":
+            afterwards.enter_context(freed_memory(KEPT))
+            if precision == "bf16-mixed" or _computes_in_float32():
+                afterwards.enter_context(_reduced_precision_allowed())
+        yield
+
+
+def computes_in_bfloat16() -> bool:
+    """Return whether this CPU has instructions for bfloat16 products; without them it is several times slower."""
+    capabilities = (
+        torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    )  # not in older versions of torch
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def choose_device(device: str, precision: str = "32-true") -> str:
+    """Return `cuda` or `cpu`; `auto` is a GPU if there is one. Refuse a missing GPU and an unsuitable precision."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device=cuda without a GPU", "a GPU that torch can use", "choose device=cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and precision != "32-true" and not computes_in_bfloat16():
+        expected = "a GPU, or a CPU with avx512_bf16 or amx_bf16, as others are slower with it"
+        raise InputError(f"precision={precision} on this CPU", expected, "leave precision out")
+    return device
+
+
+@contextmanager
+def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> Iterator[None]:
+    """Tell the encoder within a block which genes occur in the file of the cells."""
+    if not isinstance(network.encoder, Encoder):
+        yield
+        return
+    network.encoder.measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
+    try:
+        yield
+    finally:
+        network.encoder.measured_G = None
+
+
+@contextmanager
+def predicting(network: CellTypeModel | ImportedNetwork, device: str = "cpu") -> Iterator[None]:
+    """Put a network into eval mode and on a device within a block; then restore both.
+
+    The caller holds the lock of `torch_state_kept`.
+    """
+    was_training = network.training
+    before = next(network.parameters()).device
+    try:
+        network.eval().to(device)
+        yield
+    finally:
+        network.train(was_training).to(before)
+
+
+def predict_cells(
+    network: CellTypeModel | ImportedNetwork,
+    cells: Cells,
+    batch_size: int,
+    device: str = "cpu",
+    precision: str = "32-true",
+    done: Callable[[int], None] | None = None,
+) -> Predictions:
+    """Predict N cells; no cell influences another's result.
+
+    On a CPU, a network that only needs sums over genes is computed by sparse products in float32, whatever
+    `precision`: they take a fifth of the time that tokens would take. So is a linear branch alone on any device.
+
+    `batch_size` is the number of cells per batch on a GPU; batches of long cells have fewer. With the precision
+    `bf16-mixed` most products are computed in bfloat16. The mode and the device of the network are restored. `done` is
+    called with the number of cells of each finished batch.
+    """
+    num_threads = torch.get_num_threads()
+    if isinstance(network, ImportedNetwork):
+        return _predict_imported(network, cells, num_threads, done)
+    if network.only_sums and (device == "cpu" or network.encoder is None):
+        with torch_state_kept(threads=1), predicting(network):
+            return _predict_sums(network, cells.x, num_threads, done)
+    if device == "cpu":
+        batch_size = 1 if network.needs_own_batch else CPU_BATCH_CELLS
+        max_tokens = CPU_BATCH_TOKENS
+    else:  # enough tokens to keep the GPU busy, within its memory
+        max_tokens = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_PER_TOKEN))
+    batches = list(prediction_batches(cells.lengths, batch_size, max_tokens))
+
+    def predict(batch: Batch, num_cells: int) -> Outputs:
+        """Return the predictions for the first `num_cells` cells of a batch."""
+        mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
+        with torch.inference_mode(), mixed:  # both settings apply to the current thread only
+            linear_BC, encoder_BC, embedding_BD = network.branches(batch.to(device))
+            logits_BC = linear_BC + encoder_BC
+            by_encoder_B = network.decided_by_encoder(linear_BC, logits_BC)
+            if done is not None:
+                done(num_cells)
+            proba_BC = logits_BC.float().softmax(-1)
+            return proba_BC[:num_cells], embedding_BD[:num_cells].float(), by_encoder_B[:num_cells]
+
+    with (
+        torch_state_kept(threads=1),
+        predicting(network, device),
+        fast_cpu(device, precision),
+        seeing_genes_of(network, cells),
+    ):
+        if device == "cpu":
+            full_size = partial(cells_at, batch_size=batch_size, max_tokens=max_tokens)
+            outputs = _predict_on_cpu(predict, cells, batches, full_size, num_threads)
+        else:
+            outputs = _predict_on_gpu(predict, cells, batches)
+    # Copied at the end: each copy waits for the GPU, which would then wait for its next batch.
+    order = np.argsort(np.concatenate([rows for rows, _ in batches]))
+    return Predictions(*(torch.cat(part).cpu().numpy()[order] for part in zip(*outputs, strict=True)))
+
+
+def _predict_on_cpu(
+    predict: Callable[[Batch, int], Outputs],
+    cells: Cells,
+    batches: list[tuple[np.ndarray, int]],
+    full_size: Callable[[int], int],
+    num_threads: int,
+) -> list[Outputs]:
+    """Predict batches of row numbers and lengths, several at a time in threads.
+
+    The last bits of a product depend on its number of rows, so this depends only on the length of the cells: small
+    batches are filled up to `full_size(length)` with repeated cells. Each thread computes whole batches: if threads
+    shared a product, its sums would depend on the number of threads.
+    """
+
+    def predict_filled(rows_length: tuple[np.ndarray, int]) -> Outputs:
+        rows, length = rows_length
+        return predict(cells.batch(np.resize(rows, full_size(length)), length), len(rows))
+
+    # Each thread sets its own number of threads, or its first products may use more than one.
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        # The first batch runs alone: it computes the memory of unexpressed genes, which all cells share.
+        outputs = [predict_filled(batch) for batch in batches[:1]]
+        return outputs + list(pool.map(predict_filled, batches[1:]))
+
+
+def _predict_on_gpu(
+    predict: Callable[[Batch, int], Outputs], cells: Cells, batches: list[tuple[np.ndarray, int]]
+) -> list[Outputs]:
+    """Predict batches of row numbers and lengths; the CPU prepares the next batches while the GPU computes."""
+    ready = prefetch(cells.batch(rows, length).pin_memory() for rows, length in batches)
+    return [predict(batch, len(rows)) for (rows, _), batch in zip(batches, ready, strict=True)]
+
+
+def _predict_sums(
+    network: CellTypeModel, x: csr_matrix, num_threads: int, done: Callable[[int], None] | None
+) -> Predictions:
+    """Predict cells with a network without layers.
+
+    SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
+    """
+    linear = network.linear
+    encoder = network.encoder if isinstance(network.encoder, Performer) else None
+    weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
+    if linear is not None:
+        weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
+        weights = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
+    head_cells = (
+        1 if network.needs_own_batch else CPU_BATCH_CELLS
+    )  # always so many at a time: last bits depend on the number
+
+    def predicted(first: int) -> Outputs:
+        some = row_subset(x, np.arange(first, min(first + CELLS_PER_SUM, x.shape[0])))
+        num_cells = some.shape[0]
+        with torch.inference_mode():
+            logits_BC = torch.zeros(num_cells, network.num_labels)
+            for power, weight_GC in weights:
+                logits_BC += torch.from_numpy(power_transform(some, power) @ weight_GC)
+            if linear is not None:
+                logits_BC += linear.bias
+            linear_BC = embedding_BD = logits_BC
+            if encoder is not None:
+                filled_BX = pad(torch.from_numpy(encoder.sums_of(some)), (0, 0, 0, -num_cells % head_cells))
+                outputs = [network.head(encoder.from_sums(part_BX)) for part_BX in filled_BX.split(head_cells)]
+                encoder_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in zip(*outputs, strict=True))
+                logits_BC = logits_BC + encoder_BC
+            if done is not None:
+                done(num_cells)
+            return logits_BC.softmax(-1), embedding_BD, network.decided_by_encoder(linear_BC, logits_BC)
+
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        parts = list(pool.map(predicted, range(0, x.shape[0], CELLS_PER_SUM)))
+    return Predictions(*(torch.cat(part).numpy() for part in zip(*parts, strict=True)))
+
+
+def _predict_imported(
+    network: ImportedNetwork, cells: Cells, num_threads: int, done: Callable[[int], None] | None
+) -> Predictions:
+    """Predict cells as the tool does from which the network was imported."""
+
+    def predicted(first: int) -> tuple[np.ndarray, np.ndarray]:
+        some = row_subset(cells.x, np.arange(first, min(first + CELLS_PER_SUM, len(cells))))
+        scored = network.scored(some, cells.measured)
+        if done is not None:
+            done(some.shape[0])
+        return network.probabilities(scored.scores), scored.embedding
+
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        parts = list(pool.map(predicted, range(0, len(cells), CELLS_PER_SUM)))
+    proba, embedding = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Predictions(proba, embedding, np.zeros(len(cells), dtype=bool))
+
+
+def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of the linear branch and of the encoder, float32 N x C each; 0 for a missing branch."""
+    linear, encoder = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
+    with fast_cpu("cpu"), predicting(network), torch.inference_mode():
+        for rows, length in prediction_batches(cells.lengths, batch_size):
+            linear_BC, encoder_BC, _ = network.branches(cells.batch(rows, length))
+            linear[rows] = linear_BC.numpy()
+            encoder[rows] = encoder_BC.numpy()
+    return linear, encoder

@@ -1,0 +1,371 @@
+"""Score annotations against true labels, with logistic regression as the baseline, and write the scores to a folder."""
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import names_beside
+from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, listed, named, split_names
+from scperformer.base.metrics import class_scores, confusion_matrix, scores
+from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
+from scperformer.config.steps import EvaluateConfig
+from scperformer.io.tables import read_texts
+from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.common import common_labels
+from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
+from scperformer.labels.ontology import packaged_ontology, read_pairs
+from scperformer.results.read_annotations import Annotated, cell_table, common_tree, read_annotated
+from scperformer.model.confidence import calibration_error
+
+log = logging.getLogger(__name__)
+
+METRICS = "metrics.json"
+PER_CLASS = "per_class.csv"
+CONFUSION = "confusion.csv"
+EVALUATION = FolderKind("an evaluation")
+
+
+@dataclass(kw_only=True, repr=False)
+class Evaluation:
+    """The scores of annotations, which are the content of an evaluation folder."""
+
+    metrics: dict[str, Any]  # scores of the model and of logistic regression, for all cells and per sample
+    per_class: pd.DataFrame  # a row per label: label, support, precision, recall, f1, maybe baseline_f1, cluster_f1
+    confusion: pd.DataFrame  # counts, L x L: rows are true labels, columns predicted labels
+    path: Path | None = None  # the folder, if it was written
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """Accuracy, macro-F1 and weighted-F1 of the model, the baseline and, if there are any, the cluster labels."""
+        rows = [name for name in ("model", "baseline", "cluster") if name in self.metrics]
+        return pd.DataFrame([self.metrics[name] for name in rows], index=rows)
+
+    def __repr__(self) -> str:
+        num_cells = self.metrics["num_cells"]
+        key = self.metrics["truth_key"]
+        return f"Evaluation of {num_cells:,} cells against '{key}'\n{self.scores.round(3)}"
+
+    def _repr_html_(self) -> str:
+        title = repr(self).partition("\n")[0]
+        per_class = self.per_class.round(3)
+        return f"<p>{escape(title)}</p>{self.scores.round(3).to_html()}{per_class.to_html(index=False)}"
+
+
+def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
+    """Return the true label of each cell of a sample, N strings or None.
+
+    They are in a column of obs, or of the file `table`, a table of text. It has cell names in its first column and a
+    row per cell, in any order.
+    """
+    columns = sample.obs
+    place = str(sample.path)
+    if table is not None:
+        columns, delimiter = _read_table(Path(table), truth_key)
+        place = f"{table} (separated by {delimiter}s)"
+    if truth_key not in columns:
+        others = listed(name for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
+        found = f"no column '{truth_key}' in {place}"
+        remedy = f"{did_you_mean(truth_key, columns.columns)}set truth_key=... to the column of true labels"
+        raise InputError(found, f"one of {others}" if others else "a column of true labels", remedy)
+    truth = columns[truth_key]
+    if table is not None:
+        truth = _in_order_of_cells(truth, sample, table)
+    given = label_texts(truth)
+    texts = without_no_labels(given)
+    if no_labels := given[texts.isna()].value_counts().to_dict():
+        log.warning("%s: cells whose true label means none are left out: %s", sample.name, named(no_labels))
+    names = texts.dropna().unique()
+    spelled = dict(zip(names, spelled_as(sample.model_labels, names), strict=True))
+    return texts.map(spelled).where(texts.notna(), None).to_numpy(object)
+
+
+def _in_order_of_cells(truth: pd.Series, sample: Annotated, table: str) -> pd.Series:
+    """Return the true labels from a table, which are named by cell, in the order of the cells of a sample."""
+    cells = sample.obs.index.astype(str)
+    if cells.has_duplicates:
+        found = f"cell '{cells[cells.duplicated()][0]}' occurs more than once in {sample.path}"
+        remedy = "make the names unique, or put the true labels into obs before predicting"
+        raise InputError(found, "unique cell names, to find the cells in a table", remedy)
+    in_table = cells.isin(truth.index)
+    if not in_table.any():
+        example = f"'{truth.index[0]}'" if len(truth) else "no cell"
+        expected = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})"
+        remedy = "make the names equal, or put the true labels into obs before predicting"
+        raise InputError(f"none of the {len(cells)} cells of {sample.path} is in {table}", expected, remedy)
+    if num_missing := int((~in_table).sum()):
+        log.warning("%s: %d of %d cells are missing from the table", table, num_missing, len(cells))
+    if num_other := len(truth) - int(in_table.sum()):
+        rows = "1 row belongs" if num_other == 1 else f"{num_other} rows belong"
+        log.warning("%s: %s to cells that are not in %s", table, rows, sample.path)
+    return truth.reindex(cells)
+
+
+def _read_table(path: Path, truth_key: str) -> tuple[pd.DataFrame, str]:
+    """Read a table of true labels, with the names of cells as index; also return the name of its delimiter."""
+    if not path.is_file():
+        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
+        raise InputError(f"no file {path}", "a table of true labels", remedy)
+    expected = f"a table with cell names in the first column and true labels in a column '{truth_key}'"
+    table, delimiter = read_texts(path, expected)
+    repeated = table.index[table.index.duplicated()]
+    if len(repeated):
+        found = f"cell '{repeated[0]}' has more than one row in {path}"
+        raise InputError(found, "one row per cell", "remove the other rows")
+    return table, delimiter
+
+
+def _examples(labels: list[str]) -> str:
+    """Return the first labels as text for a message."""
+    return listed(f"'{label}'" for label in labels)
+
+
+def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> npt.NDArray[np.int64]:
+    """Return the confusion matrix of the predicted labels in a column, L x L."""
+    return confusion_matrix(cells["truth"].to_numpy(object), cells[column].to_numpy(object), labels)
+
+
+def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
+    """Return the scores of cells with a true label, for `metrics.json`. JSON has no NaN, so it becomes None.
+
+    They are the number of cells, the calibration error of the confidences, and accuracy and F1 of the model and of
+    logistic regression. If the cells have them: scores of cluster labels and of calls in the label tree, and coverage
+    and mean size of the sets of labels.
+    """
+    result: dict[str, Any] = {"num_cells": len(cells)}
+    is_correct = (cells["model"] == cells["truth"]).to_numpy()
+    result["calibration_error"] = calibration_error(cells["confidence"].to_numpy(), is_correct) if len(cells) else None
+    if "set" in cells and len(cells):
+        sets = {text: set(split_names(text)) for text in cells["set"].unique()}
+        pairs = zip(cells["truth"], cells["set"], strict=True)
+        result["coverage"] = float(np.mean([label in sets[text] for label, text in pairs]))
+        result["mean_set_size"] = float(cells["set_size"].mean())
+    if "call_level" in cells and len(cells):
+        result["calls"] = _call_scores(cells)
+    for column in (name for name in ("model", "baseline", "cluster") if name in cells):
+        values = scores(_confusion(cells, column, labels))
+        result[column] = {name: None if np.isnan(value) else value for name, value in values.items()}
+    return result
+
+
+def _call_scores(cells: pd.DataFrame) -> dict[str, Any]:
+    """Score calls in a label tree; a call is correct if it is the true label or an ancestor of it.
+
+    Returns
+    -------
+    `backed_off` and `unknown`, the shares of cells whose call is an ancestor of their label, or unknown; `accuracy` of
+    the calls that are not unknown; and `levels`, the number of calls on each level (1 is the top) and their accuracy.
+    """
+    called = cells[cells["call_level"] > 0]
+    levels = [
+        {"level": int(level), "num_calls": len(part), "accuracy": float(part["call_right"].mean())}
+        for level, part in called.groupby("call_level")
+    ]
+    return {
+        "accuracy": float(called["call_right"].mean()) if len(called) else None,
+        "backed_off": float(called["backed_off"].sum() / len(cells)),
+        "unknown": 1 - len(called) / len(cells),
+        "levels": levels,
+    }
+
+
+def compare(
+    samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str, match: str = "names"
+) -> Evaluation:
+    """Score the labels by the model and by logistic regression against the truth, for all cells and per sample.
+
+    Cells without a true label (None in `truths`) are counted and left out. Cells whose true label the model does not
+    have count as errors, unless `match` is ontology and `common_labels` finds what both mean.
+    """
+    all_cells = cell_table(samples).rename(columns={"label": "model", "cluster_label": "cluster"})
+    all_cells["truth"] = np.concatenate(truths)
+    all_cells["backed_off"] = (all_cells["call"] != all_cells["model"]) & (all_cells["call"] != NO_CALL)
+    cells = all_cells[all_cells["truth"].notna()]
+    original_truth = cells["truth"]
+    model_labels = samples[0].model_labels
+    merged: dict[str, str] = {}
+    if match == "ontology":
+        merged = common_labels(model_labels, sorted(set(original_truth)), packaged_ontology())
+        cells = _merged(cells, merged)
+        model_labels = list(dict.fromkeys(merged[label] for label in model_labels))
+    true_labels = sorted(set(cells["truth"]))
+    foreign = [label for label in true_labels if label not in set(model_labels)]
+    if not true_labels:
+        found = f"no cell has a true label in '{truth_key}'"
+        raise InputError(found, "at least one", "set truth_key=... to another column")
+    if len(foreign) == len(true_labels):
+        found = f"{samples[0].model_id} has none of the true labels in '{truth_key}' (e.g. {_examples(true_labels)})"
+        remedy = "set truth_key=... to another column, or rename the true labels"
+        raise InputError(found, f"the model's labels, e.g. {_examples(model_labels)}", remedy)
+    # The files can hold further labels, for example after manual edits.
+    predicted = set(cells["model"]).union(cells.get("baseline", ()), cells.get("cluster", ()))
+    labels = [*model_labels, *foreign, *sorted(predicted.difference(model_labels, true_labels))]
+    tree = common_tree(samples)
+    if tree is not None:
+        level = {node: len(tree.path(node)) for node in tree.nodes}
+        trios = zip(cells["call"], original_truth, cells["truth"], strict=True)
+        is_correct = [call in tree.path(label) or merged.get(call) == truth for call, label, truth in trios]
+        cells = cells.assign(call_level=[level.get(call, 0) for call in cells["call"]], call_right=is_correct)
+    is_foreign = cells["truth"].isin(foreign)
+    unknown = {"known_labels": cells["unknown"][~is_foreign], "other_labels": cells["unknown"][is_foreign]}
+    metrics = {
+        "truth_key": truth_key,
+        "model_hash": samples[0].facts["model"]["hash"],
+        "labels": labels,
+        "num_cells": len(cells),
+        "num_without_truth": len(all_cells) - len(cells),
+        "truth_labels_not_in_model": foreign,
+        "merged": {label: common for label, common in merged.items() if label != common},
+        "flagged_unknown": {name: float(flags.mean()) if len(flags) else None for name, flags in unknown.items()},
+        **_scores(cells, labels),
+        "samples": {sample.name: _scores(cells[cells["sample"] == sample.name], labels) for sample in samples},
+    }
+    counts = _confusion(cells, "model", labels)
+    per_class = {"label": labels, **class_scores(counts)}
+    for column in (name for name in ("baseline", "cluster") if name in cells):
+        per_class[f"{column}_f1"] = class_scores(_confusion(cells, column, labels))["f1"]
+    confusion = pd.DataFrame(counts, index=pd.Index(labels, name="truth"), columns=labels)
+    return Evaluation(metrics=metrics, per_class=pd.DataFrame(per_class), confusion=confusion)
+
+
+def _merged(cells: pd.DataFrame, merged: dict[str, str]) -> pd.DataFrame:
+    """Return cells with the common label in place of each label, also in sets of labels."""
+    columns = [name for name in ("truth", "model", "baseline", "cluster") if name in cells]
+    cells = cells.assign(**{name: cells[name].map(lambda label: merged.get(label, label)) for name in columns})
+    if "set" in cells:
+        sets = {
+            text: dict.fromkeys(merged.get(label, label) for label in split_names(text)) for text in set(cells["set"])
+        }
+        cells = cells.assign(set=cells["set"].map({text: join_names(list(labels)) for text, labels in sets.items()}))
+    return cells
+
+
+def read_evaluation(folder: str | Path) -> Evaluation:
+    """Read an evaluation folder."""
+    folder = Path(folder)
+    try:
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        # Labels come from the JSON: the tables escape formulas, and pandas changes labels such as "1" and "truth".
+        labels = metrics["labels"]
+        per_class = pd.read_csv(folder / PER_CLASS, index_col="label").apply(pd.to_numeric)
+        per_class = per_class.reset_index().assign(label=labels)
+        confusion = pd.read_csv(folder / CONFUSION, index_col=0)
+        confusion = confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged file"
+        expected = f"the folder that 'scperformer evaluate' wrote ({METRICS}, {PER_CLASS}, {CONFUSION})"
+        remedy = "check the path, or run 'scperformer evaluate' again"
+        raise InputError(f"no evaluation in {folder} ({reason})", expected, remedy) from error
+    return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion)
+
+
+def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluation:
+    """Score annotated samples against true labels, and log the scores; samples without true labels are left out."""
+    without = [sample.name for sample in samples if cfg.truth_path is None and cfg.truth_key not in sample.obs]
+    if 0 < len(without) < len(samples):
+        log.warning("left out because they have no column '%s': %s", cfg.truth_key, listed(without))
+        samples = [sample for sample in samples if sample.name not in without]
+    tables: list[str | None] = [*cfg.truth_path] if cfg.truth_path else [None] * len(samples)
+    truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
+    if cfg.truth_map is not None:
+        truths = _mapped(truths, cfg.truth_map, cfg.truth_key)
+    evaluation = compare(samples, truths, cfg.truth_key, cfg.match)
+    evaluation.metrics["samples_without_truth"] = without
+    evaluation.metrics["repeats"] = _repeats(samples)
+    _log_scores(evaluation.metrics)
+    return evaluation
+
+
+def _repeats(samples: list[Annotated]) -> dict[str, dict[str, int]]:
+    """Return how many cells of each sample are cells of the reference, of those that `predict` looked at; log them."""
+    repeats = {sample.name: dict(sample.facts.get("repeats", {"num_seen": 0, "num_cells": 0})) for sample in samples}
+    for name, found in repeats.items():
+        if found["num_cells"]:
+            share = in_percent(found["num_cells"] / found["num_seen"])
+            log.warning("%s: %s of its cells are cells of the reference: its scores are too high", name, share)
+    return {name: {key: int(num) for key, num in found.items()} for name, found in repeats.items()}
+
+
+def _mapped(truths: list[npt.NDArray[np.object_]], path: str, truth_key: str) -> list[npt.NDArray[np.object_]]:
+    """Return true labels as a file of the user maps them; labels that are not in it stay."""
+    pairs = read_pairs(path, "a CSV or TSV file with two columns: a true label, and the label as which it counts")
+    to = dict(pairs)
+    known = {label for truth in truths for label in truth if label is not None}
+    if len(to) < len(pairs):
+        twice = next(label for number, (label, _) in enumerate(pairs) if label in dict(pairs[:number]))
+        raise InputError(f"'{twice}' twice in {path}", "one row for each true label", "remove the other rows")
+    if others := [label for label in to if label not in known]:
+        remedy = f"{did_you_mean(others[0], known)}correct or remove the row"
+        found = f"'{others[0]}' in {path}, which no cell has in '{truth_key}'"
+        raise InputError(found, f"true labels, e.g. {_examples(sorted(known))}", remedy)
+    return [np.array([to.get(label, label) for label in truth], dtype=object) for truth in truths]
+
+
+def _log_scores(metrics: dict[str, Any]) -> None:
+    """Log the scores of an evaluation."""
+    groups: dict[str, list[str]] = {}
+    for label, common in metrics["merged"].items():
+        groups.setdefault(common, []).append(label)
+    if groups:
+        text = "; ".join(f"{common} ({', '.join(labels)})" for common, labels in groups.items())
+        log.info("compared as what both mean, by the Cell Ontology (match=names: by names alone): %s", text)
+    if foreign := metrics["truth_labels_not_in_model"]:
+        log.warning("true labels that the model does not have, counted as errors: %s", _examples(foreign))
+    num_without = metrics["num_without_truth"]
+    left_out = f" ({num_without:,} without a true label left out)" if num_without else ""
+    num_samples = len(metrics["samples"])
+    cells = f"{metrics['num_cells']:,} cells in {num_samples} sample{'s' if num_samples > 1 else ''}"
+    model = metrics["model"]
+    accuracy = f"{model['accuracy']:.3f}"
+    macro_f1 = f"{model['macro_f1']:.3f}"
+    if baseline := metrics.get("baseline"):
+        accuracy += f" (logistic regression {baseline['accuracy']:.3f})"
+        macro_f1 += f" (logistic regression {baseline['macro_f1']:.3f})"
+    message = "%s against '%s'%s: accuracy %s, macro-F1 %s"
+    log.info(message, cells, metrics["truth_key"], left_out, accuracy, macro_f1)
+    if "coverage" in metrics:
+        text = "%.1f%% of the sets of labels contain the true label; their mean size is %.2f labels"
+        log.info(text, 100 * metrics["coverage"], metrics["mean_set_size"])
+    if "cluster" in metrics:
+        cluster = metrics["cluster"]
+        log.info("cluster labels: accuracy %.3f, macro-F1 %.3f", cluster["accuracy"], cluster["macro_f1"])
+    if "calls" in metrics and (calls := metrics["calls"])["backed_off"] + calls["unknown"] > 0:
+        levels = ", ".join(
+            f"{row['accuracy']:.3f} on level {row['level']} ({row['num_calls']:,} calls)" for row in calls["levels"]
+        )
+        text = "calls: %.1f%% of the cells back off to a parent of their label, %.1f%% are unknown; accuracy %s"
+        log.info(text, 100 * calls["backed_off"], 100 * calls["unknown"], levels)
+
+
+def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> None:
+    """Write an evaluation folder."""
+    labels = [escape_formula(label) for label in evaluation.metrics["labels"]]
+    with new_folder(output, EVALUATION, overwrite) as folder:
+        text = json.dumps(evaluation.metrics, indent=2, ensure_ascii=False, allow_nan=False)
+        (folder / METRICS).write_text(text + "\n", encoding="utf-8")
+        evaluation.per_class.assign(label=labels).to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
+        confusion = evaluation.confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
+        confusion.to_csv(folder / CONFUSION)
+    evaluation.path = output
+    log.info("written: %s", output)
+
+
+def run_evaluate(cfg: EvaluateConfig) -> Path:
+    """Score annotated files against true labels; write the evaluation folder and return its path."""
+    failed = [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]
+    if failed:
+        log.warning("left out, as they could not be annotated: %s", listed(failed))
+        rest = [place for place, path in enumerate(cfg.inputs) if path not in failed]
+        tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in rest]
+        cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
+    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
+    require_absent(output, cfg.overwrite, EVALUATION)
+    write_evaluation(evaluate_samples(read_annotated(cfg.inputs, cfg.key_added), cfg), output, cfg.overwrite)
+    return output

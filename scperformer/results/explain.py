@@ -1,0 +1,440 @@
+"""The genes behind calls: their contributions to logits, compared with marker genes and tested by deletion."""
+
+import json
+import logging
+import time
+import warnings
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy.sparse import csr_matrix
+
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import FolderKind, new_folder, require_absent
+from scperformer.cells.query import find_query
+from scperformer.cells.quality import technical
+from scperformer.config.steps import ExplainConfig, PredictConfig
+from scperformer.config.groups import checked
+from scperformer.results.contributions import SUM_TOLERANCE, Contributions, find_contributions
+from scperformer.results.explanation_page import NUM_FOR, NUM_TOP, attention_per_label, deletion_text, genes_per_label, marker_overlap, render_explanation
+from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed
+from scperformer.io.read import default_output, open_cells
+from scperformer.io.writing import write_anndata
+from scperformer.training.adapt import Adapted, adapt_model
+from scperformer.training.condition import Condition, find_condition, reduced
+from scperformer.training.adapted import with_encoder_weight
+from scperformer.labels.constraints import reweighted
+from scperformer.model.saved_model import SavedModel
+from scperformer.model.folder import load_reference_cells
+from scperformer.model.batches import Cells
+from scperformer.model.load import Model, load_model
+from scperformer.model.inference import predict_cells, torch_state_kept
+from scperformer.annotation.annotate import without_slashes
+from scperformer.results.read_annotations import find_model, read_annotated, sample_names
+
+log = logging.getLogger(__name__)
+
+CELLS = "contributions.h5ad"
+PAGE = "report.html"
+EXPLANATION = FolderKind("an explanation")
+GENES_PER_LABEL = "genes_per_label.csv"
+ATTENTION_PER_LABEL = "attention_per_label.csv"
+DELETION = "deletion.csv"
+EXPRESSION_OPTIONS = (
+    "source",
+    "input_kind",
+    "input_total",
+    "input_base",
+    "species",
+    "genes",
+)  # as in the run of predict
+NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
+MAX_TESTED = 500  # cells of the deletion test
+MAX_OTHER = 0.01  # share of cells whose label may differ from the file; close calls do on a GPU or in bfloat16
+
+
+@dataclass(repr=False)
+class Explanation:
+    """The contributions of genes to the calls of some cells."""
+
+    adata: AnnData  # explained cells x genes, with contributions; docs/formats.md lists its entries
+    key: str  # prefix of the entries
+    path: Path | None = None  # the folder, if it was written
+
+    @property
+    def genes(self) -> pd.DataFrame:
+        """Genes with the largest mean contributions for each label, as in genes_per_label.csv."""
+        return genes_per_label(self.adata, self.key)
+
+    @property
+    def attention(self) -> pd.DataFrame:
+        """Genes with the highest mean attention for each label, as in attention_per_label.csv; empty without it."""
+        return attention_per_label(self.adata, self.key)
+
+    @property
+    def deletion(self) -> pd.DataFrame:
+        """Mean probabilities of the calls after genes were deleted from each cell."""
+        table: pd.DataFrame = self.adata.uns[self.key]["deletion"]
+        return table
+
+    def __repr__(self) -> str:
+        num_cells, num_genes = self.adata.shape
+        first = (f"  {label}: {', '.join(genes['gene'].head(5))}" for label, genes in self.genes.groupby("label"))
+        return "\n".join([f"Explanation of {num_cells:,} cells by {num_genes:,} genes", *first])
+
+    def _repr_html_(self) -> str:
+        first = self.genes.groupby("label", observed=True).head(NUM_FOR)
+        return f"<p>{escape(repr(self).partition(chr(10))[0])}</p>{first.round(3).to_html(index=False)}"
+
+
+def explain_cells(
+    cells: AnnData | BackedH5ad,
+    labels: np.ndarray,
+    facts: dict[str, Any],
+    cfg: ExplainConfig,
+    model: Model | None = None,
+    path: str = "the data",
+) -> AnnData:
+    """Explain a random sample of annotated cells.
+
+    Parameters
+    ----------
+    labels
+        The label of each cell in the annotation, N strings.
+    facts
+        The record of the annotation, from `uns`.
+    model
+        The model of the annotation; None: it is loaded.
+
+    Returns
+    -------
+    The explained cells x genes of the model, with contributions in X; docs/formats.md lists the other entries.
+
+    Raises
+    ------
+    InputError
+        The model is not that of the annotation, or does not give the cells their labels.
+    """
+    model = model or load_model(cfg.model_path or find_model(facts))
+    _require_model_of_calls(model, facts, cfg, path)
+    adapted = _adapt_as_predict(model, cells, facts, cfg, path)
+    saved = adapted.model.saved
+    codes = pd.Index(saved.labels).get_indexer(pd.Index(labels))
+    with torch_state_kept(threads=1):
+        sample = _draw_sample(adapted, codes, facts, cfg, path)
+        network = adapted.model.network
+        if not network.only_sums:
+            text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
+            log.info(text, path, len(sample.rows))
+        measured = adapted.query.measured
+        chosen = Cells(sample.x, adapted.model.tokens, measured=measured)
+        contributions = find_contributions(network, chosen, sample.explained)
+        deletion = delete_genes(adapted.model, sample.x, contributions.genes, sample.explained, cfg.seed, measured)
+    ranks = rank_markers(model, saved)
+    if ranks is None:
+        log.info("the model keeps no cells of its reference, so its marker genes are unknown")
+    names = cells.obs_names[sample.rows].astype(str)
+    explanation = _as_anndata(sample, contributions, ranks, names, saved.genes, cfg.key_added)
+    explanation.var["listed"] = True if cfg.all_genes else ~technical(saved.genes)
+    explanation.uns[cfg.key_added] = {
+        "model": {"name": saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
+        "label": cfg.label or "",
+        "num_cells": len(codes),
+        "labels": np.array(sample.present, dtype=object),  # labels of the cells, as the columns of varm
+        "deletion": deletion,
+        "versions": facts["versions"],
+    }
+    _log_explanation(explanation, cfg.key_added, path)
+    return explanation
+
+
+def _require_model_of_calls(model: Model, facts: dict[str, Any], cfg: ExplainConfig, path: str) -> None:
+    """Refuse a model that is not that of the annotation, or does not have the label to explain."""
+    if model.saved.hash != facts["model"]["hash"]:
+        found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
+        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
+        raise InputError(found, expected, "set model_path to the model of the calls")
+    if cfg.label is not None and cfg.label not in model.saved.labels:
+        expected = f"one of {', '.join(model.saved.labels)}"
+        raise InputError(f"label={cfg.label}", expected, "choose a label of the model")
+
+
+def _adapt_as_predict(
+    model: Model, cells: AnnData | BackedH5ad, facts: dict[str, Any], cfg: ExplainConfig, path: str
+) -> Adapted:
+    """Adapt a model to annotated cells as in the run of `predict`; it stays as it is if it was not adapted then.
+
+    The options of the expression are also those of `predict`, unless others are given.
+    """
+    try:
+        run = json.loads(facts["config_json"])
+        options = {name: run[name] for name in EXPRESSION_OPTIONS if name in run}
+    except (KeyError, TypeError, ValueError) as error:
+        found = f"no record of the options of predict in {path}"
+        raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
+    given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS if hasattr(cfg, name)}
+    options |= {name: value for name, value in given.items() if value != getattr(PredictConfig, name)}
+    record = facts.get("condition", {})  # earlier versions had no conditions
+    adapt = bool(record.get("adapted", False))
+    # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
+    options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
+    predict: PredictConfig = checked(PredictConfig, options, "")
+    query = find_query(cells, model.saved, predict, path)
+    condition = None
+    if adapt:
+        # The recorded depth, because cells may have been left out since; without a part in the condition, if it was not
+        # below that of the kept cells.
+        depth = None if np.isnan(record["depth"]) else float(record["depth"])
+        measured = find_condition(query, with_depth=False)
+        conditions = [replace(measured, depth=depth), measured]
+        condition = next((condition for condition in conditions if condition.key == record["key"]), None)
+        if condition is None:
+            remedy = "explain the file with all genes that it had, or name their place with source=..."
+            raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
+    adapted = adapt_model(model, query, predict, condition)
+    shift = facts.get("shift", {})
+    weight = shift.get("encoder_weight", 1.0)
+    if not isinstance(weight, float) or not 0 <= weight <= 1:
+        found = f"encoder_weight={str(weight)[:50]} in uns['{cfg.key_added}']['shift'] of {path}"
+        raise InputError(found, "a share, as predict writes it", "annotate the file again")
+    # Cells may have been left out since, so gene effects are not found anew.
+    factors = shift.get("gene_factors")
+    if factors is not None and not _are_factors(factors, len(adapted.model.saved.genes)):
+        found = f"other gene_factors in uns['{cfg.key_added}']['shift'] of {path}"
+        expected = f"a positive number for each of the {len(adapted.model.saved.genes)} genes, as predict writes them"
+        raise InputError(found, expected, "annotate the file again")
+    return replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
+
+
+def _are_factors(factors: Any, num_genes: int) -> bool:
+    """Whether these are positive numbers, one for each gene of a model."""
+    is_array = isinstance(factors, np.ndarray) and factors.shape == (num_genes,) and factors.dtype.kind == "f"
+    return bool(is_array and np.isfinite(factors).all() and (factors > 0).all())
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """The cells to explain, N, whose labels the model reproduces."""
+
+    rows: np.ndarray  # N row numbers in the file, ascending
+    x: csr_matrix  # N x genes of the model, normalised expression
+    labels: list[str]  # labels of the model, to which codes refer
+    own: np.ndarray  # codes of the labels of the cells, N
+    explained: np.ndarray  # codes of the labels whose logits are explained, N
+    proba: np.ndarray  # N x labels
+
+    @property
+    def present(self) -> list[str]:
+        """Labels that the cells have, in the order of the model."""
+        return [self.labels[code] for code in np.unique(self.own)]
+
+
+def _draw_sample(adapted: Adapted, codes: np.ndarray, facts: dict[str, Any], cfg: ExplainConfig, path: str) -> Sample:
+    """Draw up to `cfg.cells` cells of each label, and refuse them if the model gives more than 1 % another label.
+
+    `codes` are the labels of all cells in the annotation. Cells without expression, and the few cells with another
+    label, are left out.
+    """
+    query = adapted.query
+    rng = np.random.default_rng(cfg.seed)
+    candidates = codes[query.cells]
+    num = None if cfg.cells == "all" else cfg.cells
+    drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num] for code in np.unique(candidates)]
+    rows = query.cells[np.sort(np.concatenate(drawn))]
+    x = adapted.as_in_reference(query.some(rows))
+    is_expressed = np.diff(x.indptr) > 0
+    if not is_expressed.any():
+        raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
+    x = x[is_expressed]
+    rows = rows[is_expressed]
+    cells = Cells(x, adapted.model.tokens, measured=query.measured)
+    proba = predict_cells(adapted.model.network, cells, batch_size=64).proba
+    if constraints := facts.get("constraints"):
+        proba = reweighted(proba, np.asarray(constraints["weights"]))
+    is_same = proba.argmax(axis=1) == codes[rows]
+    if (num_other := int((~is_same).sum())) > MAX_OTHER * len(rows):
+        found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{cfg.key_added}_label'"
+        remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
+        raise InputError(found, "the same labels by the same model", remedy)
+    if num_other:
+        cells_have = "1 cell has" if num_other == 1 else f"{num_other} cells have"
+        log.warning("%s: %s another label here than in the file, left out", path, cells_have)
+        x = x[is_same]
+        rows = rows[is_same]
+        proba = proba[is_same]
+    own = codes[rows]
+    labels = adapted.model.saved.labels
+    explained = own if cfg.label is None else np.full(len(rows), labels.index(cfg.label))
+    return Sample(rows=rows, x=x, labels=labels, own=own, explained=explained, proba=proba)
+
+
+def _as_anndata(
+    sample: Sample,
+    contributions: Contributions,
+    ranks: np.ndarray | None,
+    names: pd.Index,
+    genes: list[str],
+    key: str,
+) -> AnnData:
+    """Return cells x genes with contributions in X, expression, and by label the mean contributions and marker ranks.
+
+    If the cells read genes, the mean attention to these is there, too.
+
+    `ranks` are the marker ranks of genes x labels; `names` are the names of the cells.
+    """
+    obs = {
+        f"{key}_label": pd.Categorical.from_codes(sample.own, sample.labels).remove_unused_categories(),
+        f"{key}_probability": sample.proba[np.arange(len(sample.rows)), sample.explained],
+        f"{key}_logit": contributions.logits,
+        f"{key}_bias": contributions.bias,
+        f"{key}_error": contributions.errors,
+    }
+    var = pd.DataFrame(index=pd.Index(genes, dtype=object))
+    explanation = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
+    explanation.layers["expression"] = sample.x
+    columns: dict[str, Any] = {"index": explanation.var_names, "columns": without_slashes(sample.present)}
+    by_label = [sample.own == code for code in np.unique(sample.own)]
+    for name, values in {"contributions": contributions.genes, "attention": contributions.attention}.items():
+        if values is not None:
+            means = [values[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
+            explanation.varm[f"{key}_{name}"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
+    if ranks is not None:
+        # With the option `label`, all cells have the same explained label.
+        explained = [sample.explained[has_label][0] for has_label in by_label]
+        explanation.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, explained], **columns)
+    return explanation
+
+
+def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
+    """Rank genes as markers of each label in the reference cells that a model keeps.
+
+    The test is scanpy's t-test of a label against all others, with overestimated variance. Wilcoxon's test finds about
+    the same genes and takes a hundred times as long.
+
+    Parameters
+    ----------
+    saved
+        The model with the genes to rank: `model` itself, or `model` adapted to fewer genes.
+
+    Returns
+    -------
+    Genes x labels; rank 1 is the best marker, labels with a single cell have NaN. None if the model keeps no cells, or
+    if fewer than two labels can be tested.
+    """
+    import scanpy as sc  # takes seconds to import
+
+    reference_cells = load_reference_cells(model.saved, model.path)
+    if reference_cells is None:
+        return None
+    measured = np.isin(model.saved.genes, saved.genes)
+    x = reduced(reference_cells, Condition(measured, None), saved.config["target_sum"], seed=0)
+    tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
+    if len(tested) < 2:
+        return None
+    obs = pd.DataFrame({"code": pd.Categorical(reference_cells.labels.astype(str))}, index=map(str, range(x.shape[0])))
+    cells = AnnData(x, obs=obs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # divisions by 0, for genes that no cell of a label expresses
+        groups = [str(code) for code in tested]
+        sc.tl.rank_genes_groups(cells, "code", groups=groups, method="t-test_overestim_var", use_raw=False)
+    ranks = np.full((len(saved.genes), len(saved.labels)), np.nan)
+    for code in tested:
+        order = cells.uns["rank_genes_groups"]["names"][str(code)].astype(int)
+        ranks[order, code] = np.arange(1, len(order) + 1)
+    return ranks
+
+
+def delete_genes(
+    model: Model,
+    x: csr_matrix,
+    contributions: csr_matrix,
+    labels: np.ndarray,
+    seed: int,
+    measured: np.ndarray | None = None,
+) -> pd.DataFrame:
+    """Delete genes from at most 500 random cells, and predict them again.
+
+    The genes deleted from a cell are those with the largest contributions, random genes that it expresses, or its most
+    expressed genes. The values of the other genes stay.
+
+    Returns
+    -------
+    The mean probability of `labels`, with a row for each number of deleted genes (`num_genes`) and a column for each
+    choice of genes.
+    """
+    rng = np.random.default_rng(seed)
+    tested = np.sort(rng.permutation(x.shape[0])[:MAX_TESTED])
+    x = x[tested]
+    contributions = contributions[tested]
+    labels = labels[tested]
+    cell_of = np.repeat(np.arange(len(tested)), np.diff(x.indptr))
+    orders = {"contribution": -contributions.data, "random": rng.random(x.nnz), "expression": -x.data}
+    table = pd.DataFrame({"num_genes": NUM_DELETED})
+    for name, values in orders.items():
+        rank = np.empty(x.nnz, dtype=np.int64)  # rank of each gene in its cell, from 0
+        rank[np.lexsort((values, cell_of))] = np.arange(x.nnz) - x.indptr[cell_of]
+        means = []
+        for num in NUM_DELETED:
+            rest = csr_matrix((np.where(rank < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
+            rest.eliminate_zeros()
+            cells = Cells(rest, model.tokens, measured=measured)
+            proba = predict_cells(model.network, cells, batch_size=64).proba
+            means.append(float(proba[np.arange(len(labels)), labels].mean()))
+        table[name] = means
+    return table
+
+
+def _log_explanation(explanation: AnnData, key: str, path: str) -> None:
+    """Log the size of an explanation, the errors of its sums, and the results of its tests."""
+    obs = explanation.obs
+    errors = np.abs(obs[f"{key}_error"])
+    text = "%s: %d cells of %d labels explained; contributions add up to the logit within %.2g"
+    log.info(text, path, explanation.n_obs, len(explanation.uns[key]["labels"]), float(errors.max()))
+    change = np.maximum(np.abs(obs[f"{key}_logit"] - obs[f"{key}_bias"]), 1)
+    if num_off := int((errors > SUM_TOLERANCE * change).sum()):
+        text = "%s: in %d of %d cells the contributions differ from the logit by more than %.0f %%"
+        log.warning(text, path, num_off, explanation.n_obs, 100 * SUM_TOLERANCE)
+    log.info("%s", deletion_text(explanation.uns[key]["deletion"]))
+    if overlap := marker_overlap(explanation, key):
+        mean = sum(overlap.values()) / len(overlap)
+        text = "%.1f of the %d genes that contribute most to a label are among its %d best markers (mean of the labels)"
+        log.info(text, mean, NUM_TOP, NUM_TOP)
+
+
+def explain_file(cfg: ExplainConfig, model: Model | None = None) -> AnnData:
+    """Explain a random sample of the cells in an annotated file; the default model is that of the annotation."""
+    path = cfg.inputs[0]
+    (sample,) = read_annotated([path], cfg.key_added)
+    with open_cells(path, cfg.orientation) as cells:
+        return explain_cells(cells, sample.labels, sample.facts, cfg, model, path)
+
+
+def write_explanation(explanation: AnnData, output: Path, cfg: ExplainConfig, sample: str) -> None:
+    """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
+    key = cfg.key_added
+    page = render_explanation(explanation, key, sample)
+    with new_folder(output, EXPLANATION, cfg.overwrite) as folder:
+        with nullable_strings_allowed():
+            write_anndata(explanation, folder / CELLS, compression="gzip")
+        genes_per_label(explanation, key).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
+        if len(attention := attention_per_label(explanation, key)):
+            attention.to_csv(folder / ATTENTION_PER_LABEL, index=False, float_format="%.6g")
+        explanation.uns[key]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
+        (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    log.info("written: %s", output)
+
+
+def run_explain(cfg: ExplainConfig) -> Path:
+    """Write the folder of an explanation and return its path, by default `<input>.explanation` next to the input."""
+    start = time.perf_counter()
+    path = cfg.inputs[0]
+    output = Path(cfg.output) if cfg.output else default_output(path, ".explanation")
+    require_absent(output, cfg.overwrite, EXPLANATION)
+    write_explanation(explain_file(cfg), output, cfg, sample_names([Path(path)])[0])
+    log.info("explained in %.1f s", time.perf_counter() - start)
+    return output

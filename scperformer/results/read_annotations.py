@@ -1,0 +1,328 @@
+"""Annotations from the h5ad files that `predict` wrote, read without the expression, or from cells in memory."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from anndata import AnnData
+from anndata.io import read_elem
+from natsort import natsorted
+
+from scperformer.base.errors import InputError, one_line
+from scperformer.base.inputs import sha256
+from scperformer.base.outputs import FAILED_SUFFIX
+from scperformer.base.progress import progress
+from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.io.safety import reading
+from scperformer.io.read import require_h5ad
+from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.tree import LabelTree
+from scperformer.model.content import INFO
+from scperformer.model.library import PACKAGED_MODEL, library_folder
+from scperformer.annotation.columns import REQUIRED_COLUMNS
+from scperformer.results.facts import require_facts
+
+log = logging.getLogger(__name__)
+
+MAX_REASON = 5000  # characters
+UMAP = "X_umap"  # entry of obsm in which scanpy keeps a UMAP
+SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
+
+
+@dataclass(kw_only=True)
+class Annotated:
+    """One annotated sample of N cells: a file, without its expression, or cells in memory."""
+
+    name: str  # name of the sample, unique among the files read together
+    path: Path
+    key: str  # prefix of the annotation
+    obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
+    umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"] of the file; None without, or unless requested
+    facts: dict[str, Any]  # uns[key]: model, condition, input, genes, baseline, versions
+    cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
+
+    @property
+    def mean_held_out(self) -> float:
+        """Mean confidence of the held-out calls under the condition of this sample; NaN without held-out calls."""
+        bins = self.facts.get("calibration", {}).get("bins")
+        return float("nan") if bins is None else float(np.average(bins["confidence"], weights=bins["num_cells"]))
+
+    def probabilities(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return the probabilities of the labels in the rows `cells`, with a column for each label of the model."""
+        if self.cells is not None:
+            return np.asarray(self.cells.obsm[f"{self.key}_proba"], dtype=np.float32)[cells]
+        with reading(self.path), open_hdf5(self.path) as file:
+            stored = file[f"obsm/{self.key}_proba"]
+            # One column at a time: the full table of a million cells may not fit into memory.
+            columns = [np.asarray(stored[name])[cells] for name in stored.attrs["column-order"]]
+        if len(columns) != len(self.model_labels) or any(column.dtype.kind != "f" for column in columns):
+            found = f"obsm['{self.key}_proba'] of {self.path} without a number for each label"
+            raise InputError(found, "an annotation as predict writes it", "annotate its cells again")
+        return np.stack(columns, axis=1).astype(np.float32)
+
+    @property
+    def adapted(self) -> str:
+        """Key of the condition to which the model was adapted; empty if it was not adapted."""
+        condition = self.facts.get("condition", {})  # files of earlier versions lack it
+        return str(condition["key"]) if condition.get("adapted", False) else ""
+
+    def column(self, name: str) -> pd.Series:
+        """Return the annotation column `obs["KEY_name"]`."""
+        return self.obs[f"{self.key}_{name}"]
+
+    def flag(self, name: str) -> npt.NDArray[np.bool_] | None:
+        """Return the flag `obs["KEY_name"]` of each cell; None if the sample does not have it.
+
+        Doublets may also be flagged by scanpy, in `predicted_doublet`.
+        """
+        names = [f"{self.key}_{name}", *(["predicted_doublet"] if name == "doublet" else [])]
+        column = next((self.obs[name] for name in names if name in self.obs), None)
+        return None if column is None or column.dtype != bool else column.to_numpy(bool)
+
+    @property
+    def labels(self) -> npt.NDArray[np.object_]:
+        """The label that the model gives each cell, N strings."""
+        return as_text(self.column("label"))
+
+    @property
+    def model_labels(self) -> list[str]:
+        """The labels of the model."""
+        return [str(label) for label in self.facts["model"]["labels"]]
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The weight of each branch in the logits of the model; empty for an imported model."""
+        return dict(self.facts["model"].get("scales", {}))
+
+    @property
+    def encoder(self) -> dict[str, str]:
+        """The encoder of the model in words: `kind`, `size`, `attention` and `device`; empty if not recorded."""
+        return dict(self.facts["model"].get("encoder", {}))
+
+    @property
+    def model_id(self) -> str:
+        """Name and short hash of the model that annotated the sample."""
+        model = self.facts["model"]
+        return f"model {model['name']} ({model['hash'][:12]})"
+
+
+def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
+    """Return a column as N strings; missing values become "nan"."""
+    return values.astype(object).astype(str).to_numpy(object)
+
+
+def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
+    """Return a table of the cells of all samples: sample, label, call, confidence, unknown.
+
+    Other columns are added if all samples have them: `baseline` (the label by logistic regression; imported models may
+    lack it); `set` (labels joined by |) and `set_size`; `cluster_label`.
+    """
+    texts = ("baseline_label", "set", "cluster_label")
+    shared = [name for name in (*texts, "set_size") if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
+    columns = [
+        {
+            "sample": sample.name,
+            "label": sample.labels,
+            "call": as_text(sample.column("call")),
+            "confidence": sample.column("confidence").to_numpy(float),
+            "unknown": sample.column("unknown").to_numpy(bool),
+            **{
+                name: as_text(sample.column(name)) if name in texts else sample.column(name).to_numpy()
+                for name in shared
+            },
+        }
+        for sample in samples
+    ]
+    cells = pd.concat([pd.DataFrame(content) for content in columns], ignore_index=True)
+    return cells.rename(columns={"baseline_label": "baseline"})
+
+
+def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
+    """Return the label tree that all samples share; None if the model has none, or the trees differ."""
+    trees = [sample.facts.get("tree", {"nodes": [], "parents": []}) for sample in samples]
+    pairs = [list(zip(map(str, tree["nodes"]), map(str, tree["parents"]), strict=True)) for tree in trees]
+    if not pairs[0] or any(other != pairs[0] for other in pairs):
+        return None
+    with reading(samples[0].path):
+        return LabelTree(samples[0].model_labels, {node: parent for node, parent in pairs[0] if parent})
+
+
+def sample_names(paths: Sequence[Path]) -> list[str]:
+    """Return a short unique name for each file: `sample` for `sample.annotated.h5ad`, or more of the path."""
+    files = [path.resolve() for path in paths]
+    stems = [file.name for file in files]
+    for suffix in SUFFIXES:
+        stems = [stem.removesuffix(suffix) or stem for stem in stems]
+    in_folders = [f"{file.parent.name}/{stem}" for file, stem in zip(files, stems, strict=True)]
+    for names in (stems, in_folders, [file.name for file in files], [str(file) for file in files]):
+        if len(set(names)) == len(names):
+            return names
+    repeated = next(path for place, path in enumerate(paths) if files[place] in files[:place])
+    raise InputError(f"{repeated} is given twice", "each file once", "remove the repeated file")
+
+
+def of_cells(adata: AnnData, key: str, name: str = "cells", for_map: bool = False) -> Annotated:
+    """Return the annotation of cells in memory; `for_map` requires probabilities."""
+    required = [("obs", f"{key}_{column}") for column in REQUIRED_COLUMNS] + [("uns", key)]
+    if for_map:
+        required += [("obsm", f"{key}_proba")]
+    for place, entry in required:
+        if entry not in getattr(adata, place):
+            missing = f"no obs column '{entry}'" if place == "obs" else f"no {place}['{entry}']"
+            raise InputError(f"{missing} in the data", "annotated cells", "call scperformer.annotate first")
+    umap = _coordinates(adata.obsm.get(UMAP))
+    obs = with_details(adata.obs, adata.obsm.get(f"{key}_details"), key)
+    return Annotated(name=name, path=Path(name), key=key, obs=obs, umap=umap, facts=adata.uns[key], cells=adata)
+
+
+def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
+    """Return obs with the details of its annotation as columns, and with whether each cell is unknown."""
+    if isinstance(details, pd.DataFrame) and len(details) == len(obs):
+        obs = obs.assign(**{f"{key}_{name}": column.array for name, column in details.items()})
+    if f"{key}_call" in obs:
+        obs = obs.assign(**{f"{key}_unknown": as_text(obs[f"{key}_call"]) == NO_CALL})
+    return obs
+
+
+def _coordinates(stored: Any) -> npt.NDArray[np.float32] | None:
+    """Return stored coordinates of a map as float32, N x 2; None if they are not finite numbers of this shape."""
+    if stored is None or getattr(stored, "ndim", 0) != 2 or stored.shape[1] != 2:
+        return None
+    xy = np.asarray(stored, dtype=np.float32)
+    return xy if np.isfinite(xy).all() else None
+
+
+def find_model(facts: dict[str, Any]) -> Path | None:
+    """Return the folder of the model with the hash that an annotation records.
+
+    It may be the recorded folder, the packaged model, or a model of the library. If none of them has the recorded hash,
+    this is the recorded folder, whatever model it has; None if it does not exist.
+    """
+    recorded = Path(os.path.expanduser(str(facts["model"]["path"])))  # relative in files of earlier versions
+    library = library_folder()
+    imported = sorted(library.iterdir()) if library.is_dir() else []
+    for folder in (recorded, PACKAGED_MODEL, *imported):
+        if (folder / INFO).is_file() and sha256(folder / INFO) == facts["model"]["hash"]:
+            return folder
+    return recorded if recorded.is_dir() else None
+
+
+@dataclass(kw_only=True)
+class Failed:
+    """A sample without a readable annotation, and the reason."""
+
+    name: str
+    reason: str
+
+
+def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
+    """Read the annotation of a file, with its UMAP if requested."""
+    require_h5ad(path)
+    with reading(path), open_hdf5(path) as file:
+        obs = read_elem(file["obs"])
+        facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
+        details = read_elem(file[f"obsm/{key}_details"]) if f"obsm/{key}_details" in file else None
+        has_proba = f"obsm/{key}_proba" in file
+        umap = read_elem(file[f"obsm/{UMAP}"]) if for_map and f"obsm/{UMAP}" in file else None
+    columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
+    required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
+    missing = [f"obs column '{column}'" for column in required if column not in columns]
+    if for_map and not has_proba:
+        missing.append(f"obsm['{key}_proba']")
+    if missing or facts is None:
+        missing.append(f"uns['{key}']")
+        suffix = "_call"
+        keys = [column.removesuffix(suffix) for column in columns if column.endswith(suffix)]
+        other_key = next((other for other in keys if f"{other}_confidence" in columns), None)
+        remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
+        if other_key is not None:
+            remedy = f"add key_added={other_key}, the key of the annotation in this file"
+        raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
+    obs = with_details(obs, details, key)
+    require_facts(facts, obs, key, path)
+    return Annotated(name=name, path=path, key=key, obs=obs, umap=_coordinates(umap), facts=facts)
+
+
+def _require_one_model(samples: Sequence[Annotated]) -> None:
+    """Refuse samples that different models annotated."""
+    first = samples[0]
+    for sample in samples[1:]:
+        if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:
+            found = f"{first.path} was annotated by {first.model_id}, {sample.path} by {sample.model_id}"
+            remedy = "annotate them again with the same model_path, or give one file at a time"
+            raise InputError(found, "files annotated by one model", remedy)
+
+
+def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
+    """Read the annotations with the prefix `key` from h5ad files, without their UMAP.
+
+    Raises
+    ------
+    InputError
+        A file is not annotated, or the files were annotated by different models.
+    """
+    files = [Path(path) for path in paths]
+    for path in files:
+        require_h5ad(path)
+    samples = [_read(path, name, key, False) for path, name in zip(files, sample_names(files), strict=True)]
+    _require_one_model(samples)
+    return samples
+
+
+def _reason_of(path: Path, error: InputError) -> str:
+    """Return why a sample has no annotation.
+
+    `predict keep_going=true` writes its error into a file in place of the sample. Without that file it is `error`.
+    """
+    sample = path.name.removesuffix(".h5ad").removesuffix(".annotated")
+    record = path if path.name.endswith(FAILED_SUFFIX) else path.parent / f"{sample}{FAILED_SUFFIX}"
+    if (record != path and path.exists()) or not record.is_file():
+        return str(error)
+    try:
+        return one_line(str(json.loads(record.read_text(encoding="utf-8"))["error"]))[:MAX_REASON]
+    except (OSError, ValueError, KeyError, TypeError) as damage:
+        log.info("%s cannot be read: %s", record, damage)
+        return str(error)
+
+
+def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[Failed]]:
+    """Read annotations with the UMAP of their files, in the natural order of the sample names.
+
+    Returns
+    -------
+    The annotated samples, and the files that cannot be read or are not annotated, with the reason.
+
+    Raises
+    ------
+    InputError
+        No file is annotated, or the files were annotated by different models.
+    """
+    samples: list[Annotated] = []
+    failed: list[Failed] = []
+    files = [Path(path) for path in paths]
+    errors: list[InputError] = []
+    with progress("reading annotations", total=len(files), unit="samples") as shown:
+        for name, path in natsorted(zip(sample_names(files), files, strict=True), key=lambda pair: pair[0]):
+            try:
+                samples.append(_read(path, name, key, True))
+            except InputError as error:
+                errors.append(error)
+                failed.append(Failed(name=name, reason=_reason_of(path, error)))
+            shown.update()
+    if not samples:
+        if len(failed) == 1:
+            raise errors[0]
+        reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in failed)
+        found = f"none of {len(failed)} files is annotated: {reasons}"
+        raise InputError(found, "at least one annotated file", "see the reason for each file")
+    for left_out in failed:
+        log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
+    _require_one_model(samples)
+    return samples, failed

@@ -1,0 +1,172 @@
+"""A model adapted to a condition: fitted anew to the cells that it stores, with the genes and the depth of a file."""
+
+import math
+from copy import deepcopy
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from scperformer.base.progress import progress
+from scperformer.cells.splits import stratified_sample
+from scperformer.config.groups import HeadConfig, ModelConfig, OptimConfig, TokensConfig
+from scperformer.config.steps import TrainConfig
+from scperformer.model.confidence import calibration
+from scperformer.model.folder import damaged_model
+from scperformer.model.held_out import HeldOut
+from scperformer.model.imported import ImportedNetwork
+from scperformer.model.load import Model
+from scperformer.model.network import CellTypeModel
+from scperformer.model.reference_cells import ReferenceCells
+from scperformer.model.saved_model import SavedModel
+from scperformer.training.condition import Condition, depth_share, provenance_of_adapted, reduced
+from scperformer.training.evidence import Fitted, fill_network, fit_branches
+from scperformer.training.fit_imported import distilled
+from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
+
+NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
+MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
+
+
+@progress("fitting the model to the genes and the depth of a file")
+def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: Condition) -> SavedModel:
+    """Fit the branches and the baseline of a model to its stored cells as a file would have measured them.
+
+    The result has the measured genes alone, and normalises cells over these. It has no layers of attention, as they
+    were trained for all genes. Without them, gene vectors from co-expression still are an encoder; others are left out.
+    """
+    if isinstance(model.network, ImportedNetwork):
+        return distilled(model, reference_cells, condition)
+    saved = model.saved
+    seed = int(saved.provenance["seed"])
+    rows = stratified_sample(reference_cells.labels, MAX_DUAL, seed)
+    cells = reference_cells.some(rows)
+    labels = cells.labels
+    num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
+    target_sum = saved.config["target_sum"]
+    x, *draws = (reduced(cells, condition, target_sum, seed + draw) for draw in range(num_draws))
+    cfg = _training_options(saved)
+    linear_options = _linear_options(saved, cfg.model, model.path) if cfg.model.linear else None
+    vectors = None
+    if cfg.model.encoder and _keeps_vectors(saved):
+        vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
+    fitted = fit_branches(
+        x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors, batches=cells.batches
+    )
+    scales, held_out = _evidence(saved, fitted)
+    metrics: dict[str, Any] = {"scales": scales}
+    if linear_options is not None:
+        metrics["linear_branch"] = asdict(linear_options)
+    if fitted.encoder is not None:
+        from scperformer.training.fit_performer import encoder_facts  # needs Lightning
+
+        metrics["encoder"] = encoder_facts(fitted.encoder.performer, cfg)
+    if held_out is not None:
+        metrics["out_of_fold"] = fitted.evidence
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels, saved.labels)
+    expected = None if held_out is None else fitted.evidence["accuracy"]
+    return replace(
+        saved,
+        genes=[gene for gene, is_measured in zip(saved.genes, condition.measured, strict=True) if is_measured],
+        gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
+        config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
+        metrics=metrics,
+        provenance=provenance_of_adapted(saved, condition, len(labels), expected),
+        weights=_weights(saved, fitted, scales, cfg, x, labels),
+        reference_cells=None,
+        has_reference_cells=False,
+        held_out=held_out,
+    )
+
+
+def _keeps_vectors(saved: SavedModel) -> bool:
+    """Whether the gene vectors of a model are better than those that its reduced cells would give.
+
+    They were learned from all genes at full depth, and perhaps from further cells. Layers between tokens have trained
+    them with the labels, also those of the cells that are held out here.
+    """
+    model = ModelConfig(**saved.config["model"])
+    return model.reads_genes or model.depth == 0 or bool(saved.provenance.get("unlabelled"))
+
+
+def _training_options(saved: SavedModel) -> TrainConfig:
+    """Return the options with which a model was trained, without layers between tokens.
+
+    Gene vectors from co-expression stay, with what reads them; other encoders go. The CPU trains, whatever the device
+    of the predictions is: the adapted model, and the labels of a file, are then the same with a GPU and without.
+    """
+    usual = TrainConfig(inputs=[""], label_key="")
+    model = ModelConfig(**saved.config["model"])
+    if model.positions != "coexpression":
+        model = replace(model, encoder=False, linear=True)
+    elif not model.reads_genes:
+        model = replace(model, depth=0)
+    training = saved.config.get("training", {})  # models of earlier versions do not have it
+    trainer = {name: training[name] for name in ("max_steps", "batch_size") if name in training}
+    trainer["max_steps"] = min(trainer.get("max_steps", MAX_STEPS), MAX_STEPS)
+    return replace(
+        usual,
+        seed=int(saved.provenance["seed"]),
+        tokens=TokensConfig(**saved.config["tokens"]),
+        model=model,
+        attention=saved.config["attention"],
+        head=HeadConfig(**saved.config["head"]),
+        optim=OptimConfig(**training.get("optim", asdict(usual.optim))),
+        trainer=replace(usual.trainer, accelerator="cpu", **trainer),
+    )
+
+
+def _linear_options(saved: SavedModel, options: ModelConfig, path: Path) -> LinearOptions:
+    """Return the options of the fit of a linear branch, or defaults if it was trained in another way."""
+    made = saved.metrics.get("linear_branch", {"c": 0.1, "class_weights": "balanced", "weighting": "signal"})
+    known = {"class_weights": ("none", "sqrt", "balanced"), "weighting": ("signal", "standard", "none")}
+    try:
+        is_sound = all(made[name] in choices for name, choices in known.items()) and 0 < made["c"] < math.inf
+        powers = tuple(options.linear_powers)
+        linear_options = LinearOptions(powers, float(made["c"]), made["class_weights"], made["weighting"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged_model(path, "no options of its linear branch") from error
+    if not is_sound:
+        raise damaged_model(path, "options of its linear branch that it cannot have")
+    return linear_options
+
+
+def _evidence(saved: SavedModel, fitted: Fitted) -> tuple[dict[str, float], HeldOut | None]:
+    """Return the scales of the branches, and the cross-validated calls if they say what to expect of real cells."""
+    is_simulated = saved.provenance.get("kept_cells", {}).get("simulated", False)
+    # Simulated cells are too easy to call, and the only cell of a label cannot be held out.
+    if fitted.held_out is not None and not is_simulated:
+        return fitted.scales, fitted.held_out
+    parts = {"linear": fitted.linear, "encoder": fitted.encoder}
+    return {name: saved.scales.get(name, 1.0) for name, part in parts.items() if part is not None}, None
+
+
+def _weights(
+    saved: SavedModel,
+    fitted: Fitted,
+    scales: dict[str, float],
+    cfg: TrainConfig,
+    x: csr_matrix,
+    labels: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return the weights of the network with the fitted branches, and of the baseline, which is fitted here."""
+    options: dict[str, Any] = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head")}
+    network = CellTypeModel(x.shape[1], len(saved.labels), **options)
+    fill_network(network, fitted, scales)
+    baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
+    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
+
+
+def with_encoder_weight(model: Model, weight: float) -> Model:
+    """Return a model with the logits of its encoder multiplied by a weight; see model/shift.py."""
+    if weight == 1:
+        return model
+    network = deepcopy(model.network)
+    assert isinstance(network, CellTypeModel)
+    network.scale_branches(1.0, weight)
+    scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
+    saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
+    return replace(model, saved=saved, network=network)

@@ -1,0 +1,99 @@
+"""The calls of a block of cells by a model."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from scperformer.config.steps import PredictConfig
+from scperformer.model.batches import Cells
+from scperformer.model.conformal import cell_draws
+from scperformer.model.fusion import fuse
+from scperformer.model.inference import choose_device, predict_cells, torch_state_kept
+from scperformer.model.novelty import Profile
+from scperformer.model.shift import tempered
+from scperformer.training.adapt import Adapted
+
+
+@dataclass
+class Calls:
+    """The calls of N cells: C labels, embedding width D."""
+
+    proba: np.ndarray  # float32 N x C, each row sums to 1
+    embedding: np.ndarray  # float32 N x D; float64 if it is the scores of an imported model
+    baseline: np.ndarray  # int32 N, index of the label by logistic regression; -1 without it
+    empty: np.ndarray  # bool N, True for a cell that expresses none of the model's genes
+    scores: np.ndarray  # float64 N, novelty scores (model/novelty.py); NaN if the model has no held-out calls
+    draws: np.ndarray  # float64 N, 0 to 1, the random parts of sets of labels (model/conformal.py)
+    by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
+
+
+# Returns the calls of all cells of a file, block by block in the order of the cells. It can be called repeatedly: a
+# file's calls are read from disk each time, so that they are never in memory as a whole.
+Read = Callable[[], Iterable[Calls]]
+
+
+def call_block(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[[int], None] | None = None) -> Calls:
+    """Call the cells of a block of a file; the calls of a cell do not depend on the other cells.
+
+    Parameters
+    ----------
+    start
+        The first row of the block.
+    done
+        Called with the number of cells of each finished batch.
+
+    Raises
+    ------
+    InputError
+        A cell has more tokens than the model's attention takes.
+    """
+    if adapted.members:
+        return _joined_calls(adapted, start, cfg, done)
+    query = adapted.query
+    model = adapted.model
+    x = query.block(start)
+    cells = Cells(adapted.as_in_reference(x), model.tokens, measured=query.measured)
+    model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
+    with torch_state_kept(cfg.threads):
+        device = choose_device(cfg.device, cfg.precision)
+        predicted = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
+    baseline = np.full(x.shape[0], -1, dtype=np.int32)
+    if model.baseline is not None:
+        baseline = model.baseline.predict(x).astype(np.int32)
+    held_out = model.saved.held_out
+    scores = np.full(x.shape[0], np.nan)
+    if held_out is not None:
+        scores = Profile(**held_out.profile).scores(x)
+    return Calls(
+        predicted.proba,
+        predicted.embedding,
+        baseline,
+        np.diff(x.indptr) == 0,
+        scores,
+        cell_draws(x),
+        predicted.by_encoder,
+    )
+
+
+def _joined_calls(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[[int], None] | None) -> Calls:
+    """Join the calls of a block by the models of several studies.
+
+    The embedding has those of all studies side by side. A cell is as novel as for the study that knows it best.
+    """
+    members = adapted.members
+    calls = [call_block(member.adapted, start, cfg) for member in members]
+    meanings = [member.study.meaning for member in members]
+    joint = fuse([each.proba for each in calls], meanings, np.array([member.weight for member in members]))
+    num_cells = len(joint)
+    if done is not None:
+        done(num_cells)
+    return Calls(
+        tempered(joint, float(adapted.model.saved.metrics.get("temperature", 1.0))),
+        np.hstack([each.embedding for each in calls]),
+        np.full(num_cells, -1, dtype=np.int32),
+        np.logical_and.reduce([each.empty for each in calls]),
+        np.min([each.scores / member.usual_score for each, member in zip(calls, members, strict=True)], axis=0),
+        calls[0].draws,
+        np.zeros(num_cells, dtype=bool),
+    )

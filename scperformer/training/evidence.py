@@ -1,0 +1,344 @@
+"""Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix, vstack
+from threadpoolctl import threadpool_limits
+
+from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
+from scperformer.base.progress import progress
+from scperformer.cells.splits import stratified_sample
+from scperformer.config.steps import TrainConfig
+from scperformer.model.effects import gene_effects
+from scperformer.model.held_out import HeldOut
+from scperformer.model.inference import torch_state_kept
+from scperformer.model.network import CellTypeModel, LinearModel, Readout
+from scperformer.model.novelty import fit_novelty
+from scperformer.model.performer import Performer
+from scperformer.model.shift import MIN_CELLS
+from scperformer.training.fit_linear import (
+    MAX_DUAL,
+    ROUGH,
+    LinearOptions,
+    batch_folds,
+    design,
+    fit_design,
+    fit_linear_branch,
+    label_folds,
+    labels_of_one_fold,
+)
+
+LARGEST = 10.0  # a scale would be infinite without a limit if all held-out cells are called correctly
+EVIDENCE_FOLDS = 5
+MIN_GAIN = 2.0  # standard errors by which an encoder has to lower the loss of held-out cells, else it is left out
+
+
+def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Find a and b, from 0 to `LARGEST`, for which a * linear + b * encoder has the lowest loss on held-out cells.
+
+    `linear` and `encoder` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
+    linear branch. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
+    """
+    from scipy.optimize import minimize  # takes a while to import, and a prediction seldom needs it
+
+    linear = np.asarray(linear, dtype=np.float64)
+    encoder = np.asarray(encoder, dtype=np.float64)
+    # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
+    # weight of one cell and prevents extreme scales if there are few held-out cells.
+    prior = np.array([1.0, 0.0 if linear.any() else 1.0])
+    true = np.arange(len(labels)), labels
+
+    def objective(scales: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = scales[0] * linear + scales[1] * encoder
+        proba = np.exp(logits - logits.max(axis=1, keepdims=True))
+        proba /= proba.sum(axis=1, keepdims=True)
+        slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (linear, encoder)]
+        off = scales - prior
+        loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
+        return loss, np.array(slopes) + off / len(labels)
+
+    best = minimize(objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, LARGEST)] * 2).x
+    return float(best[0]), float(best[1])
+
+
+def scales_if_significant(
+    linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray, min_gain: float = MIN_GAIN
+) -> tuple[float, float, dict[str, float] | None]:
+    """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
+
+    The loss has to decrease by more than `min_gain` standard errors, unless that is 0: an encoder with a smaller gain
+    lowers the accuracy on cells of other studies. The third result is the mean decrease of a cell's loss with its
+    standard error; None if a branch is off.
+    """
+    both = branch_scales(linear, encoder, labels)
+    if not linear.any() or not encoder.any():
+        return *both, None
+    alone, _ = branch_scales(linear, np.zeros_like(encoder), labels)
+    decreases = cell_losses(alone * linear, labels) - cell_losses(both[0] * linear + both[1] * encoder, labels)
+    mean = float(decreases.mean())
+    error = float(decreases.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
+    is_significant = min_gain == 0 or mean > min_gain * error
+    return *(both if is_significant else (alone, 0.0)), {"mean": mean, "standard_error": error}
+
+
+def score_alone(logits: dict[str, np.ndarray], name: str, labels: np.ndarray) -> dict[str, float]:
+    """Return the scores of one of the branches without the other, and its loss with the best scale of its own.
+
+    `logits` are those of the branches `linear` and `encoder` on held-out cells, N x C.
+    """
+    alone = {other: branch if other == name else np.zeros_like(branch) for other, branch in logits.items()}
+    scales = dict(zip(alone, branch_scales(alone["linear"], alone["encoder"], labels), strict=True))
+    loss = negative_log_likelihood(scales[name] * logits[name], labels)
+    return score(labels, logits[name].argmax(axis=1)) | {"loss": loss}
+
+
+@dataclass
+class FittedEncoder:
+    """Gene vectors in a Performer, and a trained copy of all that reads them."""
+
+    performer: Performer
+    readout: Readout
+
+    def logits(self, sums: np.ndarray) -> np.ndarray:
+        """Return the logits of cells, float32 N x C, from their sums over genes, N x X."""
+        with torch.inference_mode():
+            return self.readout(torch.from_numpy(sums), self.performer.keys_GD, self.performer.vectors_GD).numpy()
+
+
+@dataclass
+class Fitted:
+    """Fitted branches (None: the branch is off), the scales of their logits, and the evidence for these."""
+
+    linear: LinearModel | None
+    encoder: FittedEncoder | None
+    scales: dict[str, float]  # of `linear` and `encoder`; empty without evidence
+    evidence: dict[str, Any]  # cross-validated scores; empty without evidence
+    held_out: HeldOut | None  # the cross-validated calls, with scaled logits; None without evidence
+
+
+@progress("fitting the branches of the model")
+def fit_branches(
+    x: csr_matrix,
+    labels: np.ndarray,
+    *,
+    linear_options: LinearOptions | None,
+    cfg: TrainConfig,
+    draws: Sequence[csr_matrix] = (),
+    unlabelled: csr_matrix | None = None,
+    vectors: np.ndarray | None = None,
+    batches: np.ndarray | None = None,
+    with_evidence: bool = True,
+    folder: Path | None = None,
+) -> Fitted:
+    """Fit the branches that are on to cells: CSR float32 N x G, ln(1 + cp10k), labels int64 N, each of 0..C-1 occurs.
+
+    Up to 4,000 cells, the same share of each label, are dealt to 5 folds, and each is called by fits to the others: the
+    scales have the lowest loss of these calls. The branches themselves are fitted to all cells.
+
+    Parameters
+    ----------
+    linear_options
+        Options of the linear branch; None if it is off.
+    cfg
+        Options of the network and its training, with the seed.
+    draws
+        The same cells, thinned with other random numbers: the encoder learns from them, too.
+    unlabelled
+        Other cells with the same genes: the vectors of genes are learned from them, too.
+    vectors
+        Vectors of the genes, G x D, if they are not to be learned from these cells.
+    batches
+        Index of the batch of each cell, int64, N: whole batches are dealt to the folds. None: cells are.
+    with_evidence
+        Also find the scales and the scores. Without it, or if no label has a second cell, there is no evidence.
+    folder
+        The run folder for logs and checkpoints of the training; None: there are none.
+    """
+    folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else no_folds(len(labels))
+    num_labels = int(labels.max()) + 1
+    linear_logits = np.zeros((len(folds.rows), num_labels), dtype=np.float32)
+    encoder_logits = np.zeros_like(linear_logits)
+    linear = None
+    encoder = None
+    with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
+        if linear_options is not None:
+            linear = _fit_linear(x, labels, linear_options, folds, linear_logits)
+        if cfg.model.encoder and cfg.model.positions == "coexpression":
+            cells = [x, *draws] if unlabelled is None else [x, *draws, unlabelled]
+            vectors = _fit_vectors(vstack(cells, "csr"), vectors, cfg)
+            encoder = _fit_encoder([x, *draws], labels, vectors, folds, cfg, encoder_logits, folder)
+        if not folds.is_dealt.any():
+            return Fitted(linear, encoder, {}, {}, None)
+        profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
+    truth = labels[folds.rows][folds.is_dealt]
+    logits = {"linear": linear_logits[folds.is_dealt], "encoder": encoder_logits[folds.is_dealt]}
+    both = dict(zip(logits, branch_scales(logits["linear"], logits["encoder"], truth), strict=True))
+    parts = {"linear": linear, "encoder": encoder}
+    scales = {name: both[name] for name, part in parts.items() if part is not None}
+    scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
+    evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
+    evidence |= score(truth, scaled.argmax(axis=1))
+    evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
+    if batches is not None:
+        is_right = scaled.argmax(axis=1) == truth
+        evidence["batches"] = compare_batches(x, labels, batches, folds.rows[folds.is_dealt], is_right)
+    held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
+    return Fitted(linear, encoder, scales, evidence, held_out)
+
+
+@dataclass
+class Folds:
+    """Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
+
+    rows: np.ndarray  # numbers of the cells
+    fold_of_cell: np.ndarray  # the fold of each cell, also of those that are not called; -1: in the fits of all folds
+
+    @property
+    def fold_of_row(self) -> np.ndarray:
+        """The fold of each of the cells `rows`."""
+        return self.fold_of_cell[self.rows]
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the folds, from 0."""
+        return np.arange(self.fold_of_row.max(initial=-1) + 1)
+
+    @property
+    def is_dealt(self) -> np.ndarray:
+        """Whether each of the cells is in a fold."""
+        return self.fold_of_row >= 0
+
+
+def _fit_linear(
+    x: csr_matrix, labels: np.ndarray, options: LinearOptions, folds: Folds, logits: np.ndarray
+) -> LinearModel:
+    """Fit the linear branch to all cells, and write the logits of each fold's cells by a fit to the others."""
+    if not len(folds.rows):
+        return fit_linear_branch(x, labels, options)
+    has_all = len(folds.rows) == len(labels)
+    some_labels = labels[folds.rows]
+    made = design(x if has_all else x[folds.rows], some_labels, options)
+    for fold in folds.numbers:
+        is_called = folds.fold_of_row == fold
+        fitted = fit_design(made.features[~is_called], some_labels[~is_called], options, ROUGH)
+        logits[is_called] = made.features[is_called] @ fitted.weight + fitted.bias
+    if has_all:  # the features are made already
+        return made.to_branch(fit_design(made.features, labels, options))
+    return fit_linear_branch(x, labels, options)
+
+
+def _fit_vectors(x: csr_matrix, vectors: np.ndarray | None, cfg: TrainConfig) -> np.ndarray:
+    """Learn the vectors of genes from cells, or scale those that are given: float32, G x D."""
+    from scperformer.training.fit_performer import gene_vectors, scaled_vectors  # needs Lightning
+
+    return gene_vectors(x, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, x)
+
+
+def _fit_encoder(
+    draws: Sequence[csr_matrix],
+    labels: np.ndarray,
+    vectors: np.ndarray,
+    folds: Folds,
+    cfg: TrainConfig,
+    logits: np.ndarray,
+    folder: Path | None,
+) -> FittedEncoder:
+    """Train the encoder, and write the logits of each fold's cells by a copy that was trained on the others.
+
+    `draws` are the same cells, perhaps thinned: no draw of a cell is in a training whose copy calls the cell.
+    """
+    from scperformer.training.fit_performer import start_performer, train_readouts  # needs Lightning
+
+    if not cfg.model.reads_genes:  # layers between tokens, which will be trained, start from the pooled encoder
+        usual = TrainConfig(inputs=[""], label_key="")
+        trainer = replace(cfg.trainer, max_steps=usual.trainer.max_steps, batch_size=usual.trainer.batch_size)
+        cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
+    performer = start_performer(vectors, vstack(draws, "csr"), cfg)
+    sums = np.concatenate([performer.sums_of(x) for x in draws])
+    # The first copy is trained on all cells.
+    sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], len(draws))
+    trained = train_readouts(performer, sums, np.tile(labels, len(draws)), sides, logits.shape[1], cfg, folder)
+    encoders = [FittedEncoder(performer, readout) for readout in trained]
+    for fold, encoder in zip(folds.numbers, encoders[1:], strict=True):
+        is_called = folds.fold_of_row == fold
+        logits[is_called] = encoder.logits(sums[folds.rows[is_called]])
+    return encoders[0]
+
+
+def no_folds(num_cells: int) -> Folds:
+    """Return folds without cells."""
+    return Folds(np.arange(0), np.full(num_cells, -1))
+
+
+def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = None) -> Folds:
+    """Choose up to 4,000 cells, and deal them to 5 folds, or whole batches, if they are known, to up to 5.
+
+    The only cell of a label is not held out, nor are the cells of a label that occurs in a single fold of batches.
+    """
+    rows = stratified_sample(labels, MAX_DUAL, seed)
+    if batches is not None:
+        fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
+        fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
+        return Folds(rows, fold_of_cell)
+    folds = no_folds(len(labels))
+    order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
+    folds.fold_of_cell[rows[order]] = dealt
+    return Folds(rows, folds.fold_of_cell)
+
+
+def compare_batches(
+    x: csr_matrix, labels: np.ndarray, batches: np.ndarray, called: np.ndarray, is_right: np.ndarray
+) -> dict[str, Any]:
+    """Return how well the calls of each batch by the others are right, and how far the batches are from each other.
+
+    Parameters
+    ----------
+    called, is_right
+        Row numbers of the held-out cells, and whether each was called as its label.
+
+    Returns
+    -------
+    `accuracy` of each batch (None without such cells), and `gene_effects`: the largest between a batch and the others.
+    """
+    of_called = batches[called]
+    numbers = range(int(batches.max()) + 1)
+    accuracy = [float(is_right[of_called == batch].mean()) if (of_called == batch).any() else None for batch in numbers]
+    return {"accuracy": accuracy, "gene_effects": effects_of_batches(x, labels, batches)}
+
+
+def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray) -> float:
+    """Return the largest gene effects between the cells of a batch and the others, which have the same labels."""
+    effects = []
+    for batch in range(int(batches.max()) + 1):
+        is_batch = batches == batch
+        is_shared = np.isin(labels, labels[~is_batch])
+        if (is_batch & is_shared).sum() >= MIN_CELLS:
+            others = np.unique(labels[~is_batch], return_inverse=True)[1]
+            effects.append(gene_effects(x[is_batch & is_shared], x[~is_batch], others))
+    return max(effects, default=0.0)
+
+
+@torch.no_grad()
+def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float]) -> None:
+    """Put fitted branches into a network, with their logits scaled."""
+    if fitted.linear is not None:
+        assert network.linear is not None
+        network.linear.weight.weight[:-1] = torch.from_numpy(fitted.linear.weight)
+        network.linear.bias.copy_(torch.from_numpy(fitted.linear.bias))
+    if fitted.encoder is not None:
+        vectors_GD = fitted.encoder.performer.vectors_GD
+        readout = fitted.encoder.readout
+        assert network.encoder is not None
+        network.encoder.embedding.set_gene_vectors(vectors_GD)
+        network.head.load_state_dict(readout.head.state_dict())
+        if isinstance(network.encoder, Performer):
+            network.encoder.reader.load_state_dict(readout.reader.state_dict())
+        else:  # layers between tokens, which will be trained, on the pooled encoder
+            assert network.pool is not None
+            network.pool.centre_D.copy_(readout.reader.mean_X)
+    network.scale_branches(scales.get("linear", 1.0), scales.get("encoder", 1.0))

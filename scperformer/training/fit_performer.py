@@ -1,0 +1,207 @@
+"""The default encoder: gene vectors from co-expression, and a Performer with which the cell reads them.
+
+Genes whose expression varies together over cells get similar vectors, which no label decides: a singular value
+decomposition of cells x genes, in which genes are weighted by 1 / standard deviation. The layers that read the genes
+and the head are trained in Lightning, on the sums over the genes of each cell. Several copies are trained at the same
+time, each on cells of its own: one for the model, and one for each fold of the evidence.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix, diags
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.functional import cross_entropy
+
+from scperformer.attention.encoder import Encoder
+from scperformer.config.steps import NetworkConfig, TrainConfig
+from scperformer.model.batches import seed_of, seed_sequence
+from scperformer.model.linear import power_transform
+from scperformer.model.network import Head, Readout
+from scperformer.model.performer import Performer, Reader
+from scperformer.training.learner import SeededLearner, loss_weights
+from scperformer.training.trainer import device_of, run_steps
+
+log = logging.getLogger(__name__)
+
+SPREAD = 2.0  # standard deviation of the widest number of the cells' vectors
+# The tokens of an encoder whose tokens read each other, by `tokens.unexpressed`.
+TOKENS = {
+    "skip": "expressed genes as tokens",
+    "full": "all genes as tokens",
+    "all": "all genes as tokens",
+    "memory": "expressed genes as tokens, the others as memory",
+}
+
+
+def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
+    """Find vectors of genes, float32 G x dim, from cells CSR N x G, ln(1 + cp10k).
+
+    The first component, which follows the number of expressed genes, is left out. If there are fewer cells or genes
+    than components, the last ones are 0.
+    """
+    from sklearn.utils.extmath import randomized_svd
+
+    v = power_transform(x, 1.0)
+    mean = np.asarray(v.mean(axis=0)).ravel()
+    deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - mean**2, 0))
+    varying = deviation[deviation > 0]
+    weights = np.where(deviation > 0, 1 / (deviation + (np.median(varying) if len(varying) else 1.0)), 0)
+    num = min(dim + 1, *x.shape)
+    _, _, components = randomized_svd((v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed)
+    vectors = np.zeros((x.shape[1], dim))
+    vectors[:, : num - 1] = (weights * components[1:]).T
+    return scaled_vectors(vectors, x)
+
+
+def scaled_vectors(vectors: np.ndarray, x: csr_matrix) -> np.ndarray:
+    """Scale vectors of genes, G x D, to the usual width of the cells' sums over genes."""
+    z = power_transform(x, 1.0) @ vectors
+    return (vectors * (SPREAD / max(z.std(axis=0).max(), 1e-6))).astype(np.float32)
+
+
+def start_performer(vectors: np.ndarray, x: csr_matrix, cfg: NetworkConfig) -> Performer:
+    """Make a Performer with these gene vectors, G x D, for cells like `x`, CSR N x G, ln(1 + cp10k)."""
+    generator = torch.Generator().manual_seed(seed_of("performer", cfg.seed))
+    torch.manual_seed(seed_of("layers of the performer", cfg.seed))
+    performer = Performer(x.shape[1], cfg.tokens, cfg.model, cfg.attention, generator)
+    performer.embedding.set_gene_vectors(torch.from_numpy(vectors))
+    performer.start(x, generator)
+    return performer
+
+
+class CopiesLearner(SeededLearner):
+    """Copies of a readout that are trained at the same time; one product computes all of them.
+
+    Shape letters: K copies, B cells, X sums over genes, C labels.
+    """
+
+    def __init__(self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: TrainConfig):
+        super().__init__(cfg)
+        stacked, _ = stack_module_state(copies)  # type: ignore[arg-type]
+        trained = {name for name, parameter in copies[0].named_parameters() if parameter.requires_grad}
+        stacked = {name: tensor for name, tensor in stacked.items() if name in trained}
+        self.names = list(stacked)
+        self.stacked = nn.ParameterList(nn.Parameter(tensor.detach()) for tensor in stacked.values())
+        self.template = [copies[0]]  # in a list, so that its own parameters are not trained
+        self.k_GD: Tensor
+        self.v_GD: Tensor
+        self.label_weights: Tensor
+        self.register_buffer("k_GD", performer.keys_GD.detach(), persistent=False)
+        self.register_buffer("v_GD", performer.vectors_GD.detach(), persistent=False)
+        counts = np.bincount(labels, minlength=copies[0].head.labels.out_features)
+        self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights), persistent=False)
+
+    def on_fit_start(self) -> None:
+        self.template[0].to(self.device).train()
+
+    def forward(self, sums_KBX: Tensor) -> Tensor:
+        """Return the logits of each copy for cells of its own, K x B x C."""
+
+        def logits(parameters: dict[str, Tensor], sums_BX: Tensor) -> Tensor:
+            return functional_call(self.template[0], parameters, (sums_BX, self.k_GD, self.v_GD))
+
+        parameters = dict(zip(self.names, self.stacked, strict=True))
+        return vmap(logits, randomness="different")(parameters, sums_KBX)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        sums_KBX, labels_KB = batch
+        logits_MC = self(sums_KBX).flatten(0, 1).float()
+        smoothing = self.optim.label_smoothing
+        loss = cross_entropy(logits_MC, labels_KB.flatten(), self.label_weights, label_smoothing=smoothing)
+        if self.trainer.loggers:
+            self.log("train_loss", loss, on_step=True, on_epoch=False)
+        return loss * len(sums_KBX)
+
+    def configure_optimizers(self):
+        return self.scheduled([{"params": list(self.stacked), "weight_decay": self.optim.weight_decay}])
+
+    @torch.no_grad()
+    def write_to(self, copies: list[Readout]) -> None:
+        """Write the trained parameters into the copies."""
+        for number, copy in enumerate(copies):
+            parameters = dict(copy.named_parameters())
+            for name, stacked in zip(self.names, self.stacked, strict=True):
+                parameters[name].copy_(stacked[number])
+            copy.eval().cpu()
+
+
+def train_readouts(
+    performer: Performer,
+    sums: np.ndarray,
+    labels: np.ndarray,
+    sides: np.ndarray,
+    num_labels: int,
+    cfg: TrainConfig,
+    folder: Path | None = None,
+) -> list[Readout]:
+    """Train readouts of the same Performer at the same time, each on other cells.
+
+    Parameters
+    ----------
+    sums
+        Sums over the genes of cells, float32 N x X, of `Performer.sums_of`.
+    labels
+        Index of the label of each cell, int64 N.
+    sides
+        Which cells each of K readouts is trained on, boolean K x N.
+    folder
+        The run folder for logs and checkpoints; None: there are none.
+    """
+    begin = time.perf_counter()
+    torch.manual_seed(seed_of("readouts", cfg.seed))
+    copies = []
+    for _ in sides:
+        reader = Reader(len(performer.vectors_GD), cfg.model, cfg.attention, torch.Generator())
+        reader.start_like(performer.reader)
+        copies.append(Readout(reader, Head(reader.dim, num_labels, cfg.head)))
+    sums_NX = torch.from_numpy(sums)
+    labels_N = torch.from_numpy(labels)
+    rows_of = [np.flatnonzero(side) for side in sides]
+
+    def batches(first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(first, cfg.trainer.max_steps):
+            rng = np.random.default_rng(seed_sequence("cells of readouts", cfg.seed, step))
+            rows_KB = torch.from_numpy(np.stack([rng.choice(rows, cfg.trainer.batch_size) for rows in rows_of]))
+            yield sums_NX[rows_KB], labels_N[rows_KB]
+
+    learner = CopiesLearner(performer, copies, labels, cfg)
+    device = run_steps(learner, batches, cfg, folder)
+    learner.cpu().write_to(copies)
+    made = encoder_facts(performer, cfg)
+    text = "%s: %s, trained by Lightning on %s in %.0f s (%d at the same time)"
+    log.info(text, made["kind"], made["size"], device, time.perf_counter() - begin, len(copies))
+    return copies
+
+
+def encoder_facts(encoder: Performer | Encoder, cfg: TrainConfig) -> dict[str, str]:
+    """Return a trained encoder in words, for the metrics of a model.
+
+    Returns
+    -------
+    Its `kind` and `size`, such as "Performer" and "12,683 gene tokens, 2 heads x 16 features, 1 layer"; the name of its
+    `attention` ("none" without layers); and the `device` that trained it, such as "cpu".
+    """
+    mechanisms = encoder.mechanisms
+    kind = "encoder"
+    tokens = TOKENS[cfg.tokens.unexpressed]
+    if isinstance(encoder, Performer):
+        kind = "Performer" if mechanisms else "pooled encoder"
+        tokens = f"{int(encoder.has_vector_G.sum()):,} gene tokens"
+    layers = "no attention"
+    if mechanisms:
+        num_features = mechanisms[0].size
+        heads = f"{mechanisms[0].sizes.num_heads} heads" + (f" x {num_features} features" if num_features else "")
+        num_layers = cfg.model.depth
+        layers = f"{heads}, {num_layers} layer{'s' if num_layers > 1 else ''}"
+    return {
+        "kind": kind,
+        "size": f"{tokens}, {layers}",
+        "attention": str(cfg.attention["name"]) if mechanisms else "none",
+        "device": device_of(cfg.trainer).kind,
+    }

@@ -1,0 +1,149 @@
+"""How far a file is from the reference, by some of its cells; model/shift.py says what the numbers mean."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from threadpoolctl import threadpool_limits
+
+from scperformer.cells.query import Query
+from scperformer.cells.splits import stratified_sample
+from scperformer.model.effects import gene_effects, gene_factors, label_means, without_effects
+from scperformer.model.linear import linear_logits
+from scperformer.model.novelty import Profile, fit_novelty
+from scperformer.model.reference_cells import ReferenceCells
+from scperformer.model.saved_model import SavedModel, both_have_a_part
+from scperformer.model.shift import MIN_CELLS, OTHER, Shift, make_shift, most_alike
+from scperformer.training.condition import Condition, reduced, seen_rows
+
+if TYPE_CHECKING:
+    from scperformer.model.load import Model  # needs torch, which `check` does without
+
+NUM_ROUNDS = 2  # of calling some cells and finding the factors of their genes; a third changes nothing
+
+
+@dataclass(frozen=True)
+class KnownCells:
+    """What cells of the reference look like in the condition of a file, with which its cells are compared."""
+
+    profile: Profile
+    scores: np.ndarray  # novelty scores of held-out cells
+    has_both: bool  # whether the model has a linear branch and an encoder
+    batch_effects: float  # gene effects between batches of the reference
+
+
+def known_cells(saved: SavedModel) -> KnownCells | None:
+    """Return what the held-out calls of a model say about known cells; None for a model without them."""
+    if saved.held_out is None:
+        return None
+    profile = Profile(**saved.held_out.profile)
+    return KnownCells(profile, saved.held_out.scores, both_have_a_part(saved.scales), saved.batch_effects)
+
+
+def known_when_adapted(saved: SavedModel, reference_cells: ReferenceCells, condition: Condition) -> KnownCells | None:
+    """Return the same as `known_cells` of a model that is adapted to a condition, without adapting it."""
+    from scperformer.training.evidence import effects_of_batches, evidence_folds  # needs torch
+    from scperformer.training.fit_linear import MAX_DUAL
+
+    if saved.held_out is None or saved.provenance.get("kept_cells", {}).get("simulated", False):
+        return None
+    seed = int(saved.provenance["seed"])
+    cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_DUAL, seed))
+    labels = np.unique(cells.labels, return_inverse=True)[1]
+    x = reduced(cells, condition, saved.config["target_sum"], seed)
+    folds = evidence_folds(cells.labels, seed, cells.batches)
+    if not folds.is_dealt.any():
+        return None
+    with threadpool_limits(1):
+        profile, scores = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, seed)
+    effects = 0.0 if cells.batches is None else effects_of_batches(x, labels, cells.batches)
+    return KnownCells(profile, scores[folds.is_dealt], both_have_a_part(saved.scales), effects)
+
+
+def find_shift(
+    query: Query,
+    known: KnownCells,
+    saved: SavedModel,
+    reference_cells: ReferenceCells | None,
+    condition: Condition,
+    model: "Model | None" = None,
+) -> tuple[Shift, np.ndarray | None, np.ndarray]:
+    """Return the shift of a file, for `check` and `predict` alike, and the factors of its genes for `predict`.
+
+    Parameters
+    ----------
+    query
+        The cells of the file with the genes of `known`.
+    saved, reference_cells, condition
+        The model before adapting, the cells that it keeps, and the condition of the file: with them, gene effects are
+        found. No cells: they are not known.
+    model
+        The model, which may have been adapted to the file; None: factors of genes are not wanted.
+
+    Returns
+    -------
+    The shift. How many times as much of each gene of the model the file has as the reference, float32 G (see
+    `trust.without_effects`); None if there is nothing to take out. The novelty scores of the cells that were looked at.
+    """
+    rows = seen_rows(query)
+    x = query.some(rows)
+    x = x[_expressed(x)]
+    scores = known.profile.scores(x)
+    numbers: dict[str, Any] = {"has_both": known.has_both, "batch_effects": known.batch_effects}
+    if reference_cells is None or len(scores) < MIN_CELLS:
+        return make_shift(scores, known.scores, math.nan, **numbers), None, scores
+    own = x
+    # The kept cells of an imported model have its genes alone, and are normalised over these.
+    if not query.measured.all() or saved.imported:
+        own = query.of_genes(query.measured).some(rows)
+        own = own[_expressed(own)]
+    alike = most_alike(scores)
+    kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
+    effects = gene_effects(own[alike], kept, np.unique(reference_cells.labels, return_inverse=True)[1])
+    shift = make_shift(scores, known.scores, effects, **numbers)
+    if model is None or shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
+        return shift, None, scores
+    means = label_means(kept, reference_cells.labels, len(saved.labels))
+    return shift, _gene_factors(model, x[alike], own[alike], query.measured, means, shift.way), scores
+
+
+def _gene_factors(
+    model: "Model", x: csr_matrix, own: csr_matrix, is_measured: np.ndarray, means: np.ndarray, way: float
+) -> np.ndarray:
+    """Return the factors of the genes of a model, 1 for those that a file does not measure.
+
+    The labels of its cells are called, and once more without the effects that were found with the first ones.
+
+    Parameters
+    ----------
+    x, own
+        The same cells with all genes of the model, and with the measured ones, normalised over these.
+    means
+        Mean counts per 10,000 of each label, labels x measured genes.
+    way
+        How far the file is on the way to another study, 0 to 1: a power of the factors.
+    """
+    factors = np.ones(x.shape[1], dtype=np.float32)
+    for _ in range(NUM_ROUNDS):
+        calls = _linear_calls(model, without_effects(x, factors))
+        factors[is_measured] = gene_factors(own, calls, means) ** way
+    return factors
+
+
+def _linear_calls(model: "Model", x: csr_matrix) -> np.ndarray:
+    """Return the label of each cell by the linear branch, which carries over better than the encoder, and is faster.
+
+    If the encoder is alone, logistic regression calls them.
+    """
+    logits = linear_logits(model.saved, x)
+    if logits is not None and model.saved.scales.get("linear", 0.0) > 0:
+        return logits.argmax(axis=1)
+    assert model.baseline is not None  # only imported models have none
+    return model.baseline.predict(x)
+
+
+def _expressed(x: csr_matrix) -> np.ndarray:
+    """Return which cells express any gene, boolean N."""
+    return np.diff(x.indptr) > 0

@@ -1,0 +1,190 @@
+"""Novelty, flags and sets of labels in annotated cells: how often they are right, their evidence, and its absence."""
+
+import json
+import logging
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+from support.words import as_options
+
+import scperformer
+from scperformer.base.errors import InputError
+from scperformer.io import rows
+from scperformer.model.load import load_model
+
+QUICK = ["experiment=linear", "logger=none"]
+LABELS = np.array(["B cell", "T cell", "T/NK"])
+
+
+def simulated(num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)) -> ad.AnnData:
+    """Poisson counts of 300 genes: each label has 40 genes of its own; the novel label 3 has those of two labels."""
+    rng = np.random.default_rng(seed)
+    codes = np.array(labels)[np.arange(num_cells) % len(labels)]
+    mean = np.full((num_cells, 300), 1.0)
+    for label in labels:
+        genes = range(40 * label, 40 * label + 40) if label < 3 else range(80)
+        mean[np.ix_(codes == label, genes)] = 1.6 if label < 3 else 3.0
+    names = [LABELS[code] if code < 3 else "novel" for code in codes]
+    return ad.AnnData(
+        sparse.csr_matrix(rng.poisson(mean), dtype=np.float32),
+        obs=pd.DataFrame({"cell_type": names}, index=[f"seed{seed}cell{i}" for i in range(num_cells)]),
+        var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)]),
+    )
+
+
+def foreign(num_cells: int) -> ad.AnnData:
+    """Cells of a tissue in which half of the genes are not expressed, and the others as unevenly as in no label."""
+    rng = np.random.default_rng(5)
+    mean = rng.lognormal(0, 2, size=300) * (np.arange(300) % 2)
+    counts = sparse.csr_matrix(rng.poisson(mean, size=(num_cells, 300)), dtype=np.float32)
+    return ad.AnnData(counts, var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("model") / "m"
+    options = [*QUICK, "data.min_genes=0", "card=full", "ontology=none"]
+    return scperformer.train(simulated(600, 1), "cell_type", output=output, options=as_options(options)).path
+
+
+@pytest.fixture(scope="module")
+def sample() -> ad.AnnData:
+    return simulated(600, seed=2)
+
+
+def annotated(adata: ad.AnnData, folder: Path, *overrides: str) -> ad.AnnData:
+    return scperformer.annotate(adata.copy(), load_model(folder), options=as_options(list(overrides)))
+
+
+def test_known_cells_are_seldom_flagged_and_novel_cells_mostly(folder, sample):
+    known = annotated(sample, folder)
+    novelty = known.obs["scperformer_novelty"].to_numpy()
+    unknown = (known.obs["scperformer_call"] == "unknown").to_numpy()
+    assert (
+        0.02 < unknown.mean() < 0.09
+    )  # .05 is stated; the standard deviation with 600 held-out and 600 new cells is .013
+    assert novelty[unknown].min() > novelty[~unknown].max()
+    mixed = annotated(simulated(360, 3, labels=(0, 1, 2, 3)), folder).obs
+    is_novel = mixed["cell_type"] == "novel"
+    assert (mixed["scperformer_call"] == "unknown")[is_novel].mean() > 0.8
+    assert (mixed["scperformer_call"] == "unknown")[~is_novel].mean() < 0.09
+    many = annotated(sample, folder, "false_alarms=0.3").obs["scperformer_call"]
+    assert (many == "unknown").mean() == pytest.approx(0.3, abs=0.08)
+
+
+def test_flags_can_depend_on_the_confidence_alone(folder, sample):
+    done = annotated(sample, folder, "false_alarms=0", "min_confidence=0.9")
+    expected = done.obs["scperformer_confidence"] < 0.9
+    assert expected.any()
+    np.testing.assert_array_equal(done.obs["scperformer_call"] == "unknown", expected)
+
+
+def test_sets_contain_the_true_label_as_often_as_stated(folder, sample):
+    done = annotated(sample, folder, "alpha=0.1")
+    sets = [text.split("|") for text in done.obs["scperformer_set"].astype(str)]
+    inside = np.mean([label in labels for label, labels in zip(done.obs["cell_type"], sets, strict=True)])
+    assert inside == pytest.approx(0.9, abs=0.05)  # the standard deviation with 540 held-out and 600 new cells is .018
+    sizes = [len(labels) for labels in sets]
+    np.testing.assert_array_equal(done.obs["scperformer_set_size"], sizes)
+    facts = done.uns["scperformer"]["sets"]
+    assert facts["alpha"] == 0.1
+    assert facts["held_out_coverage"] == pytest.approx(0.92, abs=0.03)
+    assert facts["mean_size"] == pytest.approx(np.mean(sizes))
+    called = done.obs["scperformer_label"].astype(str)
+    assert called.tolist() == [labels[0] for labels in sets]  # the most probable label is the first
+
+
+def test_nothing_depends_on_blocks_or_other_cells(folder, sample, write, command, monkeypatch):
+    path = write(sample)
+    options = [f"model_path={folder}", "alpha=0.2", "overwrite=true"]
+    assert command("predict", path, *options, "output=whole.h5ad").code == 0
+    whole = ad.read_h5ad("whole.h5ad")
+    monkeypatch.setattr(rows, "BLOCK_VALUES", 50 * 300)
+    assert command("predict", path, *options, "output=parts.h5ad").code == 0
+    columns = [name for name in whole.obs if name.startswith("scperformer_")]
+    assert "scperformer_set" in columns
+    pd.testing.assert_frame_equal(ad.read_h5ad("parts.h5ad").obs[columns], whole.obs[columns])
+    some = annotated(sample[[5, 99, 300]].copy(), folder, "alpha=0.2", "adapt=false").obs[columns].astype(str)
+    pd.testing.assert_frame_equal(some, whole.obs.loc[some.index, columns].astype(str))
+
+
+def test_tables_have_the_columns_and_the_evidence(folder, sample, write, command):
+    path = write(sample[:50].copy())
+    assert command("predict", path, f"model_path={folder}", "alpha=0.2", "output=calls.parquet").code == 0
+    table = pd.read_parquet("calls.parquet")
+    whole = annotated(sample[:50].copy(), folder, "alpha=0.2")
+    for name in ("set", "set_size", "novelty", "call"):
+        assert table[f"scperformer_{name}"].tolist() == whole.obs[f"scperformer_{name}"].tolist()
+    np.testing.assert_array_equal(table["scperformer_margin"], whole.obsm["scperformer_details"]["margin"])
+    record = json.loads(pq.read_schema("calls.parquet").metadata[b"scperformer"])
+    assert record["calibration"]["labels"]["label"] == LABELS.tolist()
+
+
+def test_a_file_of_unknown_cells_is_warned_of(folder, sample, caplog):
+    with caplog.at_level(logging.WARNING, "scperformer"):
+        annotated(foreign(60), folder)
+    [warning] = [record.message for record in caplog.records if "look like none" in record.message]
+    assert "% of cells look like none of the 3 labels of this model: is it the right tissue?" in warning
+    assert warning.endswith("Or were the values read wrongly (as counts in X)?")
+    caplog.clear()
+    usual = annotated(sample, folder).uns["scperformer"]["fit"]
+    assert "look like none" not in caplog.text
+    assert "mean confidence" not in caplog.text
+    assert usual["mean_confidence"] == pytest.approx(usual["held_out_confidence"], abs=0.05)
+
+
+def test_confidences_far_below_those_of_held_out_cells_are_warned_of(folder, sample, caplog):
+    """Each cell is the mean of a cell of each label."""
+    mixed = sample[:40].copy()
+    mixed.X = np.round((sample[:40].X + sample[40:80].X[::-1] + sample[80:120].X).toarray() / 3)
+    with caplog.at_level(logging.WARNING, "scperformer"):
+        fit = annotated(mixed, folder, "shift=false", "false_alarms=0").uns["scperformer"]["fit"]
+    assert fit["mean_confidence"] < fit["held_out_confidence"] - 0.15
+    said = f"mean confidence is {fit['mean_confidence']:.2f}, and {fit['held_out_confidence']:.2f} in held-out cells"
+    assert said in caplog.text
+
+
+def test_the_evidence_is_recorded_and_in_the_card(folder, sample):
+    model = load_model(folder)
+    held_out = model.saved.held_out
+    facts = annotated(sample, folder).uns["scperformer"]
+    assert facts["calibration"]["num_cells"] == facts["novelty"]["num_cells"] == len(held_out.labels)
+    assert facts["calibration"]["error"] == pytest.approx(model.saved.metrics["calibration"]["error"])
+    assert facts["calibration"]["labels"]["label"].tolist() == LABELS.tolist()
+    card = (folder / "MODEL_CARD.md").read_text()
+    assert f"held-out cells of the reference differ by {facts['calibration']['error']:.3f}" in card
+    assert "reliability.png" in card
+    assert (folder / "reliability.png").is_file()
+    assert [row["label"] for row in model.saved.metrics["novelty"]] == LABELS.tolist()
+    assert f"| T/NK | {model.saved.metrics['novelty'][2]['area']:.3f} |" in card
+
+
+def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
+    done = annotated(sample[:, :150].copy(), folder, "adapt=true", "alpha=0.1")
+    assert done.uns["scperformer"]["condition"]["adapted"]
+    assert 0.015 < (done.obs["scperformer_call"] == "unknown").mean() < 0.1
+    right = done.obs["scperformer_label"].astype(str) == done.obs["cell_type"]
+    held_out = done.uns["scperformer"]["calibration"]
+    assert done.obs["scperformer_confidence"].mean() == pytest.approx(right.mean(), abs=0.08)
+    assert held_out["error"] != pytest.approx(load_model(folder).saved.metrics["calibration"]["error"])
+
+
+def test_a_trained_encoder_has_its_validation_cells_as_evidence(tiny_model, counts_adata):
+    saved = load_model(tiny_model).saved
+    assert len(saved.held_out.labels) == saved.metrics["num_val_cells"]
+    right = saved.held_out.logits.argmax(axis=1) == saved.held_out.labels
+    assert right.mean() == pytest.approx(saved.metrics["model"]["accuracy"])
+    done = scperformer.annotate(counts_adata, load_model(tiny_model), options=as_options(["alpha=0.2"]))
+    assert np.isfinite(done.obs["scperformer_novelty"]).all()
+    assert done.uns["scperformer"]["sets"]["num_cells"] == len(right)
+
+
+@pytest.mark.parametrize("alpha", ["0", "1", "1.5", "-0.1"])
+def test_alpha_is_between_0_and_1(folder, sample, alpha):
+    with pytest.raises(InputError, match=f"alpha={float(alpha):g}.*; expected a number between 0 and 1"):
+        annotated(sample, folder, f"alpha={alpha}")

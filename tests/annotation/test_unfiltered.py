@@ -1,0 +1,104 @@
+"""Cells in unfiltered matrices, and in files with features other than genes, get the calls of a file of these cells."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+import scperformer
+from scperformer.annotation.predict import run_predict
+from scperformer.config.steps import PredictConfig
+from scperformer.model.folder import read_model
+
+KEY = "scperformer"
+COLUMNS = [f"{KEY}_{name}" for name in ("call", "label", "confidence", "novelty")]
+
+
+def require_same_calls(obs: pd.DataFrame, expected: pd.DataFrame) -> None:
+    for column in COLUMNS:
+        np.testing.assert_array_equal(obs[column].astype(str), expected[column].astype(str))
+
+
+@pytest.fixture
+def expected(few_pbmc) -> ad.AnnData:
+    return scperformer.annotate(few_pbmc)
+
+
+def test_cells_of_an_unfiltered_matrix_get_the_same_calls(raw_pbmc, expected, caplog):
+    """If the 600 droplets counted, the file would be shallow, and the model would be adapted to that."""
+    scperformer.annotate(raw_pbmc, options={"alpha": 0.1})
+    is_cell = raw_pbmc.obs["is_cell"]
+    obs = raw_pbmc.obs
+    record = raw_pbmc.uns[KEY]
+    require_same_calls(obs.loc[expected.obs_names], expected.obs)
+    assert record["condition"]["depth"] == expected.uns[KEY]["condition"]["depth"]
+    assert not record["condition"]["adapted"]
+    means = record["fit"]["mean_confidence"], expected.uns[KEY]["fit"]["mean_confidence"]
+    assert means[0] == pytest.approx(means[1], rel=1e-6)
+    assert record["sets"]["mean_size"] == obs.loc[is_cell, f"{KEY}_set_size"].mean()
+    assert obs[f"{KEY}_low_quality"].tolist() == (~is_cell).tolist()
+    repeats, warning = record["warnings"]  # the packaged model was trained on these cells
+    assert "60 of 60 cells looked at (100 %) are cells of the reference" in repeats
+    assert warning.startswith("91 % of barcodes have fewer than ")
+    assert warning in caplog.text
+    assert record["droplets"]["num_empty"] == 600
+    assert record["num_unknown"] == (obs[f"{KEY}_call"] == "unknown").sum() > 500
+
+
+def test_files_of_cells_have_no_entries_about_droplets(expected):
+    assert f"{KEY}_low_quality" not in expected.obs
+    assert "droplets" not in expected.uns[KEY]
+
+
+@pytest.mark.parametrize("form", [pytest.param("memory", marks=pytest.mark.slow), "h5ad"])
+def test_quality_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, form, monkeypatch):
+    monkeypatch.setattr("scperformer.io.rows.MAX_BLOCK_CELLS", 150)
+    is_cell = raw_pbmc.obs["is_cell"].to_numpy()
+    if form == "memory":
+        annotated = scperformer.annotate(raw_pbmc, options={"quality": True})
+    else:
+        path = str(write(raw_pbmc))
+        output = str(tmp_path / "out.h5ad")
+        run_predict(PredictConfig(inputs=[path], output=output, quality=True))
+        annotated = ad.read_h5ad(output)
+    require_same_calls(annotated.obs.loc[expected.obs_names], expected.obs)
+    low = annotated.obs[f"{KEY}_low_quality"].to_numpy()
+    assert low[~is_cell].all()
+    assert low[is_cell].sum() < 6
+    assert annotated.uns[KEY]["quality"]["least_genes"] > 100
+
+
+def test_shares_of_labels_and_clusters_depend_on_cells_alone(raw_pbmc, few_pbmc):
+    few_pbmc.obs["group"] = raw_pbmc.obs["group"] = "a"
+    for adata in (few_pbmc, raw_pbmc):
+        scperformer.annotate(adata, clusters="group", options={"prior": "em"})
+    names = few_pbmc.obs_names
+    annotated = raw_pbmc.obs.loc[names]
+    for column in ("label", "cluster_label", "cluster_disagrees"):
+        assert annotated[f"{KEY}_{column}"].astype(str).tolist() == few_pbmc.obs[f"{KEY}_{column}"].astype(str).tolist()
+    shares = [adata.uns[KEY]["constraints"]["estimated_shares"] for adata in (few_pbmc, raw_pbmc)]
+    np.testing.assert_allclose(shares[0], shares[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["memory", "h5ad"])
+def test_antibodies_stay_in_the_file_and_change_no_call(cite_pbmc, expected, write, form):
+    x = cite_pbmc.X.copy()
+    if form == "memory":
+        annotated = scperformer.annotate(cite_pbmc)
+    else:
+        annotated = ad.read_h5ad(run_predict(PredictConfig(inputs=[str(write(cite_pbmc))]))[0])
+    require_same_calls(annotated.obs, expected.obs)
+    assert (x != annotated.X).nnz == 0
+    assert annotated.n_vars == expected.n_vars + 4
+    assert annotated.uns[KEY]["genes"]["num_file"] == expected.n_vars
+
+
+def test_the_same_model_is_trained_without_antibodies(cite_pbmc, few_pbmc, tmp_path):
+    options = {"experiment": "linear", "logger": "none", "data.min_genes": 0, "ontology": "none"}
+    models = [
+        read_model(scperformer.train(adata, "cell_type", output=tmp_path / str(number), options=options).path)
+        for number, adata in enumerate((cite_pbmc, few_pbmc))
+    ]
+    assert models[0].genes == models[1].genes
+    for name, weights in models[0].weights.items():
+        np.testing.assert_array_equal(weights, models[1].weights[name])

@@ -1,0 +1,196 @@
+"""Annotations written block by block into a copy of a file, which is otherwise bit for bit the same."""
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_counts
+from support.inputs import nullable, write_nullable
+
+import scperformer
+from scperformer.annotation import predict
+from scperformer.annotation.annotate import Annotation, without_slashes
+from scperformer.annotation.write import write_annotation
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
+from scperformer.io.h5ad import BackedH5ad
+from scperformer.io.read import fingerprint, open_cells, read_cells
+from scperformer.training.calls import Calls
+
+
+def stored(path):
+    """All datasets and attributes of an HDF5 file by name: bytes, type and shape, or the value of the attribute."""
+    content = {}
+
+    def add(name, node):
+        if isinstance(node, h5py.Dataset):
+            values = np.asarray(node[()])
+            raw = repr(values.tolist()) if node.dtype.hasobject else values.tobytes()
+            content[name] = (raw, str(node.dtype), node.shape)
+        for key, value in node.attrs.items():
+            content[f"{name}@{key}"] = repr(np.asarray(value).tolist())
+
+    with h5py.File(path, "r") as file:
+        file.visititems(add)
+    return content
+
+
+def annotation_of(num, num_blocks=5):
+    """An annotation of `num` cells."""
+    obs = pd.DataFrame(
+        {
+            "new_label": pd.Categorical(np.array(["a", "b"])[np.arange(num) % 2], ["a", "b", "c"]),
+            "new_confidence": np.linspace(0, 1, num, dtype=np.float32),
+            "new_low_quality": np.arange(num) % 3 == 0,
+        }
+    )
+    details = pd.DataFrame({"margin": np.linspace(0, 1, num), "level1": pd.Categorical(["a"] * num)})
+    embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
+    proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
+    nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool)]
+    blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
+    parts = [Calls(*arrays) for arrays in zip(*blocks, strict=True)]
+    record = {"labels": np.array(["a", "b"]), "total": float("nan"), "model": {"name": "m"}}
+    return Annotation("new", obs, details, lambda: parts, ["CD8+|CD45RA+ T", "b"], record)
+
+
+def write_copy(source, target, annotation, overwrite=False):
+    with open_cells(source) as cells:
+        assert isinstance(cells, BackedH5ad)
+        options = {"overwrite": overwrite, "scratch": target.parent, "seen": fingerprint(source)}
+        write_annotation(annotation, cells, str(source), target, **options)
+
+
+def test_added_keys_are_read_back(rich, write, tmp_path):
+    """They equal those that anndata writes, also over an earlier annotation."""
+    source = write(rich)
+    output = tmp_path / "out.h5ad"
+    expected = tmp_path / "expected.h5ad"
+    annotation = annotation_of(rich.n_obs)
+    annotation.write_into(rich)
+    rich.write_h5ad(expected)
+    write_copy(source, output, annotation)
+    assert stored(output) == stored(expected)
+    write_copy(output, output, annotation_of(rich.n_obs, num_blocks=3), overwrite=True)
+    assert stored(output) == stored(expected)
+
+
+def test_everything_else_is_bit_for_bit_the_same(rich, write, tmp_path):
+    source = write(rich)
+    digest = sha256(source)
+    write_copy(source, tmp_path / "out.h5ad", annotation_of(rich.n_obs))
+    assert sha256(source) == digest
+    before = stored(source)
+    after = stored(tmp_path / "out.h5ad")
+    changed = {name for name in before if after.get(name) != before[name]}
+    assert changed == {"obs@column-order"}
+    ours = ("obs/new_", "obsm/X_new", "obsm/new_", "uns/new")
+    assert all(name.startswith(ours) for name in after.keys() - before.keys())
+
+
+def test_a_file_without_obs_columns_obsm_and_uns(counts_adata, write, tmp_path):
+    source = write(ad.AnnData(counts_adata.X))
+    with h5py.File(source, "r+") as file:
+        del file["obsm"], file["uns"]
+    write_copy(source, tmp_path / "out.h5ad", annotation_of(counts_adata.n_obs))
+    result = read_cells(tmp_path / "out.h5ad")
+    assert list(result.obs) == ["new_label", "new_confidence", "new_low_quality"]
+    assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_details", "new_proba"], ["new"])
+
+
+def test_labels_with_slashes_stay_distinct():
+    assert without_slashes(["a/b", "a|b", "c", "a/b|", "d/e/f"]) == ["a|b|", "a|b", "c", "a|b||", "d|e|f"]
+
+
+def test_a_missing_pyarrow_is_an_error_before_any_cell_is_called(command, write, counts_adata, monkeypatch):
+    monkeypatch.setattr(predict, "find_spec", lambda _: None)
+    ran = command("predict", write(counts_adata), "output=calls.parquet")
+    assert ran.code == 2
+    assert "output=calls.parquet without the package pyarrow" in ran.err
+    assert "pip install pyarrow, or write .csv" in ran.err
+
+
+NULLABLE = {
+    "strings": {},
+    "strings of pyarrow": {"dtype": "string[pyarrow]"},
+    "a cell without a name": {"missing": "obs"},
+    "a gene without a name": {"missing": "var"},
+    "names in raw": {"missing": "raw"},
+}
+
+
+# Each form from and to each kind, and all pairs of kinds with one form.
+PAIRS = [(form, *kinds) for form in NULLABLE for kinds in (("h5ad", "h5ad"), ("zarr", "zarr"), ("h5ad", "csv"))]
+PAIRS += [("strings", *kinds) for kinds in (("h5ad", "zarr"), ("zarr", "h5ad"), ("zarr", "csv"))]
+
+
+@pytest.fixture(scope="module")
+def without_nullable(tiny_model) -> pd.DataFrame:
+    """The annotation of the same cells without nullable values."""
+    return scperformer.annotate(make_counts(), scperformer.load_model(tiny_model)).obs
+
+
+@pytest.mark.parametrize(("form", "kind", "output"), PAIRS)
+def test_nullable_values_are_kept(form, kind, output, counts_adata, tiny_model, without_nullable, command, tmp_path):
+    given = nullable(counts_adata, **NULLABLE[form])
+    write_nullable(given, tmp_path / f"sample.{kind}")
+    words = ["predict", f"sample.{kind}", f"model_path={tiny_model}", "source=X"]
+    assert command(*words, f"output=out.{output}").code == 0
+    assert not ad.settings.allow_write_nullable_strings  # as it was
+    plain = without_nullable
+    if output == "csv":
+        obs = pd.read_csv(tmp_path / "out.csv", index_col="cell", keep_default_na=False)
+        assert list(obs.index) == [str(name) for name in given.obs_names]
+    else:
+        annotated = (ad.read_h5ad if output == "h5ad" else ad.read_zarr)(tmp_path / f"out.{output}")
+        obs = annotated.obs
+        columns = [name for name in obs if not name.startswith("scperformer")]
+        read_back = (ad.read_h5ad if kind == "h5ad" else ad.read_zarr)(tmp_path / f"sample.{kind}")
+        pd.testing.assert_frame_equal(obs[columns], read_back.obs)
+        assert [str(obs[name].dtype) for name in ("text", "number", "flag")] == ["string", "Int32", "boolean"]
+        pd.testing.assert_frame_equal(annotated.obsm["table"], read_back.obsm["table"])
+        pd.testing.assert_frame_equal(annotated.var, read_back.var)
+    if form != "a gene without a name":  # with it, the model misses a gene
+        assert list(obs["scperformer_label"]) == list(plain["scperformer_label"])
+        np.testing.assert_allclose(obs["scperformer_confidence"], plain["scperformer_confidence"], rtol=1e-6)
+
+
+PLACES = ["obs/score", "obsm", "obsm/X_umap", "uns", "uns/nested", "uns/nested/a", "varm/PCs", "obsp", "layers", "raw"]
+OURS = ["obs/new_label", "obsm/X_new", "obsm/new_proba", "uns/new"]
+
+
+@pytest.mark.parametrize(
+    ("place", "output"),
+    [(place, "out.h5ad") for place in (*PLACES, *OURS)]
+    + [(place, "out.zarr") for place in ("obs/score", "uns/nested", "raw", "uns/new")],
+)
+def test_dangling_links_are_left_out_or_replaced(place, output, rich, write, tmp_path, caplog):
+    source = write(rich)
+    with h5py.File(source, "r+") as file:
+        if place in file:
+            del file[place]
+        file[place] = h5py.SoftLink("/nowhere")
+    annotation = annotation_of(rich.n_obs)
+    write_copy(source, tmp_path / output, annotation)
+    if output.endswith("zarr"):
+        assert f"/{place} leads nowhere and is left out" in caplog.text
+        annotated = ad.read_zarr(tmp_path / output)
+        np.testing.assert_array_equal(annotated.obs["new_label"], annotation.obs["new_label"])
+        np.testing.assert_array_equal(annotated.obsm["X_new"][:10], next(iter(annotation.read())).embedding[:10])
+        assert annotated.uns["new"]["model"]["name"] == "m"
+        return
+    with h5py.File(tmp_path / output) as file:
+        assert {"labels", "total", "model"} <= set(file["uns/new"])
+        np.testing.assert_array_equal(file["obsm/X_new"][:10], next(iter(annotation.read())).embedding[:10])
+        assert file["obs/new_label/codes"].shape == (rich.n_obs,)
+        assert set(file["obsm/new_proba"]) >= {"b"}
+
+
+def test_a_matrix_without_its_values_is_damaged(rich, write, tmp_path):
+    source = write(rich)
+    with h5py.File(source, "r+") as file:
+        del file["layers/counts/data"]
+        file["layers/counts/data"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(InputError, match="is damaged"):
+        write_copy(source, tmp_path / "out.zarr", annotation_of(rich.n_obs))

@@ -1,0 +1,496 @@
+"""The command line: help, files and options in any order and of any name, sweeps, exit codes, no litter."""
+
+import csv
+import gc
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.cli.cli import STEPS, import_function
+from scperformer.cli.help import HELP
+from scperformer.cli.words import first_line, to_overrides
+from scperformer.config.compose import make_config
+from scperformer.config.options import option_texts
+from scperformer.config.steps import SCHEMAS
+from scperformer.model.library import PACKAGED_MODEL
+from scperformer.results.check import run_check
+
+AWKWARD = [
+    "a b.h5ad",
+    "a,b.h5ad",
+    "n=5.h5ad",
+    "overwrite=true.h5ad",
+    "it's.h5ad",
+    'say "hi".h5ad',
+    "$HOME ${x}.h5ad",
+    "[1] {2} (3).h5ad",
+    "Größe 细胞.h5ad",
+    "back\\slash.h5ad",
+    "~tilde.h5ad",
+    "#1 50% & more!.h5ad",
+]
+
+
+@pytest.fixture
+def sample(counts_adata, write) -> Path:
+    return write(counts_adata)
+
+
+def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    script = "import sys; from scperformer.cli.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_modules_are_not_searched_for_garbage(monkeypatch):
+    frozen = []  # whether Python was looking for garbage then
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: len(frozen))
+    for _ in range(2):  # the second one may be a later job of a sweep
+        assert import_function("reports.check", "run_check") is run_check
+    with pytest.raises(ModuleNotFoundError):
+        import_function("reports.absent", "run_absent")
+    assert (frozen, gc.isenabled()) == ([False], True)
+
+
+# Help
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_names_every_step(command, words):
+    ran = command(*words)
+    assert (ran.code, ran.err) == (0, "")
+    assert all(f"\n  {step} " in ran.out for step in STEPS)
+    assert max(map(len, ran.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_a_step_shows_examples(command, step, flag):
+    ran = command(step, "some.h5ad", flag)
+    assert (ran.code, ran.err) == (0, "")
+    assert f"scperformer {step} " in ran.out
+    assert HELP[step].split("\n", 2)[2] in ran.out
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_examples_are_valid_commands(step):
+    """Every example is of its step: its options exist and take these values."""
+    for line in HELP[step].splitlines()[2:]:
+        if line.strip().startswith("scperformer"):
+            words = line.partition("#")[0].split()[1:]
+            plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words if word != "-m"]
+            config = make_config(plain[0], to_overrides(plain[1:], plain[0]))
+            assert isinstance(config, SCHEMAS[step]), line
+
+
+def test_version(command):
+    from importlib.metadata import version
+
+    assert command("--version").out.strip() == version("scperformer")
+
+
+def test_every_step_has_a_schema():
+    assert list(STEPS) == list(HELP) == list(SCHEMAS)
+
+
+# Words
+
+
+def test_files_stand_anywhere_among_the_options():
+    wanted = ["min_confidence=0.5", "batch_size=8", "inputs=['a.h5ad','b.h5ad']", "--cfg", "job"]
+    assert to_overrides(["a.h5ad", "min_confidence=0.5", "b.h5ad", "batch_size=8", "--cfg", "job"], "predict") == wanted
+    assert to_overrides(["--cfg", "job", "min_confidence=0.5", "a.h5ad", "batch_size=8", "b.h5ad"], "predict") == wanted
+
+
+def test_the_first_line_keeps_the_words_for_snakemake_together():
+    words = ["samples.tsv", "label_key=cell_type", "--", "--cores", "2"]
+    assert first_line("workflow", words) == "scperformer workflow: samples.tsv, label_key=cell_type, -- --cores 2"
+    assert first_line("predict", ["a.h5ad", "b.h5ad"]) == "scperformer predict: a.h5ad, b.h5ad"
+
+
+def test_words_are_quoted_when_they_are_the_users_own():
+    assert to_overrides(["label_key=cell type", "output=it's", "model=tiny"], "train") == [
+        "label_key='cell type'",
+        r"output='it\'s'",
+        "model=tiny",
+    ]
+    assert to_overrides(["label_key='as is'", "output=null", "output="], "train") == [
+        "label_key='as is'",
+        "output=null",
+        "output=",
+    ]
+    sweep = ["-m", "attention=favor,softmax", "label_key=a,b"]
+    assert to_overrides(sweep, "train") == [*sweep[1:], "-m"]
+
+
+def test_a_value_may_be_longer_than_a_file_name():
+    word = f"deny_labels=[{','.join(f'label_{number}' for number in range(60))}]"
+    assert to_overrides([word, "a.h5ad"], "predict") == [word, "inputs=['a.h5ad']"]
+
+
+def test_the_first_word_takes_precedence_over_a_file_with_options(tmp_path):
+    options = tmp_path / "options.yaml"
+    options.write_text("model_path: theirs\n")
+    words = ["--config", str(options), "sample.h5ad"]
+    assert make_config("adapt", to_overrides(words, "adapt")).model_path == "theirs"
+    config = make_config("adapt", to_overrides(["mine", *words], "adapt"))
+    assert (config.model_path, config.inputs) == ("mine", ["sample.h5ad"])
+
+
+def test_label_keys_replace_the_label_key_of_a_file_with_options(tmp_path):
+    options = tmp_path / "options.yaml"
+    options.write_text("label_key: cell_type\n")
+    words = ["reference.h5ad", "label_keys=[lineage,subtype]", "--config", str(options)]
+    assert make_config("train", to_overrides(words, "train")).label_keys == ["lineage", "subtype"]
+
+
+@pytest.mark.parametrize("word", ["--model", "-x", "-", "--resolve"])
+def test_unknown_flags(word):
+    with pytest.raises(InputError, match="expected a file, option=value"):
+        to_overrides([word], "predict")
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("--output", "write output=VALUE"),
+        ("-o", "write output=VALUE"),
+        ("--min-confidence=0.5", "write min_confidence=VALUE"),
+        ("-v", "leave it out: every step says what it does"),
+        ("-name.h5ad", "write a file name that starts with '-' as ./-name"),
+    ],
+)
+def test_flags_of_other_programs(command, word, remedy):
+    ran = command("predict", "a.h5ad", word)
+    assert ran.code == 2
+    assert ran.err.rstrip().endswith(f": {remedy}.")
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["predcit", "a.h5ad"], "did you mean 'predict'? "),
+        (["predict", "a.h5ad", "model_pth=mine"], "did you mean model_path? "),
+        (["train", "a.h5ad", "label_key=x", "model.dept=2"], "did you mean model.depth? "),
+        (["train", "a.h5ad", "label_key=x", "seed=1,2"], "add -m to run the step once for each"),
+        (["predict", "--help", "model"], "'model' after --help; expected one of files"),
+        (["train", "a.h5ad", "label_key=x", "model=tyni"], "did you mean 'tiny'? "),
+        (["train", "a.h5ad", "label_key=x", "data.split=strat"], "did you mean 'stratified'? "),
+        (["predict", "Reference.h5ad"], "did you mean 'reference.h5ad'? check the path"),
+        (["predict", "reference.h5ad", "model_path=my_modle"], "did you mean 'my_model'? set model_path"),
+    ],
+)
+def test_words_that_are_nearly_right(command, words, remedy, cells, write, tmp_path):
+    write(cells, "reference.h5ad")
+    (tmp_path / "my_model").mkdir()
+    ran = command(*words)
+    assert ran.code == 2
+    assert remedy in ran.err
+
+
+def test_help_lists_every_option_with_its_default(command):
+    text = command("train", "--help").out
+    assert "  label_key=... (required)" in text
+    assert "  seed=0 " in text
+    assert re.search(r"more options: .* model, ", text)
+    assert "  model.depth=1 " in command("train", "--help", "model").out
+    options = {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=", line)}
+    assert options >= {option.name for option in option_texts("train")}
+
+
+def test_flags_that_do_not_go_together():
+    with pytest.raises(InputError, match="expected --cfg job without -m"):
+        to_overrides(["a.h5ad", "-m", "--cfg", "job"], "train")
+
+
+@pytest.mark.parametrize("flags", [["--cfg"], ["--cfg", "all of it"], ["--config-dir"]], ids=" ".join)
+def test_flags_need_their_values(flags):
+    with pytest.raises(InputError, match=f"{flags[0]} .*expected {flags[0]} .*: add the value"):
+        to_overrides(["a.h5ad", *flags], "train")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 3 > 0)) for place, name in enumerate(AWKWARD)]
+)
+def test_awkward_names_of_files(command, counts_adata, write, name):
+    """As input and as output: check reads the very file, and writes to the very name."""
+    write(counts_adata, name)
+    ran = command("preprocess", "data.min_genes=1", name, f"output=out {name}")
+    assert ran.code == 0, ran.err
+    assert f"out {name}" in os.listdir()
+
+
+def test_awkward_column(command, counts_adata, write):
+    counts_adata.obs["cell type, 2=fine (50%)"] = counts_adata.obs["cell_type"]
+    ran = command("train", write(counts_adata), "label_key=cell type, 2=fine (50%)", "--cfg", "job")
+    assert "label_key: cell type, 2=fine (50%)" in ran.out
+
+
+# Running
+
+
+def test_config_is_shown_and_nothing_runs(command, tmp_path):
+    ran = command("train", "none.h5ad", "label_key=celltype", "model=tiny", "trainer.max_epochs=7", "--cfg", "job")
+    assert (ran.code, ran.err) == (0, "")
+    assert all(line in ran.out for line in ("label_key: celltype", "dim: 32", "max_epochs: 7", "- none.h5ad"))
+    assert names(tmp_path) == []
+
+
+def test_predict_writes_one_file_beside_the_input(command, sample, tiny_model, tmp_path):
+    ran = command("predict", sample, f"model_path={tiny_model}", "key_added=mine")
+    assert ran.code == 0
+    assert ran.out == ""
+    assert "3 labels: B cell, Monocyte, T cell" in ran.err
+    assert names(tmp_path) == ["sample.annotated.h5ad", "sample.h5ad"]
+    annotated = ad.read_h5ad(tmp_path / "sample.annotated.h5ad")
+    assert set(annotated.obs["mine_label"]) <= {"B cell", "Monocyte", "T cell"}
+    assert list(annotated.uns) == ["mine"]
+    again = command("predict", tmp_path / "sample.annotated.h5ad", f"model_path={tiny_model}", "key_added=mine")
+    assert again.code == 2
+    both = command("predict", tmp_path / "sample.annotated.h5ad", f"model_path={tiny_model}", "output=both.h5ad")
+    assert both.code == 0
+    assert {"mine", "scperformer"} == set(ad.read_h5ad(tmp_path / "both.h5ad").uns)
+
+
+def test_the_page_on_formats_names_everything_written(command, sample, tiny_model, tmp_path):
+    """docs/formats.md against the files themselves: annotation, model folder, evaluation."""
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    assert (
+        command("predict", sample, f"model_path={tiny_model}", "key_added=KEY", "alpha=0.2", "output=a.h5ad").code == 0
+    )
+    assert command("evaluate", "a.h5ad", "key_added=KEY", "truth_key=cell_type", "output=evaluation").code == 0
+    annotated = ad.read_h5ad(tmp_path / "a.h5ad")
+    written = [name for name in [*annotated.obs, *annotated.obsm] if "KEY" in name]
+    assert len(written) == 12
+    for name, value in annotated.uns["KEY"].items():
+        encoder = isinstance(value, dict) and name != "versions"
+        written += [f"{name}/{part}" for part in value] if encoder else [name]
+    saved = json.loads((tiny_model / "bundle.json").read_text())
+    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+    for entries in (saved, saved["metrics"], saved["provenance"], metrics):
+        written += entries
+    written += names(tiny_model) + names(tmp_path / "evaluation")
+    assert [name for name in written if f"`{name}`" not in page] == []
+
+
+def test_model_from_the_environment(command, sample, tiny_model, monkeypatch):
+    monkeypatch.setenv("SCPERFORMER_MODEL", str(tiny_model))
+    ran = command("predict", sample)
+    assert ran.code == 0
+    assert "from $SCPERFORMER_MODEL" in ran.err
+
+
+def test_packaged_model(command, pbmc, write):
+    ran = command("predict", write(pbmc), "adapt=false")
+    assert ran.code == 0, ran.err
+    labels = json.loads((PACKAGED_MODEL / "bundle.json").read_text())["labels"]
+    assert f"model {PACKAGED_MODEL.name} (packaged" in ran.err
+    assert ", ".join(labels) in ran.err
+    found = ad.read_h5ad("sample.annotated.h5ad").obs
+    b_cells = found["bulk_labels"] == "CD19+ B"  # sorted cells, where the labels of both data sets mean the same
+    assert (found["scperformer_label"][b_cells] == "B").mean() > 0.8
+    assert (found["scperformer_label"][~b_cells] == "B").mean() < 0.05
+
+
+def test_warnings_are_plain_lines(command, counts_adata, write, tiny_model):
+    counts_adata.obs_names = ["cell"] * counts_adata.n_obs
+    with pytest.warns(UserWarning, match="repeat earlier ones"):
+        ran = command("check", write(counts_adata), f"model_path={tiny_model}", "label_key=cell_type")
+    assert ran.code == 0
+
+
+def machine_error(error: Exception):
+    def fail(cfg):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (OSError(28, "No space left", "/data/out"), 2, "error: the disk is full (/data/out); expected room"),
+        (
+            OSError("Can't write data (file write failed: errno = 28, error message = 'No"),
+            2,
+            "error: the disk is full;",
+        ),
+        (PermissionError(13, "Permission denied", "x"), 2, "error: no permission (x); expected readable files"),
+        (OSError(30, "Read-only file system", "x"), 2, "error: no permission (x)"),
+        (OSError(5, "Input/output error"), 2, "error: Input/output error; expected a disk that can be read"),
+        (MemoryError(), 2, "error: memory ran out; expected enough memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+            2,
+            "error: memory ran out; expected",
+        ),
+        (KeyError("a\nb"), 1, "internal error: KeyError: 'a\\nb' (test_cli.py:"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, line):
+    monkeypatch.setattr("scperformer.annotation.predict.run_predict", machine_error(error))
+    ran = command("predict", sample)
+    assert ran.code == code
+    assert f"\n{line}" in ran.err
+    assert "Traceback" not in ran.err
+    monkeypatch.setenv("SCPERFORMER_DEBUG", "1")
+    with pytest.raises(type(error)):
+        command("predict", sample)
+
+
+@pytest.mark.slow
+def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model, tmp_path):
+    """The exit code, and only the files that were asked for: no outputs/ folder, no log file."""
+    ran = shell("predict", "sample.h5ad", f"model_path={tiny_model}", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+    assert names(tmp_path) == ["sample.annotated.h5ad", "sample.h5ad"]
+
+
+def test_exit_code_of_a_process(tmp_path):
+    ran = shell("preprocess", "none.h5ad", cwd=tmp_path)
+    assert ran.returncode == 2
+    first, *_, line = ran.stderr.splitlines()  # a slow machine says that it goes on
+    assert first == "scperformer preprocess: none.h5ad"
+    assert line.startswith("error: no file none.h5ad; expected an h5ad file, 10x .h5")
+    assert line.endswith(": check the path.")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code"), [("| head -n 1", 141), ("2>&- > out", 0), (">&- 2>&-", 0)])
+def test_pipes_that_close_are_quiet(end, code, sample, tiny_model, tmp_path):
+    files = " ".join([str(sample)] * 3)
+    line = f"{sys.executable} -m scperformer check {files} model_path={tiny_model} {end}; exit ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ran.returncode in (code, 0), ran.stderr
+    assert not re.search(r"^(error|internal error|Traceback|Exception|BrokenPipeError)", ran.stderr, re.MULTILINE)
+
+
+# Sweeps
+
+
+@pytest.mark.slow
+def test_sweep_makes_a_model_per_value(command, sample, tmp_path):
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
+    ran = command("train", sample, *options, "-m", "attention=favor,softmax")
+    assert ran.code == 0, ran.err
+    saved_models = sorted(tmp_path.glob("multirun/*/*/model/bundle.json"))
+    assert [path.parts[-3] for path in saved_models] == ["0", "1"]
+    attention = [json.loads(path.read_text())["config"]["attention"]["name"] for path in saved_models]
+    assert attention == ["favor", "softmax"]
+    assert names(tmp_path) == ["multirun", "sample.h5ad"]
+
+
+@pytest.mark.slow
+def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path):
+    ran = command("predict", sample, f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
+    assert ran.code == 0, ran.err
+    found = sorted(tmp_path.glob("multirun/*/*/annotated.h5ad"))
+    assert [path.parts[-2] for path in found] == ["0", "1"]
+    shutil.rmtree(tmp_path / "multirun")
+    ran = command("predict", sample, "b.h5ad", f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
+    assert ran.code == 2
+    assert "a name with {sample} for several files" in ran.err
+    words = (sample, "b.h5ad", f"model_path={tiny_model}", "output='{sample}.h5ad'")
+    shutil.copy(sample, "b.h5ad")
+    assert command("predict", *words, "-m", "min_confidence=0.1,0.9").code == 0
+    assert len(list(tmp_path.glob("multirun/*/*/b.h5ad"))) == 2
+
+
+@pytest.mark.slow
+def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, sample, tmp_path, monkeypatch):
+    """Lightning starts them from sys.argv: not the sweep again, but this job with its output."""
+    seen = []
+    monkeypatch.setattr("scperformer.training.train.run_train", lambda cfg: seen.append((cfg, sys.argv[1:])))
+    presets = tmp_path / "presets"
+    (presets / "experiment").mkdir(parents=True)
+    (presets / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {lr: 0.5}\n")
+    given = ["--config-dir", str(presets), "label_key='it\\'s, a key'", "experiment=mine", "trainer=ddp"]
+    assert command("train", sample, *given, "-m", "seed=1,2").code == 0
+    assert [cfg.seed for cfg, _ in seen] == [1, 2]
+    assert [Path(cfg.output).parts[-2:] for cfg, _ in seen] == [("0", "model"), ("1", "model")]
+    for cfg, words in seen.copy():
+        assert not {"-m", "--multirun"} & set(words)
+        assert command(*words, 'hydra.run.dir="."', "hydra.output_subdir=null").code == 0  # as Lightning adds them
+        again, typed = seen[-1]
+        assert again == cfg
+        assert typed[: len(words)] == words
+        assert (again.label_key, again.optim.lr) == ("it's, a key", 0.5)
+
+
+@pytest.mark.slow
+def test_a_bad_value_fails_its_own_run_alone(command, sample, tmp_path):
+    ran = command("train", sample, "label_key=cell_type", "logger=none", "-m", "trainer.max_epochs=0,1", "seed=0")
+    assert ran.code == 2
+    assert "error: trainer.max_epochs=0; expected 1 or more" in ran.err
+    [sweep] = (tmp_path / "multirun").iterdir()
+    with (sweep / "runs.csv").open() as file:
+        bad, good = csv.DictReader(file)
+    assert (bad["status"], bad["output"], bad["val_macro_f1"]) == ("failed", "", "")
+    assert bad["error"].startswith("trainer.max_epochs=0; expected 1 or more")
+    assert (good["status"], good["error"]) == ("ok", "")
+    table = [line.split(" | ")[:3] for line in ran.out.splitlines() if line.startswith("| ")]
+    assert table == [
+        ["| job", "status", "trainer.max_epochs"],
+        ["| ---"] + ["---"] * 2,
+        ["| 1", "ok", "1"],
+        ["| 0", "failed", "0"],
+    ]
+    assert ran.out.splitlines()[-1] == f"2 runs, 1 failed: {sweep.relative_to(tmp_path)}/runs.csv"
+
+
+@pytest.mark.slow
+def test_the_table_of_a_sweep_says_what_its_models_say(command, sample, tmp_path):
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "output=m"]
+    ran = command("train", sample, *options, "-m", "seed=0,1", "optim.lr=1e-3,3e-3")
+    assert ran.code == 0, ran.err
+    [sweep] = (tmp_path / "multirun").iterdir()
+    with (sweep / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    chosen = [(row["seed"], float(row["optim.lr"])) for row in rows]
+    assert chosen == [("0", 1e-3), ("0", 3e-3), ("1", 1e-3), ("1", 3e-3)]
+    for number, row in enumerate(rows):
+        assert (row["job"], row["status"], row["output"]) == (str(number), "ok", f"{number}/m")
+        saved = json.loads((sweep / row["output"] / "bundle.json").read_text())
+        assert (saved["provenance"]["seed"], saved["config"]["model"]["dim"]) == (int(row["seed"]), 32)
+        for name in ("macro_f1", "accuracy"):
+            assert float(row[f"val_{name}"]) == pytest.approx(saved["metrics"]["model"][name], abs=1e-4)
+            assert float(row[f"baseline_{name}"]) == pytest.approx(saved["metrics"]["baseline"][name], abs=1e-4)
+        assert float(row["seconds"]) > saved["metrics"]["seconds"] - 0.1
+    assert "label_key" not in ran.out  # the same in every run
+    assert "trainer.max_epochs" not in ran.out
+
+
+def test_a_run_that_crashes_is_in_the_table_and_the_others_run(command, sample, tmp_path, monkeypatch):
+    def crash(cfg):
+        if cfg.seed == 0:
+            raise RuntimeError("no more | memory")
+
+    monkeypatch.setattr("scperformer.training.train.run_train", crash)
+    ran = command("train", sample, "label_key=cell_type", "-m", "seed=0,1")
+    assert ran.code == 2
+    assert "internal error: RuntimeError: no more | memory (test_cli.py:" in ran.err
+    [table] = tmp_path.glob("multirun/*/runs.csv")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["status"], row["error"]) for row in rows] == [("failed", "no more | memory"), ("ok", "")]

@@ -1,0 +1,171 @@
+"""Models from elsewhere: a sound one is imported and found by its name, anything else is refused on one line."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
+from scperformer.importing.folders import import_model
+from scperformer.model.content import INFO
+from scperformer.model.folder import read_model, write_model
+from scperformer.model.library import library_folder, resolve_model
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def model(tiny_model, tmp_path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "their"))
+
+
+def name_of(model: Path) -> str:
+    return json.loads((model / "bundle.json").read_text())["name"]
+
+
+def packed(model: Path) -> Path:
+    return Path(shutil.make_archive(str(model), "zip", model.parent, model.name))
+
+
+def test_an_imported_model_is_found_by_its_name(model, library, command, counts_adata, write):
+    ran = command("models", "import", packed(model))
+    name = name_of(model)
+    assert ran.code == 0, ran.err
+    assert f"use it with model_path={name}" in ran.err
+    kept = {file.name for file in (library / name).iterdir()}
+    assert {"bundle.json", "genes.tsv", "model.safetensors", "MODEL_CARD.md"} <= kept
+    shutil.rmtree(model)
+    ran = command("predict", write(counts_adata), f"model_path={name}")
+    assert ran.code == 0, ran.err
+    assert f"model '{name}' is the imported one: {library / name}" in ran.err
+    ran = command("models", "list")
+    assert f"{name}: 3 labels (B cell, Monocyte, T cell), 200 genes\n  {library / name}" in ran.out
+    assert "(packaged)" in ran.out
+
+
+def test_the_cells_that_a_model_keeps_are_imported(model, library):
+    target = import_model(model, library)
+    assert (target / "cells.npz").read_bytes() == (model / "cells.npz").read_bytes()
+
+
+def test_damaged_kept_cells_are_refused(model, library):
+    """With a checksum that fits: they would be read by the first file that needs them."""
+    (model / "cells.npz").write_bytes(b"no archive")
+    info = json.loads((model / "bundle.json").read_text())
+    info["files"]["cells.npz"] = sha256(model / "cells.npz")
+    (model / "bundle.json").write_text(json.dumps(info))
+    with pytest.raises(InputError, match=r"damaged model .*: 'cells.npz' unreadable"):
+        import_model(model, library)
+    assert not library.exists()
+
+
+def test_the_list_of_models_shows_the_tissue(model, library, command):
+    info = json.loads((model / "bundle.json").read_text())
+    info["provenance"]["tissue"] = "bone marrow"
+    (model / "bundle.json").write_text(json.dumps(info))
+    assert command("models", "import", model).code == 0
+    ran = command("models", "list")
+    assert f"(B cell, Monocyte, T cell), 200 genes, tissue bone marrow\n  {library}" in ran.out
+
+
+def test_a_model_here_comes_before_an_imported_one(model, library, tmp_path, monkeypatch):
+    import_model(model, library)
+    monkeypatch.chdir(tmp_path)
+    name = name_of(model)
+    assert resolve_model(name) == (library / name, "imported")
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "model.pt").touch()  # what another tool has written, and the model was imported from
+    assert resolve_model(name) == (library / name, "imported")
+    (tmp_path / name / INFO).touch()
+    assert resolve_model(name) == (Path(name), "given")
+    assert resolve_model("../models") == (Path("../models"), "given")
+
+
+def test_where_models_are(monkeypatch, tmp_path):
+    monkeypatch.delenv("SCPERFORMER_MODELS", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert library_folder() == tmp_path / "scperformer" / "models"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert library_folder() == tmp_path / ".local" / "share" / "scperformer" / "models"
+
+
+def test_a_model_of_the_same_name_is_kept(model, library, command):
+    assert command("models", "import", model).code == 0
+    ran = command("models", "import", model)
+    assert ran.code == 2
+    assert "exists; expected a new output" in ran.err
+    assert command("models", "import", model, "overwrite=true").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("delete",), "action=delete; expected one of list, show, import"),
+        (("import",), "0 words after 'models import'; expected a model folder, archive or file"),
+        (("list", "x"), "1 words after 'models list'; expected none"),
+        (("import", "nothing"), "no file or folder nothing"),
+    ],
+)
+def test_words_that_make_no_sense(words, said, library, command):
+    ran = command("models", *words)
+    assert ran.code == 2
+    assert said in ran.err
+
+
+@pytest.mark.parametrize("name", ["../evil", ".hidden", "a/b", "/tmp", "x" * 300])
+def test_names_that_no_folder_can_have(name, model, library):
+    info = json.loads((model / "bundle.json").read_text())
+    (model / "bundle.json").write_text(json.dumps(info | {"name": name}))
+    with pytest.raises(InputError, match="a name that a folder can have"):
+        import_model(model, library)
+    assert not library.exists()
+
+
+def test_a_file_of_another_kind_is_no_model(library, tmp_path):
+    (tmp_path / "model.pt").write_bytes(b"garbage")
+    with pytest.raises(InputError, match=r"cannot be unpacked .*; expected a model folder, or a \.zip"):
+        import_model(tmp_path / "model.pt", library)
+
+
+def test_a_damaged_model_in_the_library_is_listed_as_such(model, library, command):
+    import_model(model, library)
+    os.truncate(library / name_of(model) / "model.safetensors", 100)
+    ran = command("models", "list")
+    assert ran.code == 0
+    assert "cannot be used: damaged model" in ran.out
+
+
+def test_a_damaged_model_card_is_shown(model, library, command):
+    (model / "MODEL_CARD.md").write_bytes(b"# caf\xe9\n")
+    ran = command("models", "show", model)
+    assert ran.code == 0, ran.err
+    assert "# caf\ufffd" in ran.out
+
+
+def test_an_encoder_is_imported(model, library, command, tmp_path):
+    saved = read_model(model)
+    encoder = dataclasses.replace(
+        saved,
+        name="enc",
+        kind="encoder",
+        labels=[],
+        ontology_term_ids=[],
+        held_out=None,
+        config=saved.config | {"masking": {"share": 0.3}},
+        metrics={"loss": 0.1, "naive_loss": 0.2, "num_val_cells": 9},
+        provenance=saved.provenance | {"corpus": [{"name": "a.h5ad", "num_cells": 90, "input": "counts from X"}]},
+        weights={name: array for name, array in saved.weights.items() if name.startswith("model.encoder.")},
+    )
+    write_model(encoder, tmp_path / "enc")
+    assert command("models", "import", "enc").code == 0
+    ran = command("models", "list")
+    assert "enc: encoder without labels" in ran.out

@@ -1,0 +1,161 @@
+"""The step `workflow`: the words that it hands to snakemake."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.cli.words import to_overrides
+from scperformer.cli.workflow import run_workflow, snakemake_words, workflow_folder
+from scperformer.config.compose import make_config
+from scperformer.config.steps import WorkflowConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def words_of(*words: str) -> list[str]:
+    found = snakemake_words(make_config("workflow", to_overrides(list(words), "workflow")))
+    snakefile = found.index("--snakefile")
+    assert found[snakefile + 1] == str(workflow_folder() / "Snakefile")
+    return found[:snakefile] + found[snakefile + 2 :]
+
+
+def test_options_are_the_configuration_and_the_rest_is_for_snakemake():
+    words = words_of("my samples.tsv", "label_key=cell, type", "gpu=1", "--", "results/annotated/a.h5ad", "-n", "-j3")
+    config = ["--config", 'samples="my samples.tsv"', 'label_key="cell, type"', "gpu=1"]
+    assert words == ["results/annotated/a.h5ad", "-n", "-j3", *config]
+
+
+def test_cores_are_given_unless_the_user_does():
+    assert words_of("samples.tsv", "--", "-n")[1] == "--cores"
+    for word in ("--cores=4", "--profile", "-j"):
+        assert "--cores" not in words_of("samples.tsv", "--", word)
+    assert "--cores" in words_of("samples.tsv", "--", "--jobscript", "job.sh")
+
+
+def test_the_file_of_options_is_read_by_snakemake():
+    assert words_of("--config", "my file.yaml", "--", "-j2") == ["-j2", "--configfile", "my file.yaml"]
+
+
+def test_help_after_two_dashes_is_for_snakemake(command, monkeypatch):
+    handed = []
+    monkeypatch.setattr("scperformer.cli.workflow.run_workflow", lambda cfg: handed.append(cfg.snakemake))
+    assert command("workflow", "samples.tsv", "--", "--help").code == 0
+    assert handed == [["--help"]]
+
+
+def test_a_sweep_is_refused(command):
+    ran = command("workflow", "samples.tsv", "-m", "model_path=a,b")
+    assert ran.code == 2
+    assert "error: 'workflow' with -m; expected one run of the workflow" in ran.err
+
+
+def test_without_samples_and_example_data_a_sheet_is_asked_for(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("scperformer.cli.workflow.workflow_folder", lambda: tmp_path)
+    ran = command("workflow")
+    assert ran.code == 2
+    assert "no sample sheet; expected one with the columns sample and path" in ran.err
+
+
+def test_without_snakemake_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("scperformer.cli.workflow.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"no snakemake; expected .*: pip install snakemake"):
+        run_workflow(WorkflowConfig(samples="samples.tsv"))
+
+
+# Modules that the command line, Snakemake or Python's own runpy import.
+IN_THE_WAY = ("yaml", "snakemake", "lazy_loader", "pandas", "typing_extensions", "sitecustomize")
+PROGRAMS = {
+    "the command": [str(Path(sys.executable).with_name("scperformer"))],
+    "python -m": [sys.executable, "-m", "scperformer"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_file_of_the_working_folder_is_imported(program, tmp_path):
+    for name in IN_THE_WAY:
+        (tmp_path / f"{name}.py").write_text("open('marked', 'w')\nraise ImportError")
+    (tmp_path / "samples.tsv").write_text("sample\tpath\na\ta.h5ad\n")
+    (tmp_path / "a.h5ad").touch()
+    (tmp_path / "model").mkdir()
+    words = ["workflow", "samples.tsv", "model_path=model", "--", "-n"]
+    ran = subprocess.run([*PROGRAMS[program], *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "snakemake samples.tsv" in ran.stderr or "snakemake -n" in ran.stderr, ran.stderr
+    assert not (tmp_path / "marked").exists(), ran.stderr
+
+
+HANGS = """\
+#!/bin/bash
+trap 'echo ended > job.ended; exit 143' TERM
+echo $$ > job.started
+sleep 60 & wait
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """Start the workflow, whose first job hangs: the process, which says all in stdout, and its folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scperformer").write_text(HANGS)
+    (tmp_path / "bin/scperformer").chmod(0o755)
+    (tmp_path / "a.h5ad").touch()
+    (tmp_path / "s.tsv").write_text("sample\tpath\na\ta.h5ad\n")
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "scperformer", "workflow", "s.tsv", "model_path=pbmc3k", "--", "-j1"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    yield process, tmp_path
+    process.kill()
+
+
+def wait_for(path):
+    for _ in range(600):
+        if path.exists() and path.read_text():
+            return path.read_text()
+        time.sleep(0.1)
+    raise TimeoutError(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "last"), [(2, "interrupted"), (15, "ended by SIGTERM")], ids=["INT", "TERM"])
+@pytest.mark.parametrize("when", ["start", "job"])
+def test_a_signal_ends_the_jobs_and_is_one_line(hanging, number, last, when):
+    process, folder = hanging
+    said = ""
+    while "snakemake -j1" not in said:  # the line before snakemake starts
+        said += process.stdout.readline()
+    if when == "job":
+        wait_for(folder / "job.started")
+    process.send_signal(number)
+    said += process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number
+    assert said.splitlines()[-1] in (last, f"{last}; the same command continues it")
+    assert "Traceback" not in said
+    assert "Error" not in said
+    if when == "job":
+        wait_for(folder / "job.ended")
+        assert not list(folder.glob(".snakemake/locks/*"))
+        assert (folder / "results/samples.csv").read_text().splitlines()[1].startswith("a,not annotated,,")
+
+
+@pytest.mark.slow
+def test_a_killed_snakemake_gives_137(hanging):
+    process, folder = hanging
+    job = int(wait_for(folder / "job.started"))
+    os.kill(os.getpgid(job), signal.SIGKILL)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 137
+    assert said.splitlines()[-1].startswith(
+        "error: snakemake was ended by SIGKILL: run the same command with -- --unlock"
+    )
+    wait_for(folder / "job.ended")
+    words = process.args[1:-1]  # without -j1
+    unlocked = subprocess.run([sys.executable, *words, "--unlock"], cwd=folder, capture_output=True, check=False)
+    assert unlocked.returncode == 0, unlocked.stderr
+    assert not list(folder.glob(".snakemake/locks/*"))

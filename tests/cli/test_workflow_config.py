@@ -1,0 +1,189 @@
+"""The configuration of the workflow and its sample sheet: what is read, and what is refused in one line."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.cli.workflow import workflow_folder
+from scperformer.cli.workflow_config import Workflow, read_workflow
+from scperformer.model.library import PACKAGED_MODEL
+
+REFERENCE = {"reference": "reference.h5ad", "samples": "samples.tsv"}
+MODEL = {"model_path": "model", "samples": "samples.tsv"}
+
+
+def read(config: Any) -> Workflow:
+    return read_workflow(config, workflow_folder())
+
+
+def write_sheet(name: str, *rows: str) -> None:
+    """A sample sheet from rows whose fields are separated by one space."""
+    Path(name).write_text("".join("\t".join(row.split(" ")) + "\n" for row in rows))
+
+
+@pytest.fixture(autouse=True)
+def user(tmp_path, monkeypatch) -> Path:
+    """The working folder: a reference, three samples and a model, without content."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
+    for name in ("reference.h5ad", "a.h5ad", "b.h5ad", "c.h5ad", "a.csv", "b.csv"):
+        (tmp_path / name).touch()
+    (tmp_path / "model").mkdir()
+    write_sheet("samples.tsv", "sample path truth donor", "a a.h5ad a.csv d1", "b b.h5ad b.csv d2", "c c.h5ad ")
+    return tmp_path
+
+
+def test_all_keys_have_defaults():
+    workflow = read({})
+    assert (workflow.references, workflow.samples, workflow.model) == ([], {}, "")
+    assert (workflow.label_key, workflow.outdir, workflow.predict_jobs, workflow.gpu) == ("cell_type", "results", 8, 0)
+    assert read({"outdir": None}) == workflow
+    with pytest.raises(InputError, match=r"'predict-jobs'; expected one of .*did you mean 'predict_jobs'"):
+        read({"predict-jobs": 1})
+
+
+def test_without_samples_and_embedded_data_a_sheet_is_asked_for(tmp_path):
+    with pytest.raises(InputError, match=r"no sample sheet; expected one with the columns sample and path"):
+        read_workflow({}, tmp_path / "snakefiles")
+
+
+def test_samples_and_options_are_read():
+    options = {"train": {"seed": 3}, "predict": ["quality=true", "alpha=0.1"]}
+    workflow = read({**REFERENCE, "label_key": "type", "outdir": "out/", "overrides": options})
+    assert workflow.references == ["reference.h5ad"]
+    assert workflow.samples["a"] == {"path": "a.h5ad", "truth": "a.csv", "donor": "d1"}
+    assert workflow.samples["c"] == {"path": "c.h5ad"}
+    assert (workflow.truth_key, workflow.outdir) == ("type", "out")
+    assert (workflow.options["train"], workflow.options["predict"]) == (["seed=3"], ["quality=true", "alpha=0.1"])
+    assert workflow.options["report"] == []
+
+
+def test_several_references_are_studies():
+    workflow = read({"reference": ["reference.h5ad", "b.h5ad"], "samples": "samples.tsv"})
+    assert workflow.references == ["reference.h5ad", "b.h5ad"]
+    Path("other").mkdir()
+    shutil.copy("b.h5ad", "other")
+    with pytest.raises(InputError, match=r"two files b in reference=; expected a name of its own"):
+        read({"reference": ["b.h5ad", "other/b.h5ad"], "samples": "samples.tsv"})
+
+
+def test_models_are_found_by_name_as_in_predict(user):
+    assert read({"model_path": "pbmc3k", "samples": "samples.tsv"}).model == str(PACKAGED_MODEL)
+    shutil.copytree(PACKAGED_MODEL, user / "models/mine")
+    assert read({"model_path": "mine", "samples": "samples.tsv"}).model == str(user / "models/mine")
+    with pytest.raises(InputError, match=r"no pbmc4k; expected the model named by model_path=pbmc4k"):
+        read({"model_path": "pbmc4k", "samples": "samples.tsv"})
+
+
+def overrides(**steps):
+    return {"overrides": steps}
+
+
+REFUSED = {
+    "unknown key": ({"refrence": "reference.h5ad"}, r"'refrence'; .*did you mean 'reference'"),
+    "no mapping": (["reference"], r"no mapping of names to values"),
+    "wrong type": ({"label_key": ["a"]}, r"label_key=\['a'\]; expected a text"),
+    "unknown option": (overrides(predict=["batchsize=8"]), r"overrides: predict: .*batchsize.*batch_size"),
+    "option by name": (overrides(predict={"batchsize": 8}), r"overrides: predict: .*batchsize.*batch_size"),
+    "option of Hydra": (overrides(predict=["+hydra.callbacks.x._target_=os.system"]), r"expected option=value"),
+    "out of range": (overrides(predict={"alpha": 2}), r"overrides: predict: alpha=2.*; expected a number between"),
+    "options of an option": (
+        overrides(train={"trainer": {"max_epochs": 3}}),
+        r"overrides: train; expected options by their names, such as \{trainer.max_epochs: 30\}",
+    ),
+    "no number of GPUs": ({"gpu": "yes"}, r"gpu=yes; expected a whole number"),
+    "too many GPUs": ({"gpu": 17}, r"gpu=17; expected a number from 0 to 16"),
+    "no jobs": ({"predict_jobs": 0}, r"predict_jobs=0; expected 1 or more"),
+    "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
+    "braces": ({"outdir": "a{b}"}, r"outdir=a\{b\}; expected a folder without braces"),
+    "reference alone": ({"reference": "reference.h5ad"}, r"no samples=; expected a sample sheet"),
+    "samples alone": ({"samples": "samples.tsv"}, r"samples= alone; .* add reference=.* or model_path="),
+    "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
+    "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, r"braces in \{x\}\.h5ad, the labelled file"),
+    "braces in the model": (MODEL | {"model_path": "my{m}"}, r"braces in my\{m\}, the model"),
+    "no sheet": (REFERENCE | {"samples": "gone.tsv"}, r"no sample sheet gone\.tsv"),
+    "two models": (REFERENCE | {"model_path": "model"}, r"expected one of them"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_config_is_refused_in_one_line(user, case):
+    config, message = REFUSED[case]
+    (user / "{x}.h5ad").touch()
+    (user / "my{m}").mkdir()
+    with pytest.raises(InputError, match=message) as refusal:
+        read(config)
+    assert "\n" not in str(refusal.value)
+
+
+BAD_SHEETS = {
+    "same sample twice": (["sample path", "a a.h5ad", "a b.h5ad"], r"sample a twice in samples\.tsv"),
+    "illegal name": (["sample path", "a/b a.h5ad"], r"sample 'a/b'.*; expected a name of letters"),
+    "missing file": (["sample path", "a gone.h5ad"], r"no gone\.h5ad; expected the path of sample a in samples\.tsv"),
+    "backslashes": (["sample path", "a runs\\a.h5ad"], r"no runs\\a\.h5ad; .*write / between folders"),
+    "missing truth": (["sample path truth", "a a.h5ad x.csv"], r"no x\.csv; expected the truth of sample a"),
+    "unknown column": (["sample file", "a a.h5ad"], r"without path \(sample=a, file=a.h5ad\)"),
+    "no sample": (["sample path", " a.h5ad"], r"a row of samples.tsv without sample \(path=a.h5ad\)"),
+    "two columns of a name": (["sample path donor donor", "a a.h5ad x y"], r"two columns 'donor' in samples\.tsv"),
+    "capitals": (["Sample Path", "a a.h5ad"], r"column 'Sample' in samples\.tsv; expected 'sample', in lower case"),
+    "no rows": (["sample path"], r"no samples in samples\.tsv; expected a line of column names and a line for each"),
+    "braces": (["sample path", "a {x}.h5ad"], r"braces in \{x\}\.h5ad, the path of sample a in samples\.tsv"),
+    "mixed truth": (
+        ["sample path truth truth_key", "a a.h5ad a.csv ", "b b.h5ad  label"],
+        r"table column cell_type for a and obs column label for b; expected the same kind of truth",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SHEETS)
+def test_bad_sheet_is_refused_in_one_line(user, case):
+    rows, message = BAD_SHEETS[case]
+    (user / "{x}.h5ad").touch()
+    write_sheet("samples.tsv", *rows)
+    with pytest.raises(InputError, match=message) as refusal:
+        read(REFERENCE)
+    assert "\n" not in str(refusal.value)
+
+
+COLUMNS = {
+    "label_key": (
+        {"label_key": "celltype"},
+        r"label_key=celltype, which is no column of reference\.h5ad; expected one of"
+        r" cell_type, donor: did you mean 'cell_type'\? set label_key",
+    ),
+    "split_key": (
+        overrides(train={"data.split": "group", "data.split_key": "patient"}),
+        r"data.split_key=patient, which",
+    ),
+    "label_keys": (overrides(train={"label_keys": ["lineage", "cell_type"]}), r"label_keys=lineage, which is no col"),
+    "clusters": (overrides(predict={"clusters": "leyden"}), r"clusters=leyden, .* of a\.h5ad; .*'leiden'\?"),
+    "truth_key": ({}, r"truth_key=cell_type, which is no column of a\.csv; expected one of type"),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_that_do_not_exist_are_refused(user, case):
+    obs = {"reference.h5ad": ["cell_type", "donor"]} | {f"{name}.h5ad": ["leiden"] for name in "abc"}
+    for name, columns in obs.items():
+        cells = ad.AnnData(np.zeros((2, 1), np.float32), obs={column: ["a", "b"] for column in columns})
+        cells.write_h5ad(user / name)
+    column = "type" if case == "truth_key" else "cell_type"
+    for name in ("a.csv", "b.csv"):
+        (user / name).write_text(f"cell,{column}\n0,a\n1,b\n")
+    config, message = COLUMNS[case]
+    with pytest.raises(InputError, match=message):
+        read(REFERENCE | config)
+
+
+def test_an_outdir_with_folders_of_the_users_is_refused(user):
+    """Snakemake removes the folders that rules make before it makes them anew: here the user's own `model`."""
+    (user / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"\./model exists, and this workflow may not have made it"):
+        read(REFERENCE | {"outdir": "."})
+    (user / "model").rmdir()
+    assert read(REFERENCE | {"outdir": "."}).outdir == "."

@@ -1,0 +1,69 @@
+"""Lists of genes as people and vendors write them."""
+
+import json
+
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.io.gene_lists import is_gene_list, read_genes
+
+GENES = ["CD3E", "MS4A1", "HLA-DRA", "NKG7"]
+IDS = ["ENSG00000198851", "", "ENSG00000204287", ""]
+TARGETS = [{"type": {"descriptor": "gene", "data": {"name": gene, "id": "ENSG1"}}} for gene in GENES]
+CONTROL = {"type": {"descriptor": "negative control", "data": {"name": "NegControlProbe_00042"}}}
+LISTS = {
+    "lines": ("p.txt", "\ufeff" + "\n\n".join(GENES) + " \n"),
+    "lines with a header": ("p.txt", "\n".join(["gene", *GENES])),
+    "names that are no known genes": ("p.txt", "B\nA"),
+    "a gene twice": ("p.txt", "\n".join([*GENES, GENES[0]])),
+    "Xenium in CSV": (
+        "p.csv",
+        "Gene,Ensembl_ID,Num_Probesets\n" + "\n".join(f"{a},{b},8" for a, b in zip(GENES, IDS, strict=True)),
+    ),
+    "Xenium in JSON": ("gene_panel.json", json.dumps({"payload": {"targets": [*TARGETS, CONTROL]}}, indent=1)),
+    "a list in JSON": ("p.json", json.dumps(GENES)),
+    "write.csv of R": ("p.csv", '"","x"\n' + "\n".join(f'"{i}","{gene}"' for i, gene in enumerate(GENES, 1))),
+    "write.table of R": ("p.tsv", '"x"\n' + "\n".join(f'"{i}"\t"{gene}"' for i, gene in enumerate(GENES, 1))),
+    "quoted": ("p.csv", '"x"\n' + "\n".join(f'"{gene}"' for gene in GENES)),
+    "semicolons": ("p.csv", "number;gene\n" + "\n".join(f"{i};{gene}" for i, gene in enumerate(GENES))),
+    "features of 10x": ("features.tsv", "\n".join(f"ENSG;{gene}\t{gene}\tGene Expression" for gene in GENES)),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_genes_of_a_list(case, tmp_path):
+    name, content = LISTS[case]
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert read_genes(path) == (["B", "A"] if case == "names that are no known genes" else GENES)
+    assert is_gene_list(str(path))
+
+
+def test_tables_of_cells_are_no_lists(tmp_path):
+    path = tmp_path / "cells.csv"
+    path.write_text("cell," + ",".join(f"G{i}" for i in range(60)) + "\n")
+    assert not is_gene_list(str(path))
+    assert not is_gene_list(str(tmp_path / "cells.h5ad"))
+
+
+BAD_FILES = {
+    "none": (None, "no readable file"),
+    "empty": (b"\n\n", "no genes at"),
+    "binary": (b"\xff\xfe\x00A", "bytes that are not text"),
+    "table without genes": (b"name\tmean\nA1x\t1\nB1x\t2\n", "no genes at"),
+    "truncated JSON": (b'{"payload": {"targets": [', "no readable JSON"),
+    "other JSON": (b'{"a": {"b": 1}}', "no genes at"),
+    "deep JSON": (b"[" * 100_000, "no readable JSON"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_of_genes(case, tmp_path):
+    content, message = BAD_FILES[case]
+    path = tmp_path / "genes.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(
+        InputError, match=f"{message}.*; expected a gene in each line, a table with a column of genes, or"
+    ):
+        read_genes(path)

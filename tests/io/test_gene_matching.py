@@ -1,0 +1,349 @@
+"""Genes of a file and of a model under different names: each kind of name, ambiguous names, and species."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+from scperformer.cells.alignment import align_rows, plan_alignment
+from scperformer.cells.detect import detect_expression
+from scperformer.io import gene_matching as matching
+from scperformer.io.gene_matching import map_genes
+from scperformer.io.gene_table import human_genes, parse_genes
+
+# Current symbols with their Ensembl ids.
+IDS = {
+    "CD3D": "ENSG00000167286",
+    "MS4A1": "ENSG00000156738",
+    "GAPDH": "ENSG00000111640",
+    "HLA-DRA": "ENSG00000204287",
+    "MT-ND1": "ENSG00000198888",
+    "NKG7": "ENSG00000105374",
+    "SEPTIN7": "ENSG00000122545",
+    "KMT2A": "ENSG00000118058",
+}
+SYMBOLS = list(IDS)
+MOUSE = ["Cd3d", "Ms4a1", "Gapdh", "mt-Nd1", "Nkg7", "Kmt2a"]
+# Ensembl id, GENCODE's symbol, HGNC's symbol, previous symbols, aliases
+GENE_TABLE = [
+    ("ENSG00000122545", "SEPTIN7", "SEPTIN7", "SEPT7", "CDC10"),
+    ("ENSG00000118058", "KMT2A", "KMT2A", "MLL", "TRX1|HRX"),
+    ("ENSG00000167286", "CD3D", "CD3D", "", "T3D|HRX"),  # HRX is an alias of two genes
+    ("ENSG00000105374", "NKG7", "NKG7", "GAPDH", ""),  # GAPDH is the current symbol of another gene
+    ("ENSG00000111640", "GAPDH", "GAPDH", "", ""),
+    ("ENSG90000000001", "", "LATER", "", ""),
+]
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A small table of genes replaces that of the package."""
+    small = parse_genes(["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in GENE_TABLE)])
+    monkeypatch.setattr(matching, "human_genes", lambda: small)
+    matching._match.cache_clear()
+    yield
+    matching._match.cache_clear()
+
+
+def cells(names, var=None, seed=0) -> ad.AnnData:
+    counts = np.random.default_rng(seed).poisson(3.0, (20, len(names))).astype(np.float32)
+    return ad.AnnData(sparse.csr_matrix(counts), var=pd.DataFrame(var or {}, index=names))
+
+
+def aligned(adata, model_genes, **options) -> np.ndarray:
+    plan = plan_alignment(adata.var, detect_expression(adata), model_genes, target_sum=1e4, min_overlap=0.0, **options)
+    return align_rows(adata.X, plan).toarray()
+
+
+EXTRA = ["ERCC-00002", "NOVEL1"]  # only in the file
+ENSEMBL = [*IDS.values()]
+NAMINGS = {
+    "ids": (ENSEMBL, {}, "symbol<->Ensembl by GENCODE"),
+    "ids with versions": ([f"{gene}.7" for gene in ENSEMBL], {}, "symbol<->Ensembl by GENCODE"),
+    "lower case": ([gene.lower() for gene in SYMBOLS], {}, "case"),
+    "mixed case": ([gene.title() for gene in SYMBOLS[:3]] + [gene.lower() for gene in SYMBOLS[3:]], {}, "case"),
+    "symbol_id": ([f"{gene}_{IDS[gene]}.2" for gene in SYMBOLS], {}, "part of a compound name"),
+    "id_symbol": ([f"{IDS[gene]}_{gene}" for gene in SYMBOLS], {}, "part of a compound name"),
+    "mixed": ([gene if i % 2 else IDS[gene] for i, gene in enumerate(SYMBOLS)], {}, None),
+    "CELLxGENE": (["ENSG9" + gene[5:] for gene in ENSEMBL], {"feature_name": SYMBOLS}, "var column feature_name"),
+    "numbers": ([str(i) for i in range(8)], {"Gene_Symbols": SYMBOLS}, "var column Gene_Symbols"),
+    "10x ids beside numbers": ([str(i) for i in range(8)], {"gene_ids": ENSEMBL}, "symbol<->Ensembl by GENCODE"),
+    "spaces": ([f" {gene} " for gene in SYMBOLS], {}, "exact"),
+}
+
+
+@pytest.mark.parametrize("case", NAMINGS)
+def test_any_names_give_the_matrix_of_plain_symbols(case):
+    names, var, how = NAMINGS[case]
+    model = ["ABSENT1", *SYMBOLS[::-1]]
+    options = {"species": "human"} if case == "mixed case" else {}
+    wanted = aligned(cells([*SYMBOLS, *EXTRA]), model)
+    assert (wanted.sum(0) > 0).tolist() == [False, *[True] * 8]
+    var = {key: [*values, *EXTRA] for key, values in var.items()}
+    np.testing.assert_array_equal(aligned(cells([*names, *EXTRA], var), model, **options), wanted)
+    found = map_genes([*names, *EXTRA], model, pd.DataFrame(var), **options)
+    assert found.target.tolist() == [8, 7, 6, 5, 4, 3, 2, 1, -1, -1]
+    if how is not None:
+        assert set(found.how[:8]) == {how}
+    assert list(found.how[8:]) == ["", ""]
+
+
+MODELS = {
+    "ids": ENSEMBL,
+    "ids with versions": [f"{gene}.3" for gene in ENSEMBL],
+    "compound": [f"{IDS[gene]}_{gene}" for gene in SYMBOLS],
+    "symbols": SYMBOLS,
+    "lower case": [gene.lower() for gene in SYMBOLS],
+}
+FILES = {**MODELS, "other versions": [f"{gene}.15" for gene in ENSEMBL]}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("file", FILES)
+def test_any_names_match_any_other_names(file, model):
+    found = map_genes(FILES[file], MODELS[model])
+    assert found.target.tolist() == list(range(8))
+    assert ("case" in found.how) == (file != model and "lower case" in (file, model))
+
+
+# Sums
+
+
+def test_genes_that_become_one_are_added_up():
+    names = ["CD3D", IDS["CD3D"], "CD3D_" + IDS["CD3D"], "GAPDH", "GAPDH", "NOVEL"]
+    adata = cells(names)
+    counts = adata.X.toarray()
+    wanted = np.column_stack([counts[:, 3:5].sum(1), counts[:, :3].sum(1)]) / counts.sum(1, keepdims=True) * 1e4
+    np.testing.assert_allclose(aligned(adata, ["GAPDH", "CD3D"]), np.log1p(wanted), rtol=1e-6)
+    found = map_genes(names, ["GAPDH", "CD3D"])
+    assert found.first.tolist() == [0, 0, 0, 3, 3, 5]
+    assert "1 gene names occur more than once ('GAPDH'): their values are added up" in found.notes
+    assert "1 genes of the model are sums of several genes of the file" in found.notes
+
+
+# Ambiguous names
+
+
+AMBIGUOUS = {
+    "the exact name wins": (["Cd3d", "CD3D"], ["CD3D"], [-1, 0]),
+    "two in the file": (["Cd3d", "cd3d"], ["CD3D"], [-1, -1]),
+    "two in the model": (["cd3d"], ["CD3D", "Cd3d"], [-1]),
+    "a symbol of many genes": (["Y_RNA"], ["ENSG00000199347", "ENSG00000201098"], [-1]),
+    "two versions in the model": (["ENSG00000167286"], ["ENSG00000167286.1", "ENSG00000167286.2"], [-1]),
+    "an exact id beside its symbol": (["CD3D", IDS["CD3D"]], [IDS["CD3D"]], [0, 0]),
+    "clones are no versions": (["AL627309"], ["AL627309.1"], [-1]),
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_ambiguous_names(case):
+    names, model, target = AMBIGUOUS[case]
+    assert map_genes(names, model, species="human").target.tolist() == target
+
+
+RENAMED = {
+    "old name in the file": (["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"], [1, 0]),
+    "old name in the model": (["SEPTIN7", "KMT2A"], ["MLL", "SEPT7"], [1, 0]),
+    "two old names": (["CDC10"], ["SEPT7"], [0]),
+    "old name and id": ([IDS["KMT2A"], "SEPT7"], ["MLL", IDS["SEPTIN7"]], [0, 1]),
+    "old name, lower case": (["sept7"], ["SEPTIN7"], [0]),
+    "current symbol of another gene": (["GAPDH"], ["NKG7"], [-1]),
+    "alias of two genes": (["HRX"], ["KMT2A"], [-1]),
+    "the file has the gene": (["MLL", "KMT2A"], ["KMT2A"], [-1, 0]),
+    "two in the model": (["SEPT7"], ["CDC10", "SEPTIN7"], [-1]),
+    "an id that GENCODE lacks": (["ENSG90000000001"], ["LATER"], [0]),
+}
+
+
+@pytest.mark.parametrize("case", RENAMED)
+def test_previous_symbols_and_aliases(case, table):
+    names, model, target = RENAMED[case]
+    found = map_genes(names, model)
+    assert found.target.tolist() == target
+    if case == "old name in the file":
+        assert set(found.how) == {"previous symbol or alias"}
+        assert found.notes == ["2 genes were matched by a previous symbol or alias (HGNC, 2020-02-03)"]
+
+
+def test_previous_symbols_in_the_table_of_the_package():
+    found = map_genes(["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"])
+    assert found.target.tolist() == [1, 0]
+    date = human_genes().hgnc_date
+    assert found.notes == [f"2 genes were matched by a previous symbol or alias (HGNC, {date})"]
+
+
+def test_notes_name_the_column_and_the_number_of_genes():
+    names = [f"{i}" for i in range(8)]
+    found = map_genes(names, SYMBOLS, pd.DataFrame({"feature_name": SYMBOLS}))
+    assert found.notes == ["names of 8 genes were taken from var['feature_name']"]
+    many = [f"G{i}" for i in range(1203)]
+    assert map_genes([name.lower() for name in many], many).notes == ["1,203 names were matched in upper case"]
+
+
+def test_missing_values_in_a_column_are_not_names():
+    var = pd.DataFrame({"gene_symbols": pd.Categorical(["CD3D", None, "nan"])})
+    assert map_genes(["1", "2", "3"], ["CD3D", "GAPDH"], var).target.tolist() == [0, -1, -1]
+    assert map_genes(["1", "2", "3"], [IDS["CD3D"], IDS["GAPDH"]], var).target.tolist() == [0, -1, -1]
+
+
+# Species
+
+
+def test_another_species_is_refused_and_the_remedy_offered():
+    with pytest.raises(
+        InputError,
+        match=r"gene names in m\.h5ad that look mouse \(e\.g\. 'mt-Nd1'\) for a model whose genes look human .*"
+        r"species=human if these are human genes, or species=mouse to match genes by their orthologs",
+    ):
+        map_genes(MOUSE, SYMBOLS, path="m.h5ad")
+    with pytest.raises(InputError, match=r"look human .* look mouse .*species=human to match"):
+        map_genes(SYMBOLS, MOUSE)
+    with pytest.raises(InputError, match=r"look other .*species=human if these are human genes\.$"):
+        map_genes(["ENSRNOG00000061316", "ENSRNOG00000029897"], SYMBOLS)
+    with pytest.raises(InputError, match="look mouse") as error:
+        map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], SYMBOLS)
+    assert error.value.fixes == ("species=human",)  # orthologs are matched by symbol, and there are none
+
+
+def test_orthologs_to_and_from_mouse():
+    partner = {mouse: human for mouse, human in human_genes().orthologs.items() if mouse in MOUSE}
+    assert partner["mt-Nd1"] == "MT-ND1"
+    to_human = map_genes(MOUSE, SYMBOLS, species="mouse")
+    wanted = [SYMBOLS.index(partner[gene]) if gene in partner else -1 for gene in MOUSE]
+    assert to_human.target.tolist() == wanted
+    assert sum(target >= 0 for target in wanted) >= 4
+    assert set(to_human.how[to_human.target >= 0]) == {"ortholog"}
+    assert to_human.species == "mouse"
+    assert any("genes were matched to their only ortholog in the other species" in note for note in to_human.notes)
+    assert (
+        map_genes(MOUSE, ENSEMBL, species="mouse").target.tolist() == wanted
+    )  # the orthologs' symbols are translated to ids
+    ids = pd.DataFrame({"gene_symbols": MOUSE}, index=[f"ENSMUSG{i:011d}" for i in range(len(MOUSE))])
+    assert map_genes(list(ids.index), SYMBOLS, ids, species="mouse").target.tolist() == wanted
+    back = map_genes(SYMBOLS, MOUSE, species="human").target
+    assert {(SYMBOLS[i], MOUSE[j]) for i, j in enumerate(back) if j >= 0} == {(b, a) for a, b in partner.items()}
+
+
+def test_a_given_species_is_used():
+    given = map_genes(["Cd3d", "Gapdh"], SYMBOLS, species="human")
+    assert (given.target.tolist(), set(given.how)) == ([0, 2], {"case"})
+    assert map_genes([gene.upper() for gene in MOUSE], MOUSE, species="mouse").target.tolist() == list(range(6))
+
+
+def test_lower_case_is_not_recognised_as_mouse():
+    found = map_genes([gene.lower() for gene in SYMBOLS], SYMBOLS)
+    assert (found.species, found.target.tolist()) == ("unknown", list(range(8)))
+
+
+def test_the_human_table_is_not_used_for_mouse():
+    assert map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], MOUSE).target.tolist() == [-1, -1]
+    assert human_genes().ids["CD3D"] == IDS["CD3D"]
+    assert map_genes([IDS["CD3D"], "Ms4a1", "Gapdh", "Nkg7"], MOUSE).target.tolist() == [-1, 1, 2, 4]
+
+
+@pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
+def test_genomes_in_front_of_names(prefix):
+    """Cell Ranger writes genomes in front of names; genes of the other genome do not match human genes."""
+    human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
+    found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
+    assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
+    assert f"4 names were matched by the gene in them ({prefix}GENE)" in found.notes
+
+
+WITH_AFFIX = {
+    "symbols": (SYMBOLS, SYMBOLS, "prefix or suffix removed"),
+    "symbols for ids": (SYMBOLS, ENSEMBL, "symbol<->Ensembl by GENCODE"),
+    "ids": (ENSEMBL, SYMBOLS, "symbol<->Ensembl by GENCODE"),
+    "lower case": ([gene.lower() for gene in SYMBOLS], SYMBOLS, "case"),
+}
+
+
+@pytest.mark.parametrize("form", ["GRCh38---{}", "ref2_{}", "{}__chr7", "{}|NM_000732.4|Reference_end"])
+@pytest.mark.parametrize("case", WITH_AFFIX)
+def test_names_with_a_prefix_or_suffix(case, form):
+    of_file, of_model, how = WITH_AFFIX[case]
+    names = [form.format(gene) for gene in of_file]
+    found = map_genes(names, of_model)
+    assert found.target.tolist() == list(range(8))
+    assert set(found.how) == {how}
+    pattern = {"{}__chr7": "GENE__chr...", "{}|NM_000732.4|Reference_end": "GENE|...|..."}.get(
+        form, form.format("GENE")
+    )
+    assert f"8 names were matched by the gene in them ({pattern})" in found.notes
+    # A model keeps the names of its reference.
+    assert map_genes(of_model, names).target.tolist() == list(range(8))
+    same = map_genes(names, names)
+    assert (set(same.how), same.notes) == ({"exact"}, [])
+
+
+def test_a_stored_name_is_preferred_to_a_name_without_its_prefix():
+    names = ["lab_CD3D", "lab_GAPDH", "lab_NKG7", "CD3D"]
+    found = map_genes(names, ["lab_CD3D", "CD3D", "GAPDH"])
+    assert found.target.tolist() == [0, 2, -1, 1]
+    assert found.how.tolist() == ["exact", "prefix or suffix removed", "", "exact"]
+    assert found.notes[-1] == "1 names were matched by the gene in them (lab_GENE)"
+
+
+def test_mouse_genes_with_a_genome_are_not_human_genes():
+    names = [f"mm10_{gene}" for gene in MOUSE]
+    with pytest.raises(InputError, match=r"look mouse .*species=mouse to match genes by their orthologs"):
+        map_genes(names, SYMBOLS)
+    assert map_genes(names, MOUSE).target.tolist() == list(range(6))
+    plain = map_genes(MOUSE, SYMBOLS, species="mouse").target.tolist()
+    assert map_genes(names, SYMBOLS, species="mouse").target.tolist() == plain
+
+
+FROM_R = {
+    "file": (
+        ["HLA.DRA", "MT.ND1", "CD3D", "RP11.34P13.7"],
+        ["CD3D", "HLA-DRA", "RP11-34P13.7", "MT-ND1"],
+        [1, 3, 0, 2],
+    ),
+    "model": (["HLA-DRA", "5S_rRNA"], ["X5S_rRNA", "HLA.DRA"], [1, 0]),
+    "digit": (["X5S_rRNA"], ["5S_rRNA"], [0]),
+    "ids": (["HLA.DRA", "MT.ND1"], [IDS["MT-ND1"], IDS["HLA-DRA"]], [1, 0]),
+    "ids of the file": ([IDS["MT-ND1"]], ["MT.ND1"], [0]),
+    "dots of the gene itself": (["AL627309.1", "AL627309-1"], ["AL627309.1"], [0, -1]),
+    "numbered by scanpy and by R": (["TMBIM4", "TMBIM4-1", "HLA-A"], ["TMBIM4", "TMBIM4.1", "HLA-A"], [0, -1, 2]),
+    "numbered by R and by scanpy": (["TMBIM4", "TMBIM4.1", "HLA-A"], ["TMBIM4", "TMBIM4-1", "HLA-A"], [0, -1, 2]),
+    "the name itself is preferred": (["HLA.A", "HLA-A"], ["HLA-A"], [-1, 0]),
+    "two in the model": (["A.B"], ["A-B", "A/B"], [-1]),
+    "two in the file": (["A-B", "A/B"], ["A.B"], [-1, -1]),
+    "after a genome": (["GRCh38_HLA.DRA", "GRCh38_CD3D"], ["CD3D", "HLA-DRA"], [1, 0]),
+}
+
+
+@pytest.mark.parametrize("case", FROM_R)
+def test_names_written_by_r(case):
+    names, model, target = FROM_R[case]
+    found = map_genes(names, model, species="human")
+    assert found.target.tolist() == target
+    if case == "file":
+        assert found.notes == ["3 names were matched as R's make.names writes them (HLA.A is HLA-A)"]
+
+
+def test_orthologs_of_names_written_by_r():
+    assert map_genes(["mt.Nd1", "Cd3d"], SYMBOLS, species="mouse").target.tolist() == [4, 0]
+
+
+def test_the_match_is_cached_for_a_second_file(table, monkeypatch):
+    first = map_genes(["CD3D", "SEPT7", "?"], SYMBOLS)
+    monkeypatch.setattr(matching, "_match_less_reliably", None)
+    second = map_genes(["CD3D", "SEPT7", "?"], SYMBOLS, path="second.h5ad")
+    assert second.target.tolist() == first.target.tolist() == [0, 6, -1]
+    assert second.notes == first.notes
+
+
+@pytest.mark.parametrize("names", [["CD3D", "MS4A1", "LEU4"], ["MS4A1", "CD3D", "cd3d"], ["CD3D", "X", "MS4A1"]])
+def test_the_table_is_not_read_if_symbols_match_all_genes(names, monkeypatch):
+    model = ["CD3D", "MS4A1"]
+    expected = [model.index(name) if name in model else -1 for name in names]
+    assert map_genes(names, [*model, "GNLY"]).target.tolist() == expected  # with the table
+    monkeypatch.setattr(matching, "human_genes", None)
+    assert map_genes(names, model).target.tolist() == expected
+    with pytest.raises(TypeError):  # needed for an id, and for a gene of the model without a match
+        map_genes([*names, "ENSG00000156738"], model)
+    with pytest.raises(TypeError):
+        map_genes(names, [*model, "NKG7"])

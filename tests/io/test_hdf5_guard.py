@@ -1,0 +1,231 @@
+"""Damage on which libhdf5 hangs or crashes causes an error of one line, as a child process inspects each file first."""
+
+import os
+import re
+import signal
+import struct
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from support.inputs import WRITERS, same
+
+import scperformer
+from scperformer.base import child
+from scperformer.base.errors import InputError
+from scperformer.io import hdf5_guard
+from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.io.read import read_cells, require_readable
+from scperformer.io.safety import READ_ERRORS
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="files are only inspected on Linux")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """One second of CPU time is more than enough for small files; no file has been inspected before."""
+    monkeypatch.setattr(child, "CPU_SECONDS", 1)
+    monkeypatch.setattr(hdf5_guard, "_inspected", set())
+
+
+def with_heaps_of_zeros(path: Path) -> Path:
+    """Set all objects in the heaps of strings to zero, with their sizes: libhdf5 never reaches the next object."""
+    content = bytearray(path.read_bytes())
+    for heap in re.finditer(b"GCOL", content):
+        size = int.from_bytes(content[heap.start() + 8 : heap.end() + 12], "little")
+        content[heap.start() + 16 : heap.start() + size] = bytes(size - 16)
+    path.write_bytes(content)
+    return path
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["h5ad", "loom"])
+def test_a_file_on_which_libhdf5_hangs(kind, cells, tmp_path):
+    path = with_heaps_of_zeros(WRITERS[kind](cells, tmp_path))
+    with pytest.raises(InputError, match=r"is damaged \(the HDF5 library hangs on it\)"):
+        require_readable(path)
+
+
+@linux
+def test_a_command_on_a_file_on_which_libhdf5_hangs(counts_adata, write, tiny_model, command, tmp_path):
+    path = with_heaps_of_zeros(write(counts_adata))
+    ran = command("predict", path, f"model_path={tiny_model}")
+    assert ran.code == 2
+    *_, line = ran.err.splitlines()
+    assert line.startswith(f"error: {path} is damaged (the HDF5 library hangs on it); expected")
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@linux
+def test_a_string_of_4_gib(cells, tmp_path):
+    path = WRITERS["h5ad"](cells, tmp_path)
+    with h5py.File(path) as file:
+        place = file["obs/_index"].id.get_offset()  # of the entries (length, address, number) of the strings
+    content = bytearray(path.read_bytes())
+    assert struct.unpack_from("<I", content, place) == (len(cells.obs_names[0]),)
+    struct.pack_into("<I", content, place, 2**32 - 1)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"is damaged \(it takes far more memory than its size explains\)"):
+        read_cells(path)
+
+
+@linux
+def test_a_dataset_that_declares_far_more_than_it_stores(cells, tmp_path):
+    path = WRITERS["h5ad"](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("uns/zeros", shape=(10**5,), chunks=(1000,), compression="gzip", dtype="f8")
+    assert require_readable(path) == "h5ad"
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("uns/more", shape=(10**9,), chunks=(1000,), compression="gzip", dtype="f8")
+    with pytest.raises(InputError, match=r"is damaged \(it takes far more memory than its size explains\)"):
+        require_readable(path)
+
+
+ENDS = {
+    "crash": (lambda path: os.kill(os.getpid(), signal.SIGSEGV), "it crashes the HDF5 library, SIGSEGV"),
+    "abort": (lambda path: os.abort(), "it crashes the HDF5 library, SIGABRT"),
+    "killed": (lambda path: os.kill(os.getpid(), signal.SIGKILL), "it crashes the HDF5 library, SIGKILL"),
+    "memory": (lambda path: bytearray(2 * child.EXTRA_MEMORY), "far more memory than its size explains"),
+}
+
+
+@linux
+@pytest.mark.parametrize("case", ENDS)
+def test_each_way_in_which_the_child_ends(case, cells, tmp_path, monkeypatch, capfd):
+    inspect, text = ENDS[case]
+    monkeypatch.setattr(hdf5_guard, "inspect", inspect)
+    with pytest.raises(InputError, match=text):
+        read_cells(WRITERS["h5ad"](cells, tmp_path))
+    assert capfd.readouterr() == ("", "")
+
+
+@linux
+def test_signals_to_all_processes_of_a_job_do_not_end_the_inspection(cells, tmp_path, monkeypatch):
+    def inspect(path):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(hdf5_guard, "inspect", inspect)
+    assert same(read_cells(WRITERS["h5ad"](cells, tmp_path)), cells)
+
+
+@linux
+def test_an_interrupt_ends_the_child(cells, tmp_path, monkeypatch):
+    children = []
+
+    def interrupt(child, options, wait=os.waitpid):
+        if not children:
+            children.append(child)
+            raise KeyboardInterrupt
+        return wait(child, options)
+
+    monkeypatch.setattr(os, "waitpid", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        open_hdf5(with_heaps_of_zeros(WRITERS["h5ad"](cells, tmp_path)))
+    with pytest.raises(ProcessLookupError):
+        os.kill(children[0], 0)
+
+
+@linux
+def test_a_file_is_inspected_once_until_it_changes(cells, tmp_path, monkeypatch):
+    inspected = []
+    monkeypatch.setattr(hdf5_guard, "_watch", lambda path, size: inspected.append(path))
+    path = WRITERS["h5ad"](cells, tmp_path)
+    for _ in range(2):
+        read_cells(path)
+    assert inspected == [path]
+    os.utime(path, ns=(0, 0))
+    read_cells(path)
+    assert inspected == [path, path]
+
+
+@linux
+def test_inspection_beside_a_thread_that_reads(cells, tmp_path, caplog):
+    path = WRITERS["h5ad"](cells, tmp_path)
+    stop = threading.Event()
+
+    def read():
+        with h5py.File(path) as file:
+            while not stop.is_set():
+                file["X/data"][:]
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for _ in range(4):
+            hdf5_guard._watch(path, path.stat().st_size)
+    finally:
+        stop.set()
+        thread.join()
+    assert caplog.records == []  # a failed inspection would warn
+
+
+@pytest.mark.parametrize("reason", ["no fork", "no process", "no limits"])
+def test_files_are_read_if_they_cannot_be_inspected(reason, cells, tmp_path, monkeypatch, caplog):
+    def refuse(*args):
+        raise OSError(11, "no more processes")
+
+    if reason == "no fork":
+        monkeypatch.setattr(sys, "platform", "darwin")
+    elif reason == "no process":
+        monkeypatch.setattr(os, "fork", refuse)
+    else:
+        monkeypatch.setattr("resource.setrlimit", refuse)
+    assert same(read_cells(WRITERS["h5ad"](cells, tmp_path)), cells)
+    assert ("could not inspect it" in caplog.text) == (reason != "no fork")
+
+
+def test_no_other_function_opens_hdf5_files_of_users():
+    package = Path(scperformer.__file__).parent
+    places = {
+        str(path.relative_to(package)): path.read_text().count("h5py.File(path")
+        for path in package.rglob("*.py")
+        if "h5py.File(" in path.read_text()
+    }
+    assert places == {"io/hdf5_guard.py": 2, "io/writing.py": 0}  # writing.py only writes outputs
+
+
+TEXTS = np.array(["one", "two"], dtype=object)
+RECORD = np.dtype([("text", h5py.string_dtype()), ("number", "i4")])
+STRINGS = {
+    "attribute of the file": lambda file: file.attrs.update(a="text"),
+    "attribute of a group": lambda file: file.create_group("uns/deep").attrs.update(a=TEXTS),
+    "attribute of a dataset": lambda file: file.create_dataset("a", data=1).attrs.update(a="text"),
+    "scalar": lambda file: file.create_dataset("a", data="text"),
+    "array": lambda file: file.create_dataset("a", data=TEXTS),
+    "table": lambda file: file.create_dataset("a", data=TEXTS.reshape(1, 2)),
+    "chunks": lambda file: file.create_dataset("a", data=TEXTS, chunks=(1,), compression="gzip"),
+    "last block": lambda file: file.create_dataset("a", shape=(5,), dtype=h5py.string_dtype()).write_direct(
+        TEXTS, dest_sel=np.s_[3:]
+    ),
+    "records": lambda file: file.create_dataset("a", data=np.array([("one", 1)], dtype=RECORD)),
+}
+
+
+@pytest.mark.parametrize("case", STRINGS)
+def test_every_kind_of_string_is_inspected(case, tmp_path, monkeypatch):
+    errors = []
+
+    @contextmanager
+    def keep_errors():
+        try:
+            yield
+        except READ_ERRORS as error:
+            errors.append(str(error))
+
+    monkeypatch.setattr(hdf5_guard, "_ignore_damage", keep_errors)
+    monkeypatch.setattr(hdf5_guard, "STRINGS_AT_ONCE", 2)
+    path = tmp_path / "strings.h5"
+    with h5py.File(path, "w") as file:
+        STRINGS[case](file)
+    hdf5_guard.inspect(path)
+    assert errors == []
+    path.write_bytes(path.read_bytes().replace(b"GCOL", b"LOCG"))
+    hdf5_guard.inspect(path)
+    assert len(errors) == 1
+    assert "global heap" in errors[0]

@@ -1,0 +1,297 @@
+"""The same cells from every kind of input, unsupported inputs, and steps that read any kind."""
+
+import json
+import logging
+import os
+import tarfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy
+import zarr
+from support.inputs import NUM_CELLS, NUM_GENES, WRITERS, same, table, write_csv, write_loom, write_mtx, write_tenx_v3
+
+from scperformer.base.errors import InputError
+from scperformer.io.read import checksum, default_output, read_cells, require_readable
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_kind_gives_the_same_cells(kind, cells, tmp_path, caplog, recwarn):
+    caplog.set_level(logging.INFO, "scperformer")
+    path = WRITERS[kind](cells.copy(), tmp_path)
+    recwarn.clear()
+    found = read_cells(path)
+    assert same(found, cells)
+    assert np.issubdtype(found.X.dtype, np.floating if "float64" in kind else np.integer)
+    assert len(recwarn) == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"read {path}: " in line
+    assert "30 cells x 60 genes" in line
+    if "table" not in line:
+        ids = found.var["Accession" if kind == "loom" else "gene_ids"]
+        assert list(ids) == list(cells.var["gene_ids"])
+
+
+@pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3"])
+def test_10x_files_equal_those_of_scanpy(kind, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    expected = scanpy.read_10x_h5(path)
+    found = read_cells(path)
+    assert same(found, expected)
+    assert found.var["gene_ids"].tolist() == expected.var["gene_ids"].tolist()
+
+
+def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
+    monkeypatch.setattr("scperformer.io.tenx.LOOM_VALUES_AT_ONCE", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
+    found = read_cells(write_loom(cells, tmp_path))
+    assert same(found, cells)
+    assert list(found.obs["label"]) == list(cells.obs["label"])
+    np.testing.assert_array_equal(found.layers["spliced"].toarray(), 2 * cells.X.toarray())
+
+
+def test_a_table_is_read_in_blocks(cells, tmp_path, monkeypatch):
+    monkeypatch.setattr("scperformer.io.tables.TABLE_VALUES_AT_ONCE", 7 * NUM_GENES)
+    cells.X = cells.X.astype(np.float64)
+    cells.X.data[-1] = 0.25  # only in the last block
+    assert same(read_cells(write_csv(cells, tmp_path)), cells)
+
+
+def test_paths_that_are_not_a_file(tmp_path):
+    with pytest.raises(InputError, match=r"no file .*nowhere.*check the path"):
+        require_readable(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        require_readable(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("size", [512, 1024, 2**16])
+@pytest.mark.parametrize("kind", ["h5ad", "10x h5 v2", "10x h5 v3", "loom"])
+def test_an_hdf5_file_with_a_user_block_is_recognised(kind, size, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    block = b"some text of another program".ljust(size, b"\0")
+    path.write_bytes(block + path.read_bytes())
+    assert require_readable(path) == kind.removesuffix(" v2").removesuffix(" v3")
+    assert same(read_cells(path), cells)
+    path.rename(tmp_path / "sample.data")
+    assert same(read_cells(tmp_path / "sample.data"), cells)
+
+
+@pytest.mark.slow
+def test_a_user_block_is_copied(counts_adata, write, tiny_model, tmp_path, command):
+    path = write(counts_adata)
+    content = path.read_bytes()
+    assert command("predict", path, f"model_path={tiny_model}", "output=plain.h5ad").code == 0
+    path.write_bytes(b"block".ljust(1024, b"\0") + content)
+    for ending in ("h5ad", "zarr"):
+        assert command("predict", path, f"model_path={tiny_model}", f"output=out.{ending}").code == 0
+    plain = ad.read_h5ad(tmp_path / "plain.h5ad")
+    found = [ad.read_h5ad(tmp_path / "out.h5ad"), ad.read_zarr(tmp_path / "out.zarr")]
+    assert all(list(one.obs["scperformer_label"]) == list(plain.obs["scperformer_label"]) for one in found)
+    assert (tmp_path / "out.h5ad").read_bytes().startswith(b"block")
+
+
+@pytest.mark.parametrize("names", [("rna", "prot"), ("ADT", "GEX"), ("atac",)], ids="-".join)
+@pytest.mark.parametrize("ending", ["h5mu", "h5ad", "zarr"])
+def test_mudata_is_refused_with_a_remedy(ending, names, cells, tmp_path):
+    path = tmp_path / f"cells.{ending}"
+    root = zarr.open_group(path, mode="w", zarr_format=2) if ending == "zarr" else None
+    with nullcontext(root) if root is not None else h5py.File(path, "w", userblock_size=512) as file:
+        modalities = file.create_group("mod")
+        for name in names:
+            ad.io.write_elem(modalities, name, cells)
+        ad.io.write_elem(file, "obs", cells.obs)
+        ad.io.write_elem(file, "var", cells.var)
+    if ending != "zarr":
+        with path.open("r+b") as file:
+            file.write(b"MuData (format-version=0.1.0;creator=mudata;creator-version=0.3.1)")
+    usual = next((name for name in names if name.lower() in ("rna", "gex")), names[0])
+    for read in (read_cells, require_readable):
+        with pytest.raises(InputError, match=rf"holds the modalities .*MuData: .*mdata\.mod\['{usual}'\]\.write_h5ad"):
+            read(path)
+
+
+def test_a_tar_archive_of_an_hdf5_file_is_refused_as_an_archive(cells, tmp_path):
+    path = WRITERS["h5ad"](cells, tmp_path)
+    with tarfile.open(tmp_path / "cells.tar", "w") as tar:
+        tar.add(path)
+    with pytest.raises(InputError, match="is a tar archive"):
+        require_readable(tmp_path / "cells.tar")
+
+
+FOREIGN_HDF5 = {"mod": "it looks like MuData", "assays": "it looks like h5Seurat", "some": "holds some"}
+
+
+@pytest.mark.parametrize("group", FOREIGN_HDF5)
+def test_other_hdf5_files_are_refused(group, tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_group(group)
+    with pytest.raises(InputError, match=FOREIGN_HDF5[group]):
+        read_cells(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.98])
+@pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3", "loom", "csv.gz of genes x cells"])
+def test_truncated_files_are_refused(kind, share, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InputError, match=r"is truncated|is damaged|is not a table"):
+        read_cells(path)
+
+
+def test_a_loom_file_without_gene_names_is_refused(cells, tmp_path):
+    path = write_loom(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        del file["row_attrs/Gene"]
+    assert list(read_cells(path).var_names) == list(cells.var["gene_ids"])
+    with h5py.File(path, "r+") as file:
+        file.move("row_attrs/Accession", "row_attrs/Whatever")
+    with pytest.raises(InputError, match=r"without gene names \(row attributes: Whatever\)"):
+        read_cells(path)
+
+
+@pytest.mark.parametrize("kind", ["h5ad", "zarr 3"])
+def test_genes_in_rows_are_refused(kind, cells, tmp_path, command):
+    cells.var_names = ["CD3D", "MS4A1", *cells.var_names[2:]]
+    path = WRITERS[kind](cells.T.copy(), tmp_path)
+    with pytest.raises(
+        InputError, match=r"with genes in obs_names \(e.g. 'CD30'\) and other names in var_names .*adata\.T"
+    ):
+        read_cells(path)
+    ran = command("check", path)
+    assert ran.code == 2
+    assert "genes in obs_names" in ran.out
+
+
+NOT_TRANSPOSED = {
+    "cells named after genes": (["CD3D", "CD4", "NKG7"], pd.DataFrame(index=["GAPDH", "ACTB"])),
+    "names in a column": (["CD3D", "CD4", "NKG7"], pd.DataFrame({"gene_ids": ["ENSG00000111640", "ENSG00000167286"]})),
+    "names of neither": (["A1", "B1", "C1"], pd.DataFrame(index=["x", "y"])),
+}
+
+
+@pytest.mark.parametrize("case", NOT_TRANSPOSED)
+def test_genes_in_columns_are_accepted(case, tmp_path):
+    rows, var = NOT_TRANSPOSED[case]
+    adata = ad.AnnData(
+        np.ones((3, 2), np.float32), obs=pd.DataFrame(index=rows), var=var.set_axis(var.index.astype(str))
+    )
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    assert read_cells(tmp_path / "a.h5ad").shape == (3, 2)
+
+
+# Names
+
+
+NAMES = {
+    "a.csv.gz": "a",
+    "b.h5": "b",
+    "a.b.h5ad": "a.b",
+    "GSM1_matrix.mtx.gz": "GSM1",
+    "run1/matrix.mtx": "run1",
+    "x.zarr": "x",
+    "A.TSV": "A",
+    "sample": "sample",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_an_input_without_its_endings(name, tmp_path):
+    assert default_output(tmp_path / name, "").name == NAMES[name]
+
+
+def test_default_outputs_are_in_the_folder_of_the_input(tmp_path, monkeypatch):
+    (tmp_path / "run.1").mkdir()
+    assert default_output(tmp_path / "run.1", "").name == "run.1"
+    assert default_output(tmp_path / "run.1", ".model") == tmp_path / "run.1.model"
+    monkeypatch.chdir(tmp_path / "run.1")
+    assert default_output(".", ".model") == tmp_path / "run.1.model"
+    assert default_output("a.csv", ".model") == Path("a.model")
+
+
+@pytest.mark.parametrize("kind", ["csv", "10x folder", "mtx file", "zarr 3"])
+def test_the_checksum_changes_with_the_content(kind, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    before = checksum(path)
+    assert before == checksum(path)
+    assert len(before) == 64
+    part = next(file for file in sorted((path if path.is_dir() else path.parent).rglob("*")) if file.is_file())
+    part.write_bytes(part.read_bytes() + b" ")
+    assert checksum(path) != before
+
+
+# Steps
+
+
+@pytest.mark.parametrize("kind", ["csv", "10x folder"])
+def test_check_of_any_kind(kind, counts_adata, tiny_model, tmp_path, command):
+    counts_adata.var["gene_ids"] = counts_adata.var_names
+    counts_adata.obs["label"] = counts_adata.obs["cell_type"].astype(str)
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    path = WRITERS[kind](counts_adata, tmp_path)
+    ran = command("check", path, f"model_path={tiny_model}")
+    assert ran.code == 0
+    assert "counts in X" in ran.out
+    assert "200 of 200 genes" in ran.out
+    assert "120 cells x 200 genes" in ran.err
+
+
+def test_check_refuses_a_table_of_ambiguous_orientation_unless_it_is_given(tmp_path, tiny_model, command):
+    path = tmp_path / "a.csv"
+    table([f"r{i}" for i in range(3)], [f"c{i}" for i in range(4)]).to_csv(path)
+    ran = command("check", path, f"model_path={tiny_model}")
+    assert ran.code == 2
+    assert "add orientation=cells_by_genes" in ran.out
+    ran = command("check", path, f"model_path={tiny_model}", "orientation=sideways")
+    assert "orientation=sideways" in ran.err
+    assert "auto, cells_by_genes, genes_by_cells" in ran.err
+
+
+def test_preprocess_from_a_folder(counts_adata, tiny_model, tmp_path, command):
+    counts_adata.var["gene_ids"] = counts_adata.var_names
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    folder = write_mtx(counts_adata, tmp_path, zipped=False)
+    rows = [f"{name}\t{label}\n" for name, label in counts_adata.obs["cell_type"].items()]
+    (folder / "barcodes.tsv").write_text("barcode\tcell_type\n" + "".join(rows))
+    ran = command("preprocess", folder / "matrix.mtx", f"model_path={tiny_model}")
+    assert ran.code == 0, ran.err
+    found = ad.read_h5ad(folder / "run.prepared.h5ad")
+    assert found.shape == (120, 200)
+    assert list(found.obs["cell_type"]) == list(counts_adata.obs["cell_type"])
+
+
+@pytest.mark.slow
+def test_pretrain_from_a_table_and_a_10x_file(counts_adata, tmp_path, command):
+    counts_adata.var["gene_ids"] = counts_adata.var_names
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    first, second = write_csv(counts_adata[:60], tmp_path), write_tenx_v3(counts_adata[60:].copy(), tmp_path)
+    ran = command("pretrain", first, second, "trainer.max_epochs=1", "logger=none")
+    assert ran.code == 0, ran.err
+    corpus = json.loads((tmp_path / "run.encoder/bundle.json").read_text())["provenance"]["corpus"]
+    assert [file["name"] for file in corpus] == ["run.csv", "run.h5"]
+
+
+@pytest.mark.slow
+def test_real_files_are_read(shared_data):
+    files = sorted((shared_data / "wild").glob("*.h5ad"))
+    assert files
+    for path in files:
+        if "zero_cells" in path.name:
+            with pytest.raises(InputError, match="no cells in"):
+                read_cells(path)
+        else:
+            assert same(read_cells(path), ad.read_h5ad(path))
+
+
+def test_a_loom_file_of_half_precision_is_read(cells, tmp_path):
+    path = WRITERS["loom"](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        x = file["matrix"][:]
+        del file["matrix"]
+        file["matrix"] = x.astype(np.float16)
+    assert same(read_cells(path), cells)

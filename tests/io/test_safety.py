@@ -1,0 +1,213 @@
+"""Nothing outside an input is read, and nothing in it is executed."""
+
+import json
+import os
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+from support.inputs import WRITERS, same, write_h5ad, write_zarr
+
+from scperformer.base.errors import InputError
+from scperformer.io.read import read_cells, require_readable
+from scperformer.io.safety import require_contained
+
+# Safety
+
+
+def external_link(file, other):
+    file["uns/away"] = h5py.ExternalLink(str(other), "/secret")
+
+
+def external_storage(file, other):
+    file.create_dataset("uns/away", shape=(2,), dtype="u1", external=[(str(other), 0, 2)])
+
+
+def virtual_dataset(file, other):
+    layout = h5py.VirtualLayout(shape=(2,), dtype="i8")
+    layout[:] = h5py.VirtualSource(str(other), "secret", shape=(2,))
+    file.create_virtual_dataset("uns/away", layout)
+
+
+def link_in_a_hidden_group(file, other):
+    file.create_group("uns/deep/deeper")["away"] = h5py.ExternalLink(str(other), "/secret")
+
+
+LINKS = [external_link, external_storage, virtual_dataset, link_in_a_hidden_group]
+
+
+@pytest.mark.parametrize("add", LINKS, ids=lambda add: add.__name__)
+@pytest.mark.parametrize("kind", ["h5ad", "10x h5 v3", "loom"])
+def test_nothing_in_another_file_is_read(kind, add, cells, tmp_path):
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["secret"] = np.arange(2)
+    path = WRITERS[kind](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        add(file, tmp_path / "secret.h5")
+    for read in (read_cells, require_readable):
+        with pytest.raises(InputError, match=r"another file \('/uns/.*away' -> .*secret.h5\)"):
+            read(path)
+
+
+def test_links_within_a_file_are_followed(cells, tmp_path):
+    path = write_h5ad(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["uns/same"] = h5py.SoftLink("/obs/label")
+        file["uns/hard"] = file["obs/label"]
+        file["uns/nowhere"] = h5py.SoftLink("/nothing")
+    assert require_readable(path) == "h5ad"
+
+
+def soft(name, target):
+    def add(file):
+        file[name] = h5py.SoftLink(target)
+
+    return add
+
+
+def hard(name, target):
+    def add(file):
+        file[name] = file[target]
+
+    return add
+
+
+def circle_of_two(file):
+    one, other = file.create_group("uns/one"), file.create_group("uns/other")
+    one["b"], other["a"] = other, one
+
+
+def twice_and_twice_again(file):
+    group = file.create_group("uns/0")
+    for number in range(40):
+        group["left"] = group["right"] = inner = file.create_group(f"uns/inner{number}")
+        group = inner
+
+
+CIRCLES = {
+    "soft to the root": (soft("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
+    "hard to the root": (hard("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
+    "soft to itself": (soft("uns/me", "/uns"), "in a circle \\('/uns/me'\\)"),
+    "relative": (soft("obsm/me", "."), "in a circle"),
+    "obs": (hard("obs/me", "/obs"), "in a circle"),
+    "layers": (soft("layers/me", "/"), "in a circle"),
+    "encoder": (hard("uns/a/b/c/d", "/uns"), "in a circle"),
+    "two": (circle_of_two, "in a circle"),
+    "twice": (twice_and_twice_again, "groups, which links multiply to more than 100,000"),
+    "a name that leads to itself": (soft("uns/me", "/uns/me"), "too many links|nothing"),
+}
+
+
+@pytest.mark.parametrize("case", CIRCLES)
+def test_links_in_a_circle_are_an_error_of_one_line(case, cells, tmp_path):
+    """Readers that follow links would never finish."""
+    add, found = CIRCLES[case]
+    path = write_h5ad(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        for place in ("uns", "obsm", "layers"):
+            file.require_group(place)
+        add(file)
+    for read in (require_readable, read_cells):
+        with pytest.raises(InputError, match=found):
+            read(path)
+
+
+def test_a_soft_link_does_not_open_another_file(cells, tmp_path, monkeypatch):
+    """Its path may lead through an external link, which is refused before the soft link is followed."""
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["inner/secret"] = 1
+    path = write_h5ad(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["a"] = h5py.SoftLink("/z/inner")
+        file["z"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/")
+    followed, get = [], h5py.Group.get
+    monkeypatch.setattr(
+        h5py.Group, "get", lambda self, *rest, **how: (followed.append(how), get(self, *rest, **how))[1]
+    )
+    with h5py.File(path) as file, pytest.raises(InputError, match="link to another file"):
+        require_contained(file, path)
+    assert {} not in followed
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("uns/me", ".."),
+        ("uns/me", "."),
+        ("layers", "."),
+        ("uns/me", "me"),
+        ("uns/me", "../obs/you"),
+        ("X/me", "../uns"),
+    ],
+)
+def test_links_in_a_circle_in_a_zarr_folder_are_refused(name, target, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, 2)
+    shutil.rmtree(path / "layers", ignore_errors=True)
+    (path / name).parent.mkdir(exist_ok=True, parents=True)
+    (path / "obs" / "you").symlink_to("../uns")
+    if "X" not in name:
+        (path / name).symlink_to(target)
+        with pytest.raises(InputError, match=r"in a circle|neither a file nor a folder"):
+            require_readable(path)
+    else:
+        (path / name).symlink_to(target)
+        assert require_readable(path) == "zarr"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_links_that_leave_a_zarr_folder_are_refused(zarr_format, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, zarr_format)
+    (tmp_path / "secret").write_text("secret")
+    os.symlink(path / "obs", path / "inside")
+    assert same(read_cells(path), cells)
+    os.symlink(tmp_path / "secret", path / "obs" / "away")
+    with pytest.raises(InputError, match=r"has a link that leaves it \('obs/away'\)"):
+        read_cells(path)
+    (path / "obs" / "away").unlink()
+    os.mkfifo(path / "pipe")
+    with pytest.raises(InputError, match="'pipe', which is neither a file nor a folder"):
+        require_readable(path)
+
+
+@pytest.mark.parametrize("where", [".zarray", ".zmetadata"])
+@pytest.mark.parametrize(("codec", "match"), [("pickle", "pickled objects"), ("json2", "Python objects")])
+def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, 2)
+    info = json.loads((path / "obs/_index/.zarray").read_text())
+    bad = info | {"dtype": "|O", "filters": [{"id": codec}]}
+    if where == ".zarray":
+        (path / "obs/_index/.zarray").write_text(json.dumps(bad))
+    else:
+        (path / where).write_text(json.dumps({"metadata": {"obs/_index/.zarray": bad}, "zarr_consolidated_format": 1}))
+    with pytest.raises(InputError, match=match):
+        read_cells(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("barcodes.tsv", b"A", b"\0"), ("genes.tsv", b"CD", b"C\0"), ("genes.tsv", b"ENSG", b"EN\0G")],
+    ids=["cell", "gene", "gene id"],
+)
+def test_null_characters_in_names_are_refused(name, old, new, cells, tmp_path):
+    path = WRITERS["10x folder v2"](cells, tmp_path)
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content.replace(old, new, 1))
+    with pytest.raises(InputError, match="a null character in the table of the"):
+        read_cells(path)
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "chunk", "not AnnData"])
+def test_damaged_zarr_folders_are_refused(damage, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, 3)
+    if damage == "no JSON":
+        (path / "zarr.json").write_text("{")
+    elif damage == "chunk":
+        next(file for file in (path / "X/data").rglob("*") if file.is_file() and file.name != "zarr.json").write_bytes(
+            b"damaged"
+        )
+    else:
+        shutil.rmtree(path / "var")
+        (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    with pytest.raises(InputError, match=r"is damaged|a zarr store without obs and var"):
+        read_cells(path)

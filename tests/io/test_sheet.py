@@ -1,0 +1,50 @@
+"""The sample sheet: encodings and separators, paths relative to it, and what it tells about files."""
+
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.io.sheet import described_samples, path_in_sheet, read_sheet
+
+ROWS = [
+    {"sample": "a", "path": "a.h5ad", "condition": "ctrl"},
+    {"sample": "b", "path": "b.h5ad", "condition": "Müller"},
+]
+TABS = "sample\tpath\tcondition\na\ta.h5ad\tctrl\nb\tb.h5ad\tMüller\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("s.tsv", TABS.encode()),
+        ("s.csv", TABS.replace("\t", ",").encode("utf-8-sig")),
+        ("s.csv", TABS.replace("\t", ";").encode("cp1252")),
+        ("s.txt", TABS.replace("\n", "\r\n").encode("utf-16")),
+        ("s.tsv", (TABS + "\t\t\n").encode()),
+    ],
+    ids=["tabs", "commas", "semicolons", "utf-16", "empty-line"],
+)
+def test_rows_are_read_whatever_program_wrote_them(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert read_sheet(tmp_path / name) == ROWS
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "s.tsv").write_bytes(b"a\0b")
+    with pytest.raises(InputError, match="null characters"):
+        read_sheet(tmp_path / "s.tsv")
+    with pytest.raises(InputError, match=r"no sample sheet .*t\.tsv"):
+        read_sheet(tmp_path / "t.tsv")
+
+
+def test_files_are_found_by_their_path_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "s.tsv").write_text(TABS, encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert path_in_sheet("../s.tsv", "a.h5ad") == "../a.h5ad"
+    paths = ["../a.h5ad", str(tmp_path / "b.h5ad")]
+    assert described_samples("../s.tsv", paths) == {
+        paths[0]: {"condition": "ctrl"},
+        paths[1]: {"condition": "Müller"},
+    }
+    with pytest.raises(InputError, match=r"no row for a\.h5ad"):
+        described_samples("../s.tsv", ["a.h5ad"])

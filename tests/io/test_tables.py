@@ -1,0 +1,341 @@
+"""Tables of text: delimiter, orientation, names, and tables that are refused."""
+
+import gzip
+import io
+import logging
+from contextlib import nullcontext
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h5ad
+
+from scperformer.base.errors import InputError
+from scperformer.io import tables
+from scperformer.io.axes import known_symbols
+from scperformer.io.read import read_cells
+
+# Orientation
+
+
+GENES = {
+    "known symbols": ["HES4", "TNFRSF4", "SSU72", "PARK7"],
+    "Ensembl ids": [f"ENSMUSG{i:011d}" for i in range(1, 5)],
+    "mouse symbols": ["Xkr4", "Rp1", "Sox17", "Gm37988"],
+}
+CELLS = {
+    "barcodes": ["sample1_AAACATACAACCAC", "AAACATTGAGCTAC-1", "AAACATTGATCAGC-2", "TTTGCATGAGAGGC", "GGGGCATGAGAGGC"],
+    "numbered cells": [f"cell_{i}" for i in range(5)],
+    "names of studies": [f"mouse1_lib2.final_cell_{i:04d}" for i in range(5)],
+    "runs": [f"SRR{i}" for i in range(100200, 100205)],
+}
+
+
+@pytest.mark.parametrize("of_cells", CELLS)
+@pytest.mark.parametrize("of_genes", GENES)
+def test_names_show_the_orientation(of_cells, of_genes, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    cells_by_genes = table(CELLS[of_cells], GENES[of_genes])
+    cells_by_genes.to_csv(tmp_path / "a.csv")
+    cells_by_genes.T.to_csv(tmp_path / "b.csv")
+    for name, orientation in (("a.csv", "cells_by_genes"), ("b.csv", "genes_by_cells")):
+        found = read_cells(tmp_path / name)
+        assert list(found.obs_names) == CELLS[of_cells]
+        assert list(found.var_names) == GENES[of_genes]
+        np.testing.assert_array_equal(found.X.toarray(), cells_by_genes)
+        assert f"comma-separated; orientation={orientation} (rows: " in caplog.text
+
+
+UNDECIDABLE = {
+    "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),  # the longer axis alone is no evidence
+    "series of symbols": ([f"T{i}" for i in range(30)], [f"x{i}" for i in range(20)]),
+    "genes on both": (GENES["known symbols"], GENES["known symbols"]),
+    "cells on both": (CELLS["barcodes"], CELLS["numbered cells"]),
+}
+
+
+@pytest.mark.parametrize("case", UNDECIDABLE)
+def test_ambiguous_names_are_refused(case, tmp_path):
+    rows, columns = UNDECIDABLE[case]
+    path = tmp_path / "a.csv"
+    table(rows, columns).to_csv(path)
+    with pytest.raises(InputError, match=r"do not tell genes from cells .* add orientation=cells_by_genes or orient"):
+        read_cells(path)
+    assert list(read_cells(path, "cells_by_genes").obs_names) == rows
+    assert list(read_cells(path, "genes_by_cells").var_names) == rows
+
+
+def test_a_given_orientation_is_used(cells, tmp_path):
+    assert read_cells(write_csv(cells, tmp_path), "genes_by_cells").shape == (NUM_GENES, NUM_CELLS)
+    with pytest.warns(UserWarning, match="orientation=genes_by_cells is not used"):
+        assert same(read_cells(write_h5ad(cells, tmp_path), "genes_by_cells"), cells)
+
+
+# Tables
+
+
+def test_leading_columns_about_genes_go_into_var(cells, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    frame = cells.to_df().T
+    frame.insert(0, "id", cells.var["gene_ids"])
+    frame.insert(1, "Length", 1000)
+    frame.to_csv(tmp_path / "a.tsv", sep="\t")
+    found = read_cells(tmp_path / "a.tsv")
+    assert same(found, cells)
+    assert list(found.var["id"]) == list(cells.var["gene_ids"])
+    assert "about genes, not cells: 'id', 'Length'" in caplog.text
+
+
+ABOUT_CELLS = {
+    "n_counts": [10, 20, 30, 40, 50],
+    "nFeature_RNA": [1, 2, 3, 4, 5],
+    "percent.mt": [0.5, 1.5, 2.5, 3.5, 4.5],
+    "pct/mt": [0.5, 1.5, 2.5, 3.5, 4.5],
+    "log1p_total_counts": [1.5, 2.5, 3.5, 4.5, 5.5],
+    "seurat_clusters": [0, 1, 0, 1, 0],
+    "RNA_snn_res.0.8": [0, 1, 0, 1, 0],
+    "UMAP_1": [-1.0, 2.0, 3.0, 4.0, 5.0],
+}
+
+
+def test_columns_about_cells_go_into_obs(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    frame = table(CELLS["barcodes"], GENES["known symbols"])
+    about = pd.DataFrame(ABOUT_CELLS, index=frame.index)
+    labelled = about.assign(cell_type=["B", "T", "B", "T", "NK"])
+    labelled.iloc[:, :3].join(frame).join(labelled.iloc[:, 3:]).to_csv(tmp_path / "a.csv")
+    frame.T.iloc[:2].pipe(lambda genes: pd.concat([about.T.iloc[:4], genes, about.T.iloc[4:]])).to_csv(
+        tmp_path / "b.csv"
+    )
+    found = read_cells(tmp_path / "a.csv")
+    np.testing.assert_array_equal(found.X.toarray(), frame)
+    pd.testing.assert_frame_equal(found.obs, labelled, check_index_type=False, check_dtype=False, check_names=False)
+    assert "about cells, not genes: 'n_counts', 'nFeature_RNA', 'percent.mt', 'pct/mt'," in caplog.text
+    found = read_cells(tmp_path / "b.csv", "genes_by_cells")
+    np.testing.assert_array_equal(found.X.toarray(), frame.iloc[:, :2])
+    pd.testing.assert_frame_equal(found.obs, about, check_index_type=False, check_dtype=False, check_names=False)
+
+
+def test_a_column_about_cells_may_have_text_in_later_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("scperformer.io.tables.TABLE_VALUES_AT_ONCE", 2 * 8)
+    frame = table(CELLS["barcodes"], GENES["known symbols"])
+    about = {
+        "percent_mt": ["1", "2", "3", "4", "NA"],
+        "cluster": ["01", "02", "01", "02", "2b"],
+        "n_counts": [1, 2, 3, 4, 5],
+    }
+    frame.assign(**about).to_csv(tmp_path / "a.csv")
+    found = read_cells(tmp_path / "a.csv", "cells_by_genes").obs
+    assert found.to_dict("list") == about
+    assert found["n_counts"].dtype.kind == "i"
+    (tmp_path / "b.csv").write_text("c,CD3D,CD4,cluster\na,1,2,01\nb,3,4,02\n")
+    assert list(read_cells(tmp_path / "b.csv", "cells_by_genes").obs["cluster"]) == ["01", "02"]
+
+
+def test_columns_of_a_table_of_genes_by_cells_are_cells(tmp_path):
+    (tmp_path / "a.csv").write_text("g,cluster_1,other,cluster_2\nCD3D,1,2,3\nHES4,4,5,6\nbatch,0,0,1\n")
+    found = read_cells(tmp_path / "a.csv", "genes_by_cells")
+    assert list(found.obs_names) == ["cluster_1", "other", "cluster_2"]
+    np.testing.assert_array_equal(found.X.toarray(), [[1, 4], [2, 5], [3, 6]])
+    assert found.obs["batch"].tolist() == [0, 0, 1]
+    assert found.obs["batch"].dtype.kind == "i"
+    (tmp_path / "b.csv").write_text("g,cluster_1,cluster_2\nCD3D,1,2\nHES4,4,5\nbatch,0,0\nbatch,1,1\n")
+    with pytest.raises(InputError, match="more than one column or row 'batch'"):
+        read_cells(tmp_path / "b.csv", "genes_by_cells")
+    (tmp_path / "c.csv").write_text("g,cluster_1,cluster_2\nCD3D,1,2\nHES4,4,x\n")
+    with pytest.raises(InputError, match=r"not numbers.*'cluster_2' \(e.g. 'x'\)"):
+        read_cells(tmp_path / "c.csv", "genes_by_cells")
+
+
+def test_no_gene_is_taken_for_a_column_about_cells():
+    names = known_symbols()
+    assert {"HES4", "Xkr4"} <= names
+    assert len(names) > 30_000
+    assert [name for name in names if tables._describes_cells(name)] == []
+
+
+HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", 'a "quoted", name', "x" * 10_000, "NA", "ä"]
+
+
+def test_hostile_names_are_plain_strings(tmp_path):
+    frame = table(HOSTILE, GENES["known symbols"])
+    frame.to_csv(tmp_path / "a.csv")
+    found = read_cells(tmp_path / "a.csv", "cells_by_genes")
+    assert list(found.obs_names) == HOSTILE
+    adata = ad.AnnData(frame.to_numpy(np.float32), obs=frame[[]], var=pd.DataFrame(index=frame.columns))
+    assert list(read_cells(write_h5ad(adata, tmp_path)).obs_names) == HOSTILE
+    frame.T.to_csv(tmp_path / "b.csv")
+    assert list(read_cells(tmp_path / "b.csv", "genes_by_cells").obs_names) == HOSTILE
+
+
+TABLES = {
+    "text in a column": ("c,CD3D,note\na,1,T cell\nb,2,B cell\n", r"not numbers.*'note' \(e.g. 'T cell'\)"),
+    "two columns of one name": ("c,CD3D,batch,batch\na,1,1,2\nb,2,1,2\n", "more than one column or row 'batch'"),
+    "a column of truth": ("c,CD3D,ok\na,1,TRUE\nb,2,FALSE\n", "'ok'"),
+    "missing value": ("c,CD3D,CD4\na,1,NA\nb,2,3\n", r"'CD4' \(e.g. 'NA'\)"),
+    "decimal commas": ("c;CD3D;CD4\na;1,5;2\nb;2;3\n", r"decimal commas \(e.g. '1,5'\).*tr , . < a.csv > dots.csv"),
+    "decimal commas, later": ("c\tCD3D\n" + "a\t1\n" * 30 + "b\t1,5\n", r"not numbers.*'CD3D' \(e.g. '1,5'\)"),
+    "a long row": ("c,CD3D,CD4\na,1,2\nb,1,2,3\n", "different numbers of fields"),
+    "a long row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1,2,3\n", "is ragged .*line 4[12]"),
+    "a short row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1\n", "rows that are too short: 'CD4'"),
+    "no names of columns": ("a,1,2\nb,3,7\n", r"numbers in the first row \(e.g. 1, 2\)"),
+    "no names of rows": ("CD3D,CD4\n5,1\n7,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
+    "repeated numbers": ("a,CD3D,CD4\n5,1,2\n5,2,2\n", r"numbers in the first column \(e.g. 5, 5\)"),
+    "decimals": ("a,CD3D,CD4\n5.5,1,2\n7,2,2\n", r"numbers in the first column \(e.g. 5.5, 7\)"),
+    "numbers beside no known genes": ("a,x,y\n5,1,2\n7,2,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
+    "one column": ("CD3D\n1\n2\n", "is not a table"),
+    "prose": ("To be, or not to be,\nthat is the question\n", "is not a table"),
+    "comments alone": ("# Program\n# of someone\n", "is not a table"),
+    "another title": ("Program 2\nc\tCD3D\tCD4\na\t1\t2\n", r"different numbers of fields \(1, 3, 3, ...\)"),
+    "a row of names alone": ("c,CD3D\n", "is not a table"),
+    "latin-1": ("c,CD3D,CD4\nCélula,1,2\nb,3,4\n".encode("latin-1"), "not UTF-8; .*iconv -f latin1"),
+    "utf-16": ("c,CD3D\na,1\n".encode("utf-16"), "is text in UTF-16; .*iconv -f utf-16 -t utf-8"),
+    "utf-16 without mark": ("c,CD3D\na,1\n".encode("utf-16-le"), "of no known kind"),
+    "blank": (" \n\n", "is empty"),
+    "a sheet of Excel": (b"PK\x03\x04" + bytes(30), "zip archive; .*save a sheet of Excel as CSV"),
+    "RDS": (gzip.compress(b"X\n\x00\x00\x00\x03"), "is an RDS file; .*zellkonverter"),
+    "cut gzip": (gzip.compress(b"c,CD3D\na,1\n" * 1000)[:-20], "is truncated"),
+    "tar": (gzip.compress(bytes(257) + b"ustar" + bytes(300)), "is a tar archive"),
+    "HDF5 in gzip": (gzip.compress(b"\x89HDF\r\n\x1a\n"), "gunzip"),
+    "npy": (b"\x93NUMPY\x01\x00", "is a NumPy array"),
+    "pickle": (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00c", "of no known kind"),
+    "nothing": ("", r"is empty"),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_malformed_tables_are_refused(case, tmp_path):
+    content, match = TABLES[case]
+    path = tmp_path / "a.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError, match=match) as error:
+        read_cells(path, "cells_by_genes")
+    assert "\n" not in str(error.value)
+
+
+def test_row_numbers_are_names(tmp_path):
+    pd.DataFrame([[1, 2], [3, 4]], columns=["CD3D", "CD4"]).to_csv(tmp_path / "a.csv")
+    assert list(read_cells(tmp_path / "a.csv").obs_names) == ["0", "1"]
+
+
+COMMENTS = {
+    "BD Rhapsody": "####################\n## BD Pipeline 1.9.1\n## Sample: S1, it's \"one\n####################\n",
+    "Drop-seq": "#DGE VERSION:1.1\n#INPUT:x.bam\n",
+    "saved by Excel": "## BD Pipeline,,\n## Sample: S1,,\n",
+    "as wide as the table": "# a,b,c\n",
+    "in quotes": '"# Program"\n',
+    "line ends of Windows": "# Program\r\n# 2\r\n",
+    "many": "# line\n" * 50,
+    "blank lines": "# Program\n\n\n",
+}
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+@pytest.mark.parametrize("case", COMMENTS)
+def test_comments_above_the_header_are_skipped(case, delimiter, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    frame = table(CELLS["barcodes"], GENES["known symbols"])
+    (tmp_path / "a.txt").write_text(COMMENTS[case] + frame.T.to_csv(sep=delimiter, index_label="GENE"))
+    found = read_cells(tmp_path / "a.txt")
+    assert (list(found.obs_names), list(found.var_names)) == (list(frame.index), list(frame.columns))
+    np.testing.assert_array_equal(found.X.toarray(), frame)
+    num = sum(bool(line.strip()) for line in COMMENTS[case].splitlines())
+    assert f"; {num} lines of comments above the header" in caplog.text
+
+
+@pytest.mark.parametrize("above", ["", "# Program\n"])
+@pytest.mark.parametrize("corner", ["#GENE\t", "#GENE_id\t", ""])
+def test_a_header_that_begins_like_a_comment(corner, above, tmp_path):
+    (tmp_path / "a.tsv").write_text(f"{above}{corner}{'' if corner else '#'}cell_1\tcell_2\nCD3D\t1\t2\nHES4\t3\t4\n")
+    found = read_cells(tmp_path / "a.tsv", "genes_by_cells")
+    assert list(found.obs_names) == ["cell_1" if corner else "#cell_1", "cell_2"]
+    np.testing.assert_array_equal(found.X.toarray(), [[1, 3], [2, 4]])
+
+
+NUMBERED = {
+    "MERSCOPE": [str(110883424764611924400221639916314253469 + 7919 * i) for i in range(5)],
+    "BD Rhapsody": ["1000", "1003", "999", "7", "12"],
+    "counted": ["1", "2", "3", "4", "5"],
+}
+
+
+@pytest.mark.parametrize("orientation", ["auto", "told"])
+@pytest.mark.parametrize("case", NUMBERED)
+def test_cells_may_have_numbers_as_names(case, orientation, tmp_path):
+    frame = table(NUMBERED[case], GENES["known symbols"])
+    for name, wanted, written in (("a.csv", "cells_by_genes", frame), ("b.csv", "genes_by_cells", frame.T)):
+        written.to_csv(tmp_path / name, index_label="cell")
+        found = read_cells(tmp_path / name, wanted if orientation == "told" else "auto")
+        assert (list(found.obs_names), list(found.var_names)) == (list(frame.index), list(frame.columns))
+        np.testing.assert_array_equal(found.X.toarray(), frame)
+
+
+@pytest.mark.parametrize("form", ["{}|NM_000732.4|Reference_end", "GRCh38_{}", "{}__chr7"])
+def test_genes_with_a_prefix_or_suffix_show_the_orientation(form, tmp_path):
+    frame = table(["1000", "1003", "7"], [form.format(gene) for gene in GENES["known symbols"]])
+    frame.to_csv(tmp_path / "a.csv", index_label="Cell_Index")
+    assert list(read_cells(tmp_path / "a.csv").obs_names) == ["1000", "1003", "7"]
+
+
+def test_cells_named_by_several_columns(tmp_path, caplog):
+    """In files of CosMx, the field of view and the number of the cell in it identify a cell."""
+    caplog.set_level(logging.INFO, "scperformer")
+    frame = table(range(4), GENES["known symbols"])
+    frame.insert(0, "fov", [1, 1, 2, 2])
+    frame.insert(1, "cell_ID", [1, 2, 1, 2])
+    for name, options in (("a.csv", {}), ("b.csv", {"sep": ";", "quoting": 1, "lineterminator": "\r\n"})):
+        frame.to_csv(tmp_path / name, index=False, **options)
+        found = read_cells(tmp_path / name)
+        assert list(found.obs_names) == ["1_1", "1_2", "2_1", "2_2"]
+        assert found.obs.to_dict("list") == {"fov": [1, 1, 2, 2], "cell_ID": [1, 2, 1, 2]}
+        np.testing.assert_array_equal(found.X.toarray(), frame[GENES["known symbols"]])
+    assert "cells named by 'fov' and 'cell_ID'; about cells, not genes: 'fov', 'cell_ID'" in caplog.text
+    frame.assign(cell_ID=[1, 1, 2, 2]).to_csv(tmp_path / "c.csv", index=False)
+    with pytest.raises(InputError, match=r"numbers in the first column \(e.g. 1, 1, 2\)"):
+        read_cells(tmp_path / "c.csv")
+    # If the first column names each row, further columns only describe the cells.
+    frame.to_csv(tmp_path / "d.csv")
+    found = read_cells(tmp_path / "d.csv")
+    assert list(found.obs_names) == ["0", "1", "2", "3"]
+    assert list(found.obs) == ["fov", "cell_ID"]
+
+
+def test_repeated_gene_names_are_kept_without_anndatas_warning(tmp_path, recwarn):
+    (tmp_path / "a.csv").write_text("c,CD3D,CD3D\ncell_1,1,2\ncell_2,3,4\n")
+    assert list(read_cells(tmp_path / "a.csv").var_names) == ["CD3D", "CD3D"]
+    assert len(recwarn) == 0
+
+
+def test_a_very_long_first_line_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "run.csv.gz").write_bytes(gzip.compress(b"a," * 10**5))
+    monkeypatch.setattr(tables, "MAX_LINE", 10**4)
+    with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
+        read_cells(tmp_path / "run.csv.gz")
+
+
+@pytest.mark.parametrize("orientation", ["auto", "cells_by_genes"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_very_long_later_line_is_refused(end, orientation, tmp_path, monkeypatch):
+    path = tmp_path / "run.csv.gz"
+    rows = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(3000))]  # 40,000 characters
+    monkeypatch.setattr(tables, "MAX_LINE", 10**4)
+    for length in (9_999, 10_000):
+        path.write_bytes(gzip.compress(end.join([*rows, "x" * (length - 4) + ",1,2", "cell_,1,2"]).encode()))
+        if length < 10**4:
+            assert read_cells(path, orientation).shape == (3002, 2)
+            continue
+        with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
+            read_cells(path, orientation)
+
+
+def test_long_lines_are_found_in_pieces_of_any_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_LINE", 10)
+    for size in range(1, 30):
+        for text, is_short in (("123456789\n" * 5, True), ("1\n1234567890\n1\n", False), ("1\n12345678901", False)):
+            raw = tables._LineLimiter(io.BytesIO(text.encode()), tmp_path)
+            with nullcontext() if is_short else pytest.raises(InputError, match="with a line of 10"):
+                pieces = b""
+                while piece := raw.read(size):
+                    pieces += piece
+                assert pieces == text.encode()

@@ -1,0 +1,399 @@
+"""Analyses of the attention of a trained model: numbers compared with numpy, files, figures, refused input."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.image import imread
+
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.registry import MECHANISMS, attention_options
+from scperformer.attention.tokens import tokenize
+from scperformer.base.errors import InputError
+from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.steps import AnalyzeConfig
+from scperformer.lab.approximation import MEAN, approximation_errors, linear_mechanisms, relative_error
+from scperformer.lab.attention_maps import HeadInputs, layers_of
+from scperformer.lab.spectrum import cumulative, find_spectrum
+from scperformer.model.batches import Cells
+from scperformer.model.load import load_model
+
+SPECTRUM_FILES = [".scperformer.json", "analysis.json", "index128.csv", "spectrum.csv", "spectrum.png"]
+APPROXIMATION_FILES = [".scperformer.json", "analysis.json", "approximation.csv", "approximation.png"]
+
+
+def make_cells(unexpressed: str = "skip", num_cells: int = 6, num_genes: int = 40) -> Cells:
+    from scipy import sparse
+
+    rng = np.random.default_rng(0)
+    x = sparse.random(num_cells, num_genes, density=0.5, rng=rng, format="csr", dtype=np.float32)
+    x.data = np.log1p(10 * x.data)
+    x.sort_indices()
+    return Cells(x, TokensConfig(unexpressed=unexpressed))
+
+
+def make_encoder(cells: Cells, attention: str = "favor", depth: int = 2, norm: str = "pre", **options) -> Encoder:
+    torch.manual_seed(0)
+    model = ModelConfig(dim=16, depth=depth, num_heads=2, head_dim=8, norm=norm)
+    generator = torch.Generator().manual_seed(0)
+    return Encoder(cells.x.shape[1], cells.tokens, model, {"name": attention, **options}, generator).eval()
+
+
+def random_inputs(num_tokens: int, head_dim: int = 8, num_heads: int = 2, scale: float = 1.0) -> HeadInputs:
+    generator = torch.Generator().manual_seed(num_tokens)
+    q, k, v = (torch.randn(num_heads, num_tokens, head_dim, generator=generator) * scale for _ in range(3))
+    return HeadInputs(q, k, v, torch.arange(num_tokens))
+
+
+# The inputs of the attention
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("unexpressed", ["full", "skip", "memory"])
+def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monkeypatch):
+    """They are compared with the projections of the hidden states that enter each layer in `forward`."""
+    cells = make_cells(unexpressed)
+    encoder = make_encoder(cells, norm=norm, depth=3)
+    batch = cells.batch([2])
+    entered = []
+
+    def recorder(finished):
+        def record(h_BLD, mixed_BHLE):
+            entered.append(h_BLD)
+            return finished(h_BLD, mixed_BHLE)
+
+        return record
+
+    with torch.no_grad():
+        inputs = list(encoder.attention_inputs(batch))
+        for layer in encoder.stack:
+            monkeypatch.setattr(layer, "finished", recorder(layer.finished))
+        encoder(batch)
+    # The stream of unexpressed genes (memory) has a token per gene and is not part of the inputs.
+    hidden = [h_1LD for h_1LD in entered if h_1LD.shape[1] == batch.keep_BL.shape[1]]
+    assert len(inputs) == len(hidden) == 3
+    for layer, h_1LD, qkv in zip(encoder.stack, hidden, inputs, strict=True):
+        x_1LD = layer.norm_attention(h_1LD) if norm == "pre" else h_1LD
+        rows = (x_1LD @ layer.to_qkv.weight.T).detach().reshape(-1, 3, 2, 8)  # L x (q, k, v) x H x E
+        for place, tensor in enumerate(qkv):
+            torch.testing.assert_close(tensor[0], rows[:, place].transpose(0, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_queries_are_the_keys_of_a_mechanism_that_shares_them(monkeypatch):
+    monkeypatch.setattr(MECHANISMS["favor"], "shared_qk", True)
+    cells = make_cells()
+    for q, k, v in make_encoder(cells).attention_inputs(cells.batch([0])):
+        assert torch.equal(q, k)
+        assert not torch.equal(q, v)
+
+
+def test_maps_of_a_causal_model_are_not_causal_and_the_log_says_so(caplog):
+    cells = make_cells()
+    with caplog.at_level("INFO", "scperformer"):
+        next(layers_of(make_encoder(cells, causal=True), cells, np.arange(1), max_tokens=1000, seed=0))
+    assert "the model's attention is causal; here every token attends to all tokens" in caplog.text
+
+
+def test_long_cells_have_the_same_random_tokens_in_every_layer(caplog):
+    cells = make_cells()
+    encoder = make_encoder(cells)
+    rows = np.arange(3)
+    whole = list(layers_of(encoder, cells, rows, max_tokens=1000, seed=0))
+    assert caplog.text == ""
+    with caplog.at_level("INFO", "scperformer"):
+        part = list(layers_of(encoder, cells, rows, max_tokens=10, seed=0))
+    assert "3 of 3 cells have more than 10 tokens" in caplog.text
+    chosen = [cell.positions_L.tolist() for cell in part[0]]
+    assert chosen == [cell.positions_L.tolist() for cell in part[1]]
+    again = next(layers_of(encoder, cells, rows, max_tokens=10, seed=0))
+    other = next(layers_of(encoder, cells, rows, max_tokens=10, seed=1))
+    assert chosen == [cell.positions_L.tolist() for cell in again]
+    assert chosen != [cell.positions_L.tolist() for cell in other]
+    for all_cells, some_cells in zip(whole, part, strict=True):
+        for all_tokens, some in zip(all_cells, some_cells, strict=True):
+            assert len(some.positions_L) == 10
+            places = np.searchsorted(all_tokens.positions_L.numpy(), some.positions_L.numpy())
+            assert torch.equal(all_tokens.q_HLE[:, places], some.q_HLE)
+            assert torch.equal(all_tokens.v_HLE[:, places], some.v_HLE)
+
+
+# Spectrum
+
+
+def naive_curve(q, k) -> np.ndarray:
+    """Cumulative singular values of one head's softmax map, in numpy, row by row."""
+    rows = []
+    for query in q.numpy().astype(np.float64):
+        scores = np.exp([query @ key / math.sqrt(len(key)) for key in k.numpy().astype(np.float64)])
+        rows.append(scores / scores.sum())
+    values = np.linalg.svd(np.array(rows), compute_uv=False)
+    return np.cumsum(values) / values.sum()
+
+
+def test_spectrum_against_numpy():
+    """Two layers, two heads, two cells; the curve of the shorter cell continues at 1."""
+    layers = [[random_inputs(5, scale=scale), random_inputs(150, scale=scale)] for scale in (1.0, 2.0)]
+    found = find_spectrum(layers)
+    assert found.curves.shape == (2, 2, 150)
+    for layer, head in np.ndindex(2, 2):
+        short, long = (naive_curve(cell.q_HLE[head], cell.k_HLE[head]) for cell in layers[layer])
+        wanted = (np.concatenate([short, np.ones(145)]) + long) / 2
+        np.testing.assert_allclose(found.curves[layer, head], wanted, atol=1e-7)  # q and k are float32
+        np.testing.assert_allclose(found.at_index[layer, head], [1.0, long[127]], atol=1e-7)
+    table = found.index_table()
+    assert table["layer"].tolist() == [1, 1, 2, 2]
+    assert table["head"].tolist() == [1, 2, 1, 2]
+    assert (table["num_cells_of_at_most_128_tokens"] == 1).all()
+    np.testing.assert_allclose(table["cumulative"], found.at_index.mean(axis=2).ravel())
+    curves = found.curve_table()
+    last = curves[(curves["layer"] == 2) & (curves["head"] == 1)]
+    np.testing.assert_array_equal(last["cumulative"], found.curves[1, 0])
+    np.testing.assert_array_equal(last["index"], np.arange(1, 151))
+
+
+def test_the_curve_of_a_uniform_map_is_1_from_the_first_index_on():
+    same = random_inputs(30)
+    same.k_HLE = torch.zeros_like(same.k_HLE)  # equal keys, so that every row is 1 / L: rank 1
+    np.testing.assert_allclose(find_spectrum([[same]]).curves, 1.0, atol=1e-9)
+
+
+def test_curve_of_the_identity_is_a_straight_line():
+    wanted = np.tile(np.arange(1, 21) / 20, (2, 1))
+    np.testing.assert_allclose(cumulative(torch.eye(20, dtype=torch.float64).expand(2, 20, 20)), wanted, atol=1e-12)
+    sharp = HeadInputs(*(1e3 * torch.eye(20).expand(1, 20, 20) for _ in range(3)), torch.arange(20))
+    found = find_spectrum([[sharp]])  # each token attends only to itself
+    np.testing.assert_allclose(found.curves[0, 0], wanted[0], atol=1e-9)
+    np.testing.assert_allclose(found.full_rank(), wanted[0], atol=1e-12)
+
+
+# Approximation
+
+
+@pytest.fixture(scope="module")
+def favor_errors() -> pd.DataFrame:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scperformer.lab.approximation.all_mechanisms", lambda: {"favor": MECHANISMS["favor"]})
+        cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
+        return approximation_errors([cells, cells], 100, sizes=[16, 64, 256], num_draws=10, seed=0)
+
+
+def test_favors_error_falls_with_its_features(favor_errors):
+    rows = favor_errors[favor_errors["mechanism"] == "favor"]
+    assert rows["size"].tolist() == [16, 64, 256]
+    assert (rows["num_errors"] == 2 * 2 * 2 * 10).all()
+    assert not rows["has_parameters"].any()
+    factors = rows["mean"].to_numpy()[:-1] / rows["mean"].to_numpy()[1:]
+    # Four times the features halve the error; over 40 draws, the factors were 1.45 to 2.1.
+    assert ((factors > 1.35) & (factors < 2.6)).all()
+    assert ((rows["p10"] < rows["mean"]) & (rows["mean"] < rows["p90"])).all()
+
+
+def test_the_last_row_is_the_mean_of_the_values(favor_errors):
+    last = favor_errors.iloc[-1]
+    assert (last["mechanism"], pd.isna(last["size"]), last["num_errors"]) == (MEAN, True, 8)
+    errors = []
+    for num_tokens in (60, 90):
+        cell = random_inputs(num_tokens, scale=0.5)
+        for q, k, v in zip(*(x.numpy().astype(np.float64) for x in (cell.q_HLE, cell.k_HLE, cell.v_HLE)), strict=True):
+            weights = np.exp(q @ k.T / math.sqrt(8))
+            exact = weights / weights.sum(axis=1, keepdims=True) @ v
+            errors.append(np.linalg.norm(v.mean(axis=0) - exact) / np.linalg.norm(exact))
+    assert last["mean"] == pytest.approx(np.mean(errors), rel=1e-5)
+    assert last["sd"] == pytest.approx(np.std(errors), rel=1e-4)
+
+
+def test_all_linear_mechanisms_are_compared():
+    cells = [random_inputs(40), random_inputs(33)]
+    table = approximation_errors([cells], 40, sizes=[8, 16], num_draws=1, seed=0)
+    assert table["mechanism"].unique().tolist() == [*linear_mechanisms(), MEAN]
+    assert np.isfinite(table[["mean", "sd", "p10", "p90"]].to_numpy()).all()
+    for name, mechanism in MECHANISMS.items():
+        if not mechanism.quadratic:
+            assert mechanism.size_option is not None, f"{name} has no size"
+            assert isinstance(attention_options({"name": name, mechanism.size_option: 16})[1], mechanism.Options)
+
+
+def test_errors_depend_only_on_the_seed_and_the_draw():
+    cells = [random_inputs(40)]
+    first, again, other = (approximation_errors([cells], 40, sizes=[8], num_draws=2, seed=seed) for seed in (0, 0, 1))
+    pd.testing.assert_frame_equal(first, again)
+    favor = [table.set_index("mechanism").loc["favor"] for table in (first, other)]
+    assert favor[0]["mean"] != favor[1]["mean"]
+    one_draw = approximation_errors([cells], 40, sizes=[8], num_draws=1, seed=0).set_index("mechanism").loc["favor"]
+    assert favor[0]["mean"] != one_draw["mean"]
+
+
+def test_relative_error():
+    exact = torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]], dtype=torch.float64)
+    assert relative_error(exact.float(), exact) == [0.0, 0.0]
+    assert relative_error(torch.zeros(2, 1, 2), exact) == [1.0, 1.0]
+    assert relative_error(torch.tensor([[[3.0, 5.0]], [[1.0, 2.0]]]), exact) == pytest.approx([0.2, 0.5])
+
+
+# The command
+
+
+@pytest.fixture
+def sample(counts_adata, write) -> Path:
+    return write(counts_adata)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def require_complete(folder: Path) -> None:
+    """Check that the figure is not empty, and that docs/formats.md names all files, columns and entries."""
+    [picture] = folder.glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = imread(picture)
+    assert 600 < pixels.shape[0] < 1200
+    assert 1000 < pixels.shape[1] < 2000
+    assert len(np.unique(pixels.reshape(-1, 4), axis=0)) > 20
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    section = page.partition("## Analysis folders")[2]
+    written = [name for name in files(folder) if name != ".scperformer.json"]  # described for all folders
+    written += json.loads((folder / "analysis.json").read_text())
+    for table in folder.glob("*.csv"):
+        written += list(pd.read_csv(table))
+    assert [name for name in written if f"`{name}`" not in section] == []
+
+
+@pytest.mark.slow
+def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path):
+    """The tables of a file are compared with the curves of the same cells in numpy."""
+    ran = command("analyze", "spectrum", sample, f"model_path={tiny_model}", "num_cells=3")
+    assert (ran.code, ran.out) == (0, ""), ran.err
+    assert files(tmp_path) == ["sample.h5ad", "sample.spectrum"]
+    assert files(tmp_path / "sample.spectrum") == SPECTRUM_FILES
+    require_complete(tmp_path / "sample.spectrum")
+    summary = json.loads((tmp_path / "sample.spectrum" / "analysis.json").read_text())
+    model = load_model(tiny_model)
+    assert summary["model"]["hash"] == model.saved.hash
+    assert len(set(summary["cells"])) == 3
+
+    import scanpy
+
+    adata = scanpy.read_h5ad(sample)[summary["cells"]].copy()
+    scanpy.pp.normalize_total(adata, target_sum=1e4)
+    scanpy.pp.log1p(adata)
+    x = adata[:, model.saved.genes].X.tocsr()
+    x.sort_indices()
+    encoder = model.network.encoder
+    layer = encoder.stack[0]
+    curves = []
+    for row in range(3):
+        tokens = tokenize(x[row], model.tokens)
+        with torch.no_grad():
+            values = tokens.x_BL
+            h = encoder.embedding.gene(tokens.genes_BL) + encoder.embedding.expression(values)
+            qkv = (layer.norm_attention(h) @ layer.to_qkv.weight.T)[0].reshape(-1, 3, *layer.heads)
+        curves.append([naive_curve(qkv[:, 0, head], qkv[:, 1, head]) for head in range(layer.heads[0])])
+    assert summary["tokens"] == [len(curve[0]) for curve in curves]
+    table = pd.read_csv(tmp_path / "sample.spectrum" / "spectrum.csv")
+    assert list(table) == ["layer", "head", "index", "cumulative"]
+    longest = max(summary["tokens"])
+    for head in range(layer.heads[0]):
+        padded = [np.pad(curve[head], (0, longest - len(curve[head])), constant_values=1) for curve in curves]
+        ours = table[(table["layer"] == 1) & (table["head"] == head + 1)]
+        assert ours["index"].tolist() == list(range(1, longest + 1))
+        np.testing.assert_allclose(ours["cumulative"], np.mean(padded, axis=0), atol=2e-5)
+    at_index = pd.read_csv(tmp_path / "sample.spectrum" / "index128.csv")
+    assert len(at_index) == layer.heads[0]
+
+
+@pytest.mark.slow
+def test_approximation_of_a_file(command, sample, tiny_model, tmp_path):
+    words = ("num_cells=2", "sizes=[4,16]", "output=here")
+    ran = command("analyze", f"model_path={tiny_model}", "approximation", *words, sample)
+    assert (ran.code, ran.out) == (0, ""), ran.err
+    assert files(tmp_path) == ["here", "sample.h5ad"]
+    assert files(tmp_path / "here") == APPROXIMATION_FILES
+    require_complete(tmp_path / "here")
+    table = pd.read_csv(tmp_path / "here" / "approximation.csv")
+    assert set(table["mechanism"]) == {*linear_mechanisms(), MEAN}
+    assert all(f"  {name} " in ran.err for name in table["mechanism"])
+    assert len(ran.err.splitlines()) < 20
+    # The same seed gives the same bytes; overwrite replaces the folder.
+    before = {name: (tmp_path / "here" / name).read_bytes() for name in APPROXIMATION_FILES[2:]}
+    assert command("analyze", "approximation", sample, f"model_path={tiny_model}", *words, "overwrite=true").code == 0
+    assert before == {name: (tmp_path / "here" / name).read_bytes() for name in APPROXIMATION_FILES[2:]}
+    words = (*words, "seed=1", "overwrite=true")
+    assert command("analyze", "approximation", sample, f"model_path={tiny_model}", *words).code == 0
+    assert before["approximation.csv"] != (tmp_path / "here" / "approximation.csv").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def linear_model(tmp_path_factory) -> Path:
+    """The folder of a model without an encoder."""
+    from conftest import make_counts
+
+    from scperformer import train
+
+    options = {"model.encoder": False, "trainer.max_epochs": 1, "logger": "none"}
+    return train(make_counts(), "cell_type", output=tmp_path_factory.mktemp("linear") / "linear", options=options).path
+
+
+MISTAKES = {
+    "no analysis": ([], "no input file; expected exactly one file: name it; 'scperformer analyze --help' shows"),
+    "a file in its place": (["sample.h5ad"], "analysis=sample.h5ad; expected one of spectrum, approximation"),
+    "another analysis": (["pca", "sample.h5ad"], "analysis=pca; expected one of spectrum, approximation"),
+    "no file": (["spectrum"], "no input file; expected exactly one file"),
+    "two files": (["spectrum", "sample.h5ad", "b.h5ad"], "2 input files; expected exactly one file"),
+    "a file that is not there": (["spectrum", "none.h5ad"], "no file none.h5ad"),
+    "no cells": (["spectrum", "sample.h5ad", "num_cells=0"], "num_cells=0; expected 1 or more"),
+    "no tokens": (["spectrum", "sample.h5ad", "max_tokens=1"], "max_tokens=1; expected 2 or more"),
+    "no sizes": (["approximation", "sample.h5ad", "sizes=[]"], "sizes=[]; expected 1 or more each"),
+    "a size of 0": (["approximation", "sample.h5ad", "sizes=[4,0]"], "sizes=[4, 0]; expected 1 or more each"),
+    "no model": (["spectrum", "sample.h5ad", "model_path=nowhere"], "nowhere"),
+    "no such option": (["spectrum", "sample.h5ad", "batch_size=2"], "batch_size"),
+    "output is a file": (["spectrum", "sample.h5ad", "output=sample.h5ad"], "sample.h5ad is a file"),
+    "output is another folder": (
+        ["spectrum", "sample.h5ad", "output=work", "overwrite=true"],
+        "without .scperformer.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(command, sample, tiny_model, tmp_path, mistake):
+    words, message = MISTAKES[mistake]
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.txt").write_text("dear diary")
+    before = sorted(tmp_path.rglob("*"))
+    given = [] if any(word.startswith("model_path=") for word in words) else [f"model_path={tiny_model}"]
+    ran = command("analyze", *words, *given)
+    assert ran.code == 2
+    error = ran.err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_model_without_an_encoder(command, sample, linear_model, tmp_path):
+    ran = command("analyze", "spectrum", sample, f"model_path={linear_model}")
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1].startswith(
+        "error: model linear without layers of attention between tokens; expected"
+    )
+    assert files(tmp_path) == ["sample.h5ad"]
+
+
+def test_cells_without_counts_are_skipped(command, counts_adata, write, tiny_model, tmp_path):
+    counts_adata.X.data[counts_adata.X.indptr[1] :] = 0
+    counts_adata.X.eliminate_zeros()
+    sample = write(counts_adata)
+    assert command("analyze", "spectrum", sample, f"model_path={tiny_model}").code == 0
+    summary = json.loads((tmp_path / "sample.spectrum" / "analysis.json").read_text())
+    assert summary["cells"] == ["cell0"]
+
+
+def test_options_have_ranges():
+    with pytest.raises(InputError, match=r"seed=-1; expected 0 to"):
+        AnalyzeConfig(inputs=["a"], analysis="spectrum", seed=-1)
+    with pytest.raises(InputError, match=r"min_overlap=2; expected a share"):
+        AnalyzeConfig(inputs=["a"], analysis="spectrum", min_overlap=2)

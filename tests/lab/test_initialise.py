@@ -1,0 +1,367 @@
+"""An encoder as the start of another: options, weights by gene, what learns on, and refusals."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_counts
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from support.words import as_options
+
+import scperformer
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.registry import MECHANISMS
+from scperformer.attention.tokens import sinusoids
+from scperformer.base.errors import InputError
+from scperformer.cells.alignment import align
+from scperformer.cells.on_disk import Sample
+from scperformer.cells.reference import make_reference
+from scperformer.config.compose import make_config
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.lab import initialise
+from scperformer.lab.initialise import load_init, place_new_genes, start_head
+from scperformer.lab.supervised import Learner
+from scperformer.model.batches import Cells
+from scperformer.model.folder import read_model, write_model
+from scperformer.model.load import load_encoder
+from scperformer.training import train
+
+FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
+SHAPE = ["model=tiny", "tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """An encoder of 150 of the 200 genes, in another order."""
+    adata = make_counts()[:, np.random.default_rng(1).permutation(200)[:150]].copy()
+    folder = tmp_path_factory.mktemp("pretrained") / "start"
+    return scperformer.pretrain(adata, output=folder, options=as_options([*FAST, *SHAPE])).path
+
+
+def config(init, *overrides):
+    return make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", f"init='{init}'", *FAST, *overrides])
+
+
+def adopt_options(cfg):
+    return initialise.adopt_options(cfg, load_init(cfg))
+
+
+def in_order_of_init(reference, cfg):
+    return initialise.in_order_of_init(reference, load_init(cfg))
+
+
+def new_network(reference, cfg):
+    network, _ = train.new_network(reference, cfg, load_init(cfg))
+    return network
+
+
+def started(counts_adata, init, *overrides):
+    cfg = adopt_options(config(init, *overrides))
+    reference = in_order_of_init(make_reference(Sample(counts_adata, Path("a.h5ad")), cfg), cfg)
+    return reference, new_network(reference, cfg), cfg
+
+
+# --- options -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_options_of_the_encoder_are_taken_over(pretrained):
+    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "head=cls", "model.linear=false"))
+    assert (cfg.tokens.name, cfg.tokens.num_bins) == ("bins", 40)
+    assert (cfg.model.dim, cfg.model.depth, cfg.attention["name"]) == (16, 2, "softmax")
+    assert (cfg.model.dropout, cfg.model.linear, cfg.head.name) == (0.3, False, "cls")  # these are not the encoder's
+
+
+def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
+    """`train` fits a model without layers by default; what is given beside `init` stays as it was given."""
+    cfg = adopt_options(config(pretrained))
+    assert (cfg.model.positions, cfg.head) == ("gene", HeadConfig())
+    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "model.linear=false", "head.hidden=[8]"))
+    assert (cfg.model.dropout, cfg.model.linear, cfg.head) == (0.3, False, HeadConfig(hidden=[8]))
+    cfg = adopt_options(config(pretrained, "model=tiny", "head=cls", "model.gene_dropout=0.1"))
+    assert (cfg.model.gene_dropout, cfg.head) == (0.1, HeadConfig(name="cls"))
+
+
+def test_the_same_options_may_be_given_again(pretrained):
+    assert adopt_options(config(pretrained, *SHAPE)) == adopt_options(config(pretrained))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.dim=64", r"model\.dim=64; expected model\.dim=16, as the encoder of init=.*: leave the options"),
+        ("model.norm=post", r"model\.norm=post; expected model\.norm=pre"),
+        ("tokens=scbert", r"tokens\.name=scbert; expected tokens\.name=bins"),
+        ("attention=rbf", r"attention\.name=rbf; expected attention\.name=softmax"),
+        ("attention.num_features=8", r"attention\.num_features=8; expected attention=softmax"),
+        ("data.target_sum=1e6", r"data\.target_sum=1000000\.0; expected data\.target_sum=10000\.0"),
+        ("model.encoder=false", "model.encoder=false with init; expected an encoder to start"),
+    ],
+)
+def test_contradictions_are_refused(pretrained, override, message):
+    with pytest.raises(InputError, match=message):
+        adopt_options(config(pretrained, override))
+
+
+def test_init_mode_needs_init():
+    with pytest.raises(InputError, match=r"init_mode=head; expected init=FOLDER beside it"):
+        make_config("train", ["inputs=[a]", "label_key=x", "init_mode=head"])
+    with pytest.raises(InputError, match=r"init_mode=half; expected one of full, last_layer, head"):
+        config("x", "init_mode=half")
+
+
+@pytest.mark.slow
+def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
+    with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
+        adopt_options(config(tmp_path / "none"))
+    words = ["model.encoder=false", *FAST]
+    linear = scperformer.train(counts_adata, "cell_type", output=tmp_path / "linear", options=as_options(words)).path
+    with pytest.raises(
+        InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
+    ):
+        adopt_options(config(linear))
+    words = ["model=performer", "model.queries=tokens", "model.head_dim=16", *FAST]
+    layers = scperformer.train(counts_adata, "cell_type", output=tmp_path / "layers", options=as_options(words)).path
+    with pytest.raises(
+        InputError,
+        match=r"no encoder to start from in init='.*layers' \(trained with model\.positions=coexpr",
+    ):
+        adopt_options(config(layers))
+
+
+# --- weights -------------------------------------------------------------------------------------------------
+
+
+def test_vectors_follow_their_genes(pretrained, counts_adata, caplog):
+    saved = read_model(pretrained)
+    with caplog.at_level("INFO", logger="scperformer"):
+        reference, network, _ = started(counts_adata, pretrained)
+    assert f"encoder starts from start, which knows {len(saved.genes)} of {len(reference.genes)} genes" in caplog.text
+    state = network.encoder.state_dict()
+    theirs = saved.weights["model.encoder.embedding.gene.weight"]
+    for row, gene in enumerate(reference.genes):
+        mine = state["embedding.gene.weight"][row].numpy()
+        if gene in saved.genes:
+            np.testing.assert_array_equal(mine, theirs[saved.genes.index(gene)])
+        else:
+            assert not (mine == theirs).all(1).any()
+    np.testing.assert_array_equal(state["embedding.gene.weight"][-1], theirs[-1])
+    for name, tensor in state.items():
+        if name != "embedding.gene.weight":
+            np.testing.assert_array_equal(tensor, saved.weights["model.encoder." + name])
+
+
+def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_adata):
+    cfg = adopt_options(config(pretrained))
+    before = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    after = in_order_of_init(before, cfg)
+    known = [gene for gene in read_model(pretrained).genes if gene in before.genes]
+    assert after.genes[: len(known)] == known
+    assert sorted(after.genes) == sorted(before.genes)
+    back = align(after.x, np.array([before.genes.index(gene) for gene in after.genes]), len(before.genes))
+    assert (back != before.x).nnz == 0
+
+
+def test_a_reference_may_call_the_genes_of_the_encoder_otherwise(pretrained, counts_adata):
+    plain, network, _ = started(counts_adata, pretrained)
+    counts_adata.var_names = [name.lower() for name in counts_adata.var_names]
+    other, same, _ = started(counts_adata, pretrained)
+    assert other.genes == [name.lower() for name in plain.genes]
+    assert (other.x != plain.x).nnz == 0
+    for name, tensor in network.encoder.state_dict().items():
+        torch.testing.assert_close(same.encoder.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, pretrained):
+    """In another order and beside new genes that no cell expresses."""
+    tokens, model, attention = TokensConfig(), ModelConfig(), {"name": name}
+    if name in ("linformer", "conv"):
+        attention["projected_length"] = 8
+    torch.manual_seed(0)
+    old = Encoder(30, tokens, model, attention, torch.Generator().manual_seed(0)).eval()
+    genes = [f"G{i}" for i in range(30)]
+    weights = {f"model.encoder.{key}": tensor.numpy() for key, tensor in old.state_dict().items()}
+    saved = replace(read_model(pretrained), genes=genes, weights=weights)
+    mechanism = old.mechanisms[0]
+    more = [*genes, "NEW1", "NEW2"]
+    if not mechanism.order_sensitive:  # in_order_of_init gives the others the order that they know
+        more = [more[i] for i in np.random.default_rng(0).permutation(32)]
+    torch.manual_seed(1)
+    new = Encoder(32, tokens, model, attention, torch.Generator().manual_seed(1)).eval()
+    load_encoder(new, saved, more, "x")
+    x = csr_matrix(np.random.default_rng(0).gamma(1, 2, (1, 30)) * (np.arange(30) % 3 > 0), dtype=np.float32)
+    with torch.no_grad():
+        before = old(Cells(x, tokens).batch([0]))[0]
+        after = new(Cells(align(x, np.array([more.index(gene) for gene in genes]), len(more)), tokens).batch([0]))[0]
+    place = {gene: row for row, gene in enumerate(gene for gene in more if gene in genes and x[0, genes.index(gene)])}
+    rows = [place[gene] for gene in genes if x[0, genes.index(gene)]]
+    torch.testing.assert_close(after[[*rows, -1]], before, rtol=1e-4, atol=1e-5)
+
+
+def test_new_genes_get_vectors_that_make_sense(pretrained, counts_adata):
+    _, network, _ = started(counts_adata, pretrained, "init_mode=head")
+    table = network.encoder.embedding.gene.weight
+    known = len(read_model(pretrained).genes)
+    torch.testing.assert_close(table[known:-1], table[:known].mean(0).expand_as(table[known:-1]))
+
+
+def test_new_sinusoidal_genes_have_positions_of_their_own():
+    model = ModelConfig(positions="sinusoidal")
+    encoder = Encoder(6, TokensConfig(), model, {"name": "softmax"}, torch.Generator())
+    with torch.no_grad():
+        encoder.embedding.gene.weight[[0, 1, 2, 6]] = sinusoids(9, model.dim)[[5, 3, 1, 8]]  # 8 genes, and the special
+    place_new_genes(encoder, [0, 1, 2], 8, "sinusoidal", learns=True)
+    torch.testing.assert_close(encoder.embedding.gene.weight[3:6], sinusoids(12, model.dim)[9:])
+
+
+def test_too_few_known_genes(pretrained, counts_adata):
+    counts_adata.var_names = [f"OTHER{i}" for i in range(195)] + [f"GENE{i}" for i in range(5)]
+    with pytest.raises(InputError, match=r"\d of \d+ genes of the reference in init=.*; expected at least 10%"):
+        started(counts_adata, pretrained)
+    counts_adata.var_names = [f"ENSG{i:011d}" for i in range(200)]
+    with pytest.raises(InputError, match="convert var_names from Ensembl ids to gene symbols"):
+        started(counts_adata, pretrained)
+
+
+def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
+    saved = read_model(pretrained)
+    name = "model.encoder.layers.0.to_out.weight"
+    saved.weights[name] = saved.weights[name][:, :-1]
+    write_model(saved, tmp_path / "odd")
+    with pytest.raises(InputError, match=r"weights 'layers\.0\.to_out\.weight' of \(16, 31\)"):
+        started(counts_adata, tmp_path / "odd")
+    del saved.weights[name]
+    write_model(saved, tmp_path / "less")
+    with pytest.raises(InputError, match=r"damaged model .*: no weights 'layers\.0\.to_out\.weight'"):
+        started(counts_adata, tmp_path / "less")
+
+
+# --- what learns ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
+)
+def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
+    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, "model.gene_dropout=0", "model.linear=false"]
+    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
+    before, after = read_model(pretrained), read_model(folder)
+    _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.linear=false")
+    start = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    moved = {name for name in start if not np.array_equal(start[name], after.weights[name])}
+    encoder = {name for name in moved if name.startswith("model.encoder.")}
+    last = {name for name in start if name.startswith(("model.encoder.layers.1.", "model.encoder.norm."))}
+    assert "model.head.labels.weight" in moved
+    if mode == "full":
+        assert {name for name in start if name.startswith("model.encoder.")} == encoder
+    else:
+        assert encoder == (last if mode == "last_layer" else set())
+    record = after.provenance["init"]
+    assert record == {
+        "name": "start",
+        "hash": before.hash,
+        "kind": "encoder",
+        "num_known_genes": len(before.genes),
+        "mode": mode,
+    }
+    assert after.provenance["options"]["init"] == "start"
+    assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
+    words = [f"init='{tiny_model}'", *FAST]
+    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
+    record = read_model(folder).provenance["init"]
+    assert (record["kind"], record["hash"]) == ("annotator", read_model(tiny_model).hash)
+    annotated = scperformer.annotate(counts_adata, scperformer.load_model(folder))
+    right = annotated.obs["scperformer_label"].astype(str) == annotated.obs["cell_type"].astype(str)
+    assert right.mean() > 0.9
+
+
+def test_without_init_nothing_is_other(counts_adata):
+    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", *FAST])
+    assert adopt_options(cfg) == cfg
+    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    assert in_order_of_init(reference, cfg) is reference
+    assert all(p.requires_grad for p in new_network(reference, cfg).parameters())
+
+
+# --- the head starts as logistic regression on the vectors of the encoder --------------------------------------
+
+
+def with_init(counts_adata, init, *overrides):
+    words = ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", f"init='{init}'", *overrides]
+    cfg = make_config("train", words)
+    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    return new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels), cfg
+
+
+@pytest.mark.parametrize(("head", "linear"), [("mean", True), ("cls", False)])
+def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head, linear):
+    as_they_are = ["model.gene_dropout=0", "model.dropout=0"]
+    network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.linear={linear}", *as_they_are)
+    batch = cells.batch(np.arange(len(cells)))
+    with torch.no_grad():
+        seen = network.eval().pool(network.encoder(batch), batch).numpy()
+    start_head(network.train(), cells, cfg)
+    assert network.training
+    estimator = make_pipeline(StandardScaler(), LogisticRegression(C=10, class_weight="balanced", max_iter=1000))
+    wanted = estimator.fit(seen, cells.known_labels).decision_function(seen)
+    network.eval()
+    with torch.no_grad():
+        _, encoder, _ = network.branches(batch)
+    np.testing.assert_allclose(encoder, wanted, atol=1e-2 * np.abs(wanted).max())  # both stop at a small gradient
+    assert (wanted.argmax(1) == cells.known_labels).mean() > 0.8  # a third would be right by chance
+
+
+@pytest.mark.parametrize("overrides", [["conditions=full"], ["model.gene_dropout=0", "model.dropout=0.5"]], ids=str)
+def test_the_first_losses_are_about_those_of_a_network_that_starts_at_zero(counts_adata, pretrained, overrides):
+    """After a short pretraining the vectors of cells differ less than those of one cell in two training steps."""
+    reference, network, cfg = started(counts_adata, pretrained, "model.linear=false", *overrides)
+    cells = Cells(reference.x, cfg.tokens, reference.labels)
+    start_head(network, cells, cfg)
+    learner = Learner(network, cells.known_labels, cfg)
+    learner.learn_under_conditions(cells, cells.known_labels)
+    torch.manual_seed(0)
+    with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):  # nothing is logged
+        losses = [float(learner.training_step(cells.labelled_batch(np.arange(len(cells))), step)) for step in range(3)]
+    assert max(losses) < 1.1 * np.log(3)
+
+
+def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(counts_adata, tiny_model):
+    for overrides in (["head.hidden=[8]"], ["init=null"]):
+        network, cells, cfg = with_init(counts_adata, tiny_model, *overrides)
+        before = network.head.labels.weight.clone()
+        start_head(network, cells, cfg)
+        assert torch.equal(network.head.labels.weight, before)
+
+
+def test_options_without_effect_on_pretraining_are_named(caplog):
+    words = ["tokens=bins", "masking.mask_share=0.5", "trainer.max_epochs=5"]
+    adopt_options(make_config("pretrain", ["inputs=[a.h5ad]", "model=performer", *words]))
+    assert "tokens, masking.mask_share: no effect with model=performer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [
+        ("model=pooled attention=softmax", "attention"),
+        ("tokens=bins conditions=full", "tokens, conditions"),
+        ("trainer.max_epochs=5 trainer.devices=2", "trainer.max_epochs, trainer.devices"),
+        ("attention=softmax seed=1", None),
+        ("model=tiny tokens=bins", None),
+    ],
+)
+def test_options_without_effect_are_named(words, ignored, caplog):
+    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]))
+    said = "no effect with model=performer or pooled, which is trained for trainer.max_steps=600 by one process"
+    assert (said in caplog.text) == (ignored is not None)
+    assert ignored is None or f"{ignored}: {said}" in caplog.text

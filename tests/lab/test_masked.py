@@ -1,0 +1,378 @@
+"""Pretraining: the choice of hidden values, the losses, the naive guess, resumed runs, and the network."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from support.killed import run_until_killed
+from support.masked import NUM_CELLS, NUM_GENES, TOKENS, batch_of, expression
+
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.registry import MECHANISMS
+from scperformer.attention.tokens import log2_bins, mask_token
+from scperformer.cells.corpus import make_corpus
+from scperformer.cells.on_disk import Sample
+from scperformer.cells.splits import stratified_split
+from scperformer.config.compose import make_config
+from scperformer.config.groups import MaskingConfig, ModelConfig, TokensConfig
+from scperformer.lab import masked, pretrain
+from scperformer.lab.masked import (
+    HIDDEN,
+    MaskedLearner,
+    MaskedModel,
+    hidden_loss,
+    hide_values,
+    naive_guess,
+    naive_table,
+    train_masked,
+)
+from scperformer.model.batches import Cells, seed_of
+
+OVERRIDES = [
+    "inputs=[a.h5ad]",
+    "model=tiny",
+    "logger=none",
+    "trainer.max_epochs=3",
+    "attention.redraw_interval=4",
+    "data.min_genes=0",
+]
+
+
+def config(*overrides):
+    return make_config("pretrain", [*OVERRIDES, *overrides])
+
+
+def new_masked_model(corpus, train, cfg) -> MaskedModel:
+    network, _ = pretrain.new_masked_model(corpus, train, cfg, None)
+    return network
+
+
+def parts(adata, cfg):
+    corpus = make_corpus([Sample(adata, Path("a.h5ad"), "")], cfg)
+    rows = stratified_split(corpus.file_of_cell, 0.2, cfg.seed, least=0)
+    train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
+    return corpus, train, val
+
+
+def last_state(folder) -> dict[str, torch.Tensor]:
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
+    return saved["state_dict"]
+
+
+@pytest.mark.slow
+def test_resumed_run_ends_with_the_same_weights(counts_adata, tmp_path, monkeypatch):
+    cfg = config("trainer.max_epochs=2")
+    corpus, train, val = parts(counts_adata, cfg)
+    torch.set_num_threads(1)
+    whole = train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "whole")
+
+    run_until_killed(
+        monkeypatch,
+        MaskedLearner,
+        lambda: train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "cut"),
+    )
+    resumed = train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "cut")
+    one, two = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert whole == resumed
+    # A run that was cut off after its last epoch trains no more and comes to the same.
+    again = train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "cut")
+    assert again == whole
+
+
+@pytest.mark.parametrize("options", [[], pytest.param(["tokens=bins"], marks=pytest.mark.slow)], ids=str)
+def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
+    cfg = config("trainer.max_epochs=6", "trainer.batch_size=8", "optim.lr=0.01", *options)
+    corpus, train, val = parts(counts_adata, cfg)
+    network = new_masked_model(corpus, train, cfg)
+    before = {name: tensor.clone() for name, tensor in network.weights().items()}
+    learner = MaskedLearner(network.eval(), train, cfg)
+    with torch.no_grad():
+        start = learner.losses(val.batch(np.arange(len(val))), 0)
+    found = train_masked(network, train, val, cfg, tmp_path)
+    assert found["loss"] < 0.9 * float(start[0] / start[2])
+    fixed = ("directions", "signs", "order", "gaussian", "scale")
+    same = [name for name, tensor in network.weights().items() if torch.equal(tensor, before[name])]
+    assert [name for name in same if not any(word in name for word in fixed)] == []
+
+
+def test_validation_hides_the_same_values_in_every_epoch(counts_adata):
+    cfg = config()
+    corpus, train, val = parts(counts_adata, cfg)
+    learner = MaskedLearner(new_masked_model(corpus, train, cfg).eval(), train, cfg)
+    batch = val.batch(np.arange(len(val)))
+    with torch.no_grad():
+        first = learner.losses(batch, 0)
+        torch.manual_seed(99)
+        assert torch.equal(learner.losses(batch, 0), first)
+        assert not torch.equal(learner.losses(batch, 1), first)
+
+
+def test_losses_add_up_over_batches(counts_adata):
+    """The sums of a batch are those of every hidden value."""
+    cfg = config("tokens=bins")
+    corpus, train, val = parts(counts_adata, cfg)
+    learner = MaskedLearner(new_masked_model(corpus, train, cfg).eval(), train, cfg)
+    batch = val.batch(np.arange(len(val)))
+    with torch.no_grad():
+        sums = learner.losses(batch, 3)
+        seen, chosen = hide_values(batch, cfg.tokens, cfg.masking, seed_of("masked in validation", cfg.seed, 3))
+        true = batch.values_BL[chosen]
+        logits = learner.network(seen, chosen)
+    by_hand = (logits.logsumexp(1) - logits.gather(1, true[:, None])[:, 0]).sum()
+    assert float(sums[0]) == pytest.approx(float(by_hand), rel=1e-4)
+    assert float(sums[2]) == len(true)
+
+
+@pytest.mark.parametrize("options", [[], ["tokens=bins"]], ids=str)
+def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, monkeypatch, options):
+    """The mean of the gradients of two processes is the gradient of the mean over the hidden values of both."""
+    cfg = config("model.gene_dropout=0", "model.dropout=0", *options)
+    corpus, train, _ = parts(counts_adata, cfg)
+    learner = MaskedLearner(new_masked_model(corpus, train, cfg), train, cfg)
+    monkeypatch.setattr(learner, "log", lambda *arguments, **options: None)
+    shares = [train.batch(np.arange(3)), train.batch(np.arange(3, 12))]
+    hidden = [
+        hide_values(tokens, cfg.tokens, cfg.masking, seed_of("masked in training", cfg.seed, 0, rank))
+        for rank, tokens in enumerate(shares)
+    ]
+    true = [tokens.values_BL[chosen] for tokens, (_, chosen) in zip(shares, hidden, strict=True)]
+    num_hidden = len(torch.cat(true))
+    monkeypatch.setattr(masked, "process_factor", lambda own: own * 2 / num_hidden)
+    of_processes = []
+    for rank, tokens in enumerate(shares):
+        monkeypatch.setattr(MaskedLearner, "global_rank", rank)
+        loss = learner.training_step((tokens, torch.zeros(len(tokens.keep_BL))), 0)
+        of_processes.append(torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True))
+    predicted = torch.cat([learner.network(*pair) for pair in hidden])
+    loss = hidden_loss(predicted, torch.cat(true), cfg.masking)
+    together = torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True)
+    for mine, yours, all_of_them in zip(*of_processes, together, strict=True):
+        torch.testing.assert_close((mine + yours) / 2, all_of_them, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_every_mechanism_can_be_pretrained(counts_adata, monkeypatch):
+    monkeypatch.setattr(MaskedLearner, "log", lambda *arguments, **options: None)
+    for name in MECHANISMS:
+        cfg = make_config("pretrain", [*OVERRIDES[:4], "data.min_genes=0", f"attention={name}"])
+        corpus, train, _ = parts(counts_adata, cfg)
+        learner = MaskedLearner(new_masked_model(corpus, train, cfg), train, cfg)
+        learner.training_step((train.batch(np.arange(8)), torch.zeros(8)), 0).backward()
+        gradients = [parameter.grad for parameter in learner.parameters() if parameter.grad is not None]
+        assert len(gradients) > 5, name
+        assert all(gradient.isfinite().all() for gradient in gradients), name
+
+
+# --- the network ---------------------------------------------------------------------------------------------
+
+
+def new_model(tokens: TokensConfig, seed: int = 0, **options) -> MaskedModel:
+    torch.manual_seed(seed)
+    attention = {"name": "favor", "num_features": 16}
+    encoder = Encoder(NUM_GENES, tokens, ModelConfig(), attention, torch.Generator().manual_seed(seed))
+    return MaskedModel(encoder, **options).eval()
+
+
+@pytest.mark.parametrize("name", list(TOKENS))
+def test_predictions_do_not_depend_on_hidden_values(name):
+    tokens = TOKENS[name]
+    model, x = new_model(tokens), expression(6)
+    batch = batch_of(x, tokens)
+    seen, chosen = hide_values(batch, tokens, MaskingConfig(mask_share=1.0), seed=1)
+    predicted = model(seen, chosen)
+    assert len(predicted) == chosen.sum()
+    assert predicted.shape[1:] == (() if tokens.name == "continuous" else (tokens.num_bins + 2,))
+    # The first cell alone gives the same: predictions stand in the order of the batch.
+    first = Cells(x[:1], tokens).batch([0], length=batch.keep_BL.shape[1])
+    first.values_BL, first.x_BL = seen.values_BL[:1], seen.x_BL[:1]
+    num = int(chosen[0].sum())
+    torch.testing.assert_close(model(first, chosen[:1]), predicted[:num], rtol=1e-4, atol=1e-5)
+
+
+def test_all_hidden_values_are_embedded_alike_and_others_as_before():
+    tokens = TOKENS["continuous"]
+    torch.manual_seed(0)
+    encoder = Encoder(NUM_GENES, tokens, ModelConfig(), {"name": "favor"}, torch.Generator())
+    values = torch.tensor([[0.0, 0.5, 3.0, HIDDEN]])
+    before = encoder.embedding.expression(values)
+    MaskedModel(encoder)
+    after = encoder.embedding.expression(values)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert torch.equal(after[0, 3], encoder.embedding.expression.mask_D)
+    after.sum().backward()
+    assert (encoder.embedding.expression.mask_D.grad == 1).all()
+
+
+@pytest.mark.parametrize("name", ["bins", "continuous"])
+def test_weights_are_those_of_a_plain_encoder_and_come_back(name):
+    tokens = TOKENS[name]
+    one, two = new_model(tokens, 0, mean_x=2.0), new_model(tokens, 1)
+    weights = one.weights()
+    plain = Encoder(NUM_GENES, tokens, ModelConfig(), {"name": "favor", "num_features": 16}, torch.Generator())
+    prefix = "model.encoder."
+    assert {n.removeprefix(prefix) for n in weights if n.startswith(prefix)} == set(plain.state_dict())
+    rest = {n for n in weights if not n.startswith(prefix)}
+    if name == "bins":
+        assert rest == {"pretraining.decoder.output.weight", "pretraining.decoder.output.bias"}
+    plain.load_state_dict({n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)})
+    two.load_pretraining(weights)
+    assert all(torch.equal(two.weights()[n], weights[n]) for n in rest)
+    key = prefix + "layers.0.to_qkv.weight"
+    assert not torch.equal(two.weights()[key], weights[key])  # the control: the encoder is not among them
+
+
+def test_continuous_predictions_start_at_the_mean():
+    assert new_model(TOKENS["continuous"], mean_x=2.5).decoder[0].bias.item() == 2.5
+
+
+# --- hidden values --------------------------------------------------------------------------------------------------
+
+
+def hidden(x, tokens, masking=None, seed=0):
+    return hide_values(batch_of(x, tokens), tokens, masking or MaskingConfig(), seed)
+
+
+@pytest.fixture(params=list(TOKENS))
+def tokens(request) -> TokensConfig:
+    return TOKENS[request.param]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.15, 0.5, 1.0])
+def test_the_share_of_each_cells_expressed_genes_is_chosen(tokens, share):
+    x = expression()
+    _, chosen = hidden(x, tokens, MaskingConfig(share=share))
+    batch = batch_of(x, tokens)
+    for cell in range(NUM_CELLS):  # the naive twin counts, cell by cell
+        expressed = x[[cell]].nnz
+        assert int(chosen[cell].sum()) == min(expressed, max(1, round(share * expressed)))
+        genes = batch.genes_BL[cell][chosen[cell]].tolist()
+        assert len(set(genes)) == len(genes)
+        assert set(genes) <= set(x[[cell]].indices)  # so never the special position, padding or an unexpressed gene
+
+
+def test_every_gene_is_chosen_about_as_often(tokens):
+    x = expression(1)
+    expressed = x.nnz
+    draws = np.mean([hidden(x, tokens, seed=seed)[1].numpy() for seed in range(600)], axis=0)[0]
+    wanted = round(0.15 * expressed) / expressed
+    # Six standard deviations of a share of 600 draws.
+    assert np.abs(draws[draws > 0] - wanted).max() < 6 * (wanted * (1 - wanted) / 600) ** 0.5
+    assert (draws > 0).sum() == expressed
+
+
+@pytest.mark.parametrize("mask_share", [0.9, 0.5, 1.0, 0.0])
+def test_the_chosen_are_masked_or_shown_in_proportion(tokens, mask_share):
+    x = expression(400)
+    masking = MaskingConfig(share=0.5, mask_share=mask_share)
+    seen, chosen = hidden(x, tokens, masking)
+    before = batch_of(x, tokens)
+    mask = HIDDEN if tokens.name == "continuous" else mask_token(tokens)
+    counts = {"mask": 0, "same": 0, "other": 0}
+    for old, new in zip(before.values_BL[chosen].tolist(), seen.values_BL[chosen].tolist(), strict=True):
+        counts["mask" if new == mask else "same" if new == old else "other"] += 1
+    total = int(chosen.sum())
+    noise = 5 * (0.25 / total) ** 0.5  # five standard deviations of a share, at most
+    assert counts["mask"] / total == pytest.approx(mask_share, abs=noise if 0 < mask_share < 1 else 0)
+    assert counts["other"] == 0
+    for name in ("genes_BL", "keep_BL"):
+        assert torch.equal(getattr(seen, name), getattr(before, name))
+    for name in ("values_BL", "x_BL"):  # what was not chosen is as it was
+        assert torch.equal(getattr(seen, name)[~chosen], getattr(before, name)[~chosen])
+
+
+def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens):
+    """Other true values at the hidden places give the very same input, x included."""
+    masking = MaskingConfig(mask_share=1.0)
+    x = expression()
+    seen, chosen = hidden(x, tokens, masking)
+    places = batch_of(x, tokens)
+    other = x.tolil()
+    for cell in range(NUM_CELLS):
+        for gene in places.genes_BL[cell][chosen[cell]].tolist():
+            other[cell, gene] = x[cell, gene] + 1.7
+    other = csr_matrix(other, dtype=np.float32)
+    other.sort_indices()
+    again, chosen_again = hidden(other, tokens, masking)
+    assert torch.equal(chosen, chosen_again)
+    for name in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
+        assert torch.equal(getattr(seen, name), getattr(again, name)), name
+    # the control: values that are kept as they are do tell
+    kept = MaskingConfig(mask_share=0.0)
+    assert not torch.equal(hidden(x, tokens, kept)[0].x_BL, hidden(other, tokens, kept)[0].x_BL)
+
+
+def test_a_cell_without_expression_hides_nothing(tokens):
+    seen, chosen = hidden(csr_matrix((2, NUM_GENES), dtype=np.float32), tokens)
+    assert not chosen.any()
+    assert float(hidden_loss(torch.zeros(0), seen.x_BL[chosen], MaskingConfig())) == 0
+
+
+def test_the_same_seed_hides_the_same(tokens):
+    x = expression()
+    assert torch.equal(hidden(x, tokens, seed=4)[1], hidden(x, tokens, seed=4)[1])
+    assert not torch.equal(hidden(x, tokens, seed=4)[1], hidden(x, tokens, seed=5)[1])
+
+
+# --- loss ----------------------------------------------------------------------------------------------------
+
+
+def test_loss_of_bins_is_cross_entropy():
+    rng = np.random.default_rng(0)
+    logits, bins = rng.normal(size=(30, 7)), rng.integers(0, 6, 30)
+    terms = [np.log(np.exp(row).sum()) - row[b] for row, b in zip(logits, bins, strict=True)]
+    loss = hidden_loss(torch.tensor(logits), torch.tensor(bins), MaskingConfig())
+    assert float(loss) == pytest.approx(np.mean(terms), rel=1e-5)  # float32 logits
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+def test_loss_of_values(loss):
+    rng = np.random.default_rng(0)
+    guess, true = rng.normal(0, 2, 50), rng.normal(0, 2, 50)
+    errors = np.abs(guess - true)
+    terms = {"squared": errors**2, "huber": np.where(errors < 1, errors**2 / 2, errors - 0.5)}
+    found = hidden_loss(torch.tensor(guess).float(), torch.tensor(true).float(), MaskingConfig(loss=loss))
+    assert float(found) == pytest.approx(terms[loss].mean(), rel=1e-5)
+
+
+# --- the naive guess -----------------------------------------------------------------------------------------
+
+
+def test_naive_guess_of_values_is_gene_plus_cell():
+    x, tokens = expression(), TOKENS["continuous"]
+    batch = batch_of(x, tokens)
+    _, chosen = hidden(x, tokens)
+    overall = x.data.mean()
+    means = [(x[:, [g]].sum() + overall) / (x[:, [g]].nnz + 1) for g in range(NUM_GENES)]
+    wanted = []
+    for cell in range(NUM_CELLS):
+        row = x[[cell]]
+        is_hidden = np.isin(row.indices, batch.genes_BL[cell][chosen[cell]])
+        excess = [value - means[gene] for gene, value, h in zip(row.indices, row.data, is_hidden, strict=True) if not h]
+        wanted += [means[gene] + np.mean(excess) for gene in row.indices[is_hidden]]
+    found = naive_guess(naive_table(x, tokens), batch, chosen)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bins", "scbert"])
+def test_naive_guess_of_bins_is_gene_times_cell(name):
+    x, tokens = expression(), TOKENS[name]
+    size = tokens.num_bins + 2
+    batch = batch_of(x, tokens)
+    _, chosen = hidden(x, tokens)
+    overall = (np.bincount(log2_bins(x.data, tokens), minlength=size) + 1) / (x.nnz + size)
+    wanted = []
+    for cell in range(NUM_CELLS):
+        row = x[[cell]]
+        is_hidden = np.isin(row.indices, batch.genes_BL[cell][chosen[cell]])
+        seen = np.bincount(log2_bins(row.data[~is_hidden], tokens), minlength=size)
+        of_cell = (seen + overall) / (seen.sum() + 1)
+        for gene in row.indices[is_hidden]:
+            of_gene = np.bincount(log2_bins(x[:, [gene]].data, tokens), minlength=size) + overall
+            product = of_gene / of_gene.sum() * of_cell / overall
+            wanted.append(product / product.sum())
+    found = naive_guess(naive_table(x, tokens), batch, chosen).softmax(1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)  # float32 logarithms of small shares

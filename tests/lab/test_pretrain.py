@@ -1,0 +1,258 @@
+"""Pretraining from files to a folder, by hand and from the shell, and what such a folder is good for."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_counts
+from support.distributed import said
+from support.words import as_options
+
+import scperformer
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
+from scperformer.cli.words import to_overrides
+from scperformer.config.compose import make_config
+from scperformer.lab.pretrain import run_pretrain
+from scperformer.model.content import INFO
+from scperformer.model.folder import CARD, read_model
+from scperformer.training import run_folder
+
+FAST = ["model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
+
+
+def config(*paths, overrides=()):
+    inputs = ",".join(f"'{path}'" for path in paths)
+    return make_config("pretrain", [f"inputs=[{inputs}]", *FAST, *overrides])
+
+
+@pytest.fixture
+def corpus(counts_adata, write):
+    """Two files of half of the cells each; no labels."""
+    del counts_adata.obs["cell_type"]
+    return [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
+
+
+@pytest.mark.slow
+def test_from_the_shell_to_labels(command, corpus, counts_adata, write, tmp_path):
+    ran = command("pretrain", *corpus, *FAST, "tokens=bins", "output=my_encoder")
+    assert ran.code == 0, ran.err
+    assert "naive guess" in ran.err
+    assert sorted(path.name for path in (tmp_path / "my_encoder").iterdir()) == sorted(
+        [".scperformer.json", "MODEL_CARD.md", "bundle.json", "genes.tsv", "model.safetensors"]
+    )
+    counts_adata.obs["cell_type"] = np.array(["a", "b", "c"])[np.arange(120) % 3]
+    reference = write(counts_adata, "reference.h5ad")
+    words = ["train", reference, "label_key=cell_type", *FAST, "init=my_encoder", "init_mode=last_layer"]
+    ran = command(*words, "output=my_model")
+    assert ran.code == 0, ran.err
+    assert "encoder starts from my_encoder, which knows 200 of 200 genes; init_mode=last_layer" in ran.err
+    ran = command("predict", reference, "model_path=my_model", "output=out.h5ad")
+    assert ran.code == 0, ran.err
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    """An encoder of the cells of `make_counts`; tests that change it copy it first."""
+    return scperformer.pretrain(
+        make_counts(), output=tmp_path_factory.mktemp("encoder") / "enc", options=as_options(FAST)
+    ).path
+
+
+@pytest.mark.parametrize("words", [["predict"], ["check"], ["analyze", "spectrum"]], ids=lambda words: words[0])
+def test_an_encoder_cannot_annotate(command, corpus, encoder, words):
+    ran = command(*words, corpus[0], f"model_path={encoder}")
+    assert ran.code == 2
+    *_, line = ran.err.splitlines()
+    assert line.startswith(f"error: an encoder without labels at '{encoder}'; expected a model")
+    assert line.endswith(f"scperformer train REFERENCE label_key=COLUMN init={encoder}.")
+
+
+def test_its_genes_can_still_be_aligned_to(command, corpus, encoder):
+    assert command("preprocess", corpus[1], f"model_path={encoder}", "output=aligned.h5ad").code == 0
+
+
+def test_the_folder_says_everything(corpus, tmp_path):
+    output = run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'enc'}'", "seed=3", "tokens=bins"]))
+    saved = read_model(output)
+    info = json.loads((output / INFO).read_text())
+    assert (saved.kind, info["kind"], saved.labels) == ("encoder", "encoder", [])
+    made = saved.provenance
+    assert [file["name"] for file in made["corpus"]] == ["part0.h5ad", "part1.h5ad"]
+    assert [file["sha256"] for file in made["corpus"]] == [sha256(path) for path in corpus]
+    assert [file["num_cells"] for file in made["corpus"]] == [60, 60]
+    assert made["corpus"][0]["input"] == "counts from X, as ln(1 + counts per 10,000)"
+    assert (made["num_cells"], made["seed"], saved.metrics["num_val_cells"]) == (120, 3, 12)
+    assert {"loss", "naive_loss", "best_epoch", "seconds"} <= set(saved.metrics)
+    assert str(tmp_path) not in (output / INFO).read_text()
+    card = (output / CARD).read_text()
+    assert "it cannot annotate" in card
+    assert made["command"] in card
+    program, step, *words = shlex.split(made["command"])
+    assert (program, step, words[:2]) == ("scperformer", "pretrain", ["part0.h5ad", "part1.h5ad"])
+    again = make_config("pretrain", to_overrides(words, "pretrain"))
+    assert (again.tokens.name, again.trainer.max_epochs) == ("bins", 1)
+    assert sorted(path.name for path in (tmp_path / "enc.run").iterdir()) == sorted(
+        [".scperformer.json", "config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]
+    )
+    assert json.loads((tmp_path / "enc.run" / "provenance.json").read_text()) == made
+    assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
+
+
+def test_the_page_on_formats_names_what_is_written(encoder):
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    info = json.loads((encoder / INFO).read_text())
+    written = [*info, *info["metrics"], *info["provenance"], *info["provenance"]["corpus"][0], "init", "genes"]
+    assert [name for name in written if f"`{name}`" not in page] == []
+
+
+def test_in_memory(counts_adata, tmp_path, torch_unchanged):
+    with torch_unchanged():
+        path = scperformer.pretrain(
+            [counts_adata, counts_adata], output=tmp_path / "enc", options=as_options(FAST)
+        ).path
+    one = read_model(path)
+    assert one.provenance["command"].startswith("scperformer.pretrain(adatas, options={")
+    assert one.provenance["num_cells"] == 240
+    assert (
+        read_model(scperformer.pretrain(counts_adata, output=tmp_path / "b", options=as_options(FAST)).path).genes
+        == one.genes
+    )
+
+
+@pytest.mark.slow
+def test_pretraining_goes_on_from_an_encoder(corpus, tmp_path, counts_adata):
+    options = [f"output='{tmp_path / 'one'}'", "tokens=bins", "model.dim=16"]
+    first = read_model(run_pretrain(config(corpus[0], overrides=options)))
+    cfg = config(corpus[1], overrides=[f"output='{tmp_path / 'two'}'", f"init='{tmp_path / 'one'}'", "optim.lr=1e-9"])
+    second = read_model(run_pretrain(cfg))
+    assert second.genes == first.genes
+    assert second.config["tokens"]["name"] == "bins"
+    for name, weights in first.weights.items():  # nothing has moved at such a learning rate, the output layer included
+        np.testing.assert_allclose(second.weights[name], weights, atol=1e-6)
+    record = second.provenance["init"]
+    assert (record["hash"], record["num_known_genes"]) == (first.hash, len(first.genes))
+    assert first.hash[:12] in (tmp_path / "two" / CARD).read_text()
+
+
+def test_genes_path_gives_the_genes(corpus, tmp_path):
+    (tmp_path / "genes.txt").write_text("GENE7\nABSENT\n" + "\n".join(f"GENE{i}" for i in range(40, 60)) + "\n")
+    output = run_pretrain(config(*corpus, overrides=[f"genes_path='{tmp_path / 'genes.txt'}'"]))
+    assert output == corpus[0].with_suffix(".encoder")  # the default: beside the first file
+    saved = read_model(output)
+    assert saved.name == "part0"
+    assert saved.genes[:3] == ["GENE7", "ABSENT", "GENE40"]
+    assert saved.provenance["options"]["genes_path"] == "genes.txt"
+    assert "genes_path=genes.txt" in saved.provenance["command"]
+
+
+@pytest.mark.slow
+def test_unfinished_runs_are_continued_or_refused(corpus, tmp_path, monkeypatch):
+    """Cut off after training, before the folder is written."""
+
+    def cut_off(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    options = [f"output='{tmp_path / 'enc'}'"]
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "write_model", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            run_pretrain(config(*corpus, overrides=options))
+    with pytest.raises(InputError, match=r"an unfinished run in .*resume=true continues it"):
+        run_pretrain(config(*corpus, overrides=options))
+    with pytest.raises(InputError, match=r"other options \(masking\.share=0\.3, was 0\.15\)"):
+        run_pretrain(config(*corpus, overrides=[*options, "resume=true", "masking.share=0.3"]))
+    with pytest.raises(InputError, match="another reference"):
+        run_pretrain(config(corpus[0], overrides=[*options, "resume=true"]))
+    resumed = read_model(run_pretrain(config(*corpus, overrides=[*options, "resume=true"])))
+    whole = read_model(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'whole'}'"])))
+    assert all(np.array_equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
+    # the control: another seed gives another encoder
+    other = read_model(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'other'}'", "seed=1"])))
+    name = "model.encoder.layers.0.to_qkv.weight"
+    assert not np.array_equal(other.weights[name], whole.weights[name])
+
+
+def test_learning_nothing_is_said(corpus, tmp_path, caplog):
+    output = run_pretrain(config(*corpus, overrides=["optim.lr=1e-9"]))
+    assert "the encoder predicts no better than the naive guess" in caplog.text
+    assert "**it has learned nothing" in (output / CARD).read_text()
+
+
+REFUSED = {
+    "no file": ([], [], r"no input file; expected at least one file: .*scperformer pretrain"),
+    "no such file": (["none.h5ad"], [], "no file none.h5ad"),
+    "twice": (["part0.h5ad", "part0.h5ad"], [], "the same file twice"),
+    "no encoder": (["part0.h5ad"], ["model.encoder=false"], r"model\.encoder=False; expected true with pretrain"),
+    "both": (["part0.h5ad"], ["init=x", "genes_path=y"], "genes_path=y; expected no genes_path beside init"),
+    "no start": (["part0.h5ad"], ["init=x"], r"no bundle\.json at init='x'"),
+    "no vectors": (["part0.h5ad"], ["model=scbert"], r"no model\.gene2vec_path"),
+    "memory": (["part0.h5ad"], ["tokens.unexpressed=memory", "attention=softmax"], "unexpressed=memory with"),
+    "diverges": (["part0.h5ad"], ["optim.lr=1e12", "optim.gradient_clip=0"], r"diverged.*lower optim\.lr"),
+    "automatic": (["part0.h5ad"], ["trainer.batch_size=auto"], r"batch_size=auto; expected a whole number.*pretrain"),
+    "too few": (["part0.h5ad"], ["data.min_genes=199"], r"drops all 60 cells"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(command, corpus, tmp_path, case):
+    files, options, message = REFUSED[case]
+    ran = command("pretrain", *files, *FAST, *options, "output=enc")
+    assert ran.code == 2
+    *_, line = ran.err.splitlines()
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(line)
+    assert not (tmp_path / "enc").exists()
+    assert not (tmp_path / "enc.run").exists()
+
+
+def test_an_encoder_of_an_unknown_kind_is_damaged(encoder, tmp_path):
+    output = Path(shutil.copytree(encoder, tmp_path / "other"))
+    info = json.loads((output / INFO).read_text())
+    (output / INFO).write_text(json.dumps(info | {"kind": "other"}))
+    with pytest.raises(InputError, match=r"damaged model .*of an unknown kind"):
+        read_model(output)
+    del info["provenance"]["corpus"]
+    (output / INFO).write_text(json.dumps(info))
+    with pytest.raises(InputError, match=r"without .*corpus"):
+        read_model(output)
+
+
+def test_models_from_before_kinds_still_load(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "old")
+    info = json.loads((tmp_path / "old" / INFO).read_text())
+    del info["kind"]
+    (tmp_path / "old" / INFO).write_text(json.dumps(info))
+    assert read_model(tmp_path / "old").kind == "annotator"
+    assert scperformer.load_model(tmp_path / "old").saved.labels == ["B cell", "Monocyte", "T cell"]
+
+
+@pytest.mark.slow
+def test_scberts_tokens_with_its_own_vectors(corpus, tmp_path):
+    """Fixed vectors of genes stay as the file has them, through pretraining and training."""
+    rng = np.random.default_rng(0)
+    lines = [f"GENE{i} " + " ".join(f"{v:.3f}" for v in rng.normal(size=32)) for i in range(200)]
+    (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
+    options = ["tokens=scbert", "model.positions=gene2vec", f"model.gene2vec_path='{tmp_path / 'vectors.txt'}'"]
+    saved = read_model(run_pretrain(config(corpus[0], overrides=[*options, f"output='{tmp_path / 'enc'}'"])))
+    wanted = np.array([lines[int(gene[4:])].split()[1:] for gene in saved.genes], dtype=np.float32)
+    np.testing.assert_array_equal(saved.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
+    assert saved.config["model"]["gene2vec_path"] == "vectors.txt"
+    cfg = config(corpus[1], overrides=[f"init='{tmp_path / 'enc'}'", f"output='{tmp_path / 'next'}'"])
+    again = read_model(run_pretrain(cfg))  # without the file: the vectors are in the encoder
+    np.testing.assert_array_equal(again.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", ["true", "false"])
+def test_two_processes_pretrain_one_encoder(corpus, tmp_path, in_memory):
+    options = [*FAST, f"data.in_memory={in_memory}", "output=enc"]
+    errors = said(tmp_path, "pretrain", *map(str, corpus), *options)
+    for line in ("written:", "pretraining on", "epoch 1/1: training loss"):
+        assert errors.count(line) == 1, errors
+    saved = read_model(tmp_path / "enc")
+    assert np.isfinite(saved.metrics["loss"])
+    assert saved.provenance["num_cells"] == 120

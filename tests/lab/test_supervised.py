@@ -1,0 +1,201 @@
+"""Training: resumed runs end with the same weights; the loss, its weights, the schedule."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from support.killed import run_until_killed
+from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # noqa: F401 - fixtures
+from torch.nn.functional import cross_entropy
+
+from scperformer.config.compose import make_config
+from scperformer.config.groups import ConditionsConfig, OptimConfig
+from scperformer.lab.supervised import Learner, train_network
+from scperformer.training.learner import informative_genes, loss_weights, lr_factor, variability
+
+
+def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatch):
+    train, val, _ = cells
+    torch.set_num_threads(1)
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
+
+    run_until_killed(
+        monkeypatch, Learner, lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
+    )
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
+
+    whole, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_run_resumed_with_more_epochs_is_one_that_had_them_from_the_start(cells, cfg, tmp_path, monkeypatch):
+    """With a constant learning rate; and with the patience of the resumed run."""
+    train, val, _ = cells
+    torch.set_num_threads(1)
+    cfg.optim.final_lr_fraction, cfg.optim.warmup_fraction = 1.0, 0.0
+    cfg.trainer.patience = 5
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
+    cfg.trainer.max_epochs, cfg.trainer.patience = 2, 1
+    run_until_killed(
+        monkeypatch, Learner, lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
+    )
+    cfg.trainer.max_epochs, cfg.trainer.patience = 3, 5
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
+    whole, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    last = torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)
+    assert next(state["patience"] for name, state in last["callbacks"].items() if name.startswith("Patience")) == 5
+
+
+def test_same_seed_same_weights_and_other_seed_others(cells, cfg, tmp_path):
+    train, val, _ = cells
+    cfg.trainer.max_epochs = 1
+    states = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        cfg.seed = seed
+        train_network(new_network(cells, cfg), train, val, cfg, tmp_path / name)
+        states.append(last_state(tmp_path / name))
+    key = "network.encoder.layers.0.to_qkv.weight"
+    assert torch.equal(states[0][key], states[1][key])
+    assert not torch.equal(states[0][key], states[2][key])
+
+
+def test_directions_are_redrawn_in_training_as_often_as_asked(cells, cfg, tmp_path):
+    train, val, _ = cells
+    cfg.trainer.max_epochs = 1
+    network = new_network(cells, cfg)
+    before = network.encoder.layers[0].attention.directions_ME.clone()
+    cfg.attention["redraw_interval"] = 0
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "never")
+    assert torch.equal(last_state(tmp_path / "never")["network.encoder.layers.0.attention.directions_ME"], before)
+    cfg.attention["redraw_interval"] = 2
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "often")
+    drawn = last_state(tmp_path / "often")["network.encoder.layers.0.attention.directions_ME"]
+    assert not torch.equal(drawn, before)
+
+
+ROOM = {"attention=favor": True, "attention=window": True, "tokens.unexpressed=memory": False}
+
+
+@pytest.mark.parametrize("option", ROOM)
+def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, option, monkeypatch):
+    cfg = make_config("train", [*(word for word in OVERRIDES if "redraw" not in word), option])
+    network = new_network(cells, cfg)
+    learner = Learner(network, cells[0].known_labels, cfg)
+    learner.log = lambda *args, **kwargs: None
+    seen, forward = [], network.encoder.forward
+    monkeypatch.setattr(network.encoder, "forward", lambda batch: seen.append(batch) or forward(batch))
+    batch = cells[0].labelled_batch(np.arange(9))
+    learner.training_step(batch, 0)
+    assert seen[0].keep_BL.sum() < 0.5 * batch[0].keep_BL.sum()
+    assert (seen[0].keep_BL.shape[1] < 0.7 * batch[0].keep_BL.shape[1]) == ROOM[option]
+
+
+def test_under_conditions_no_other_genes_are_hidden(cells, monkeypatch):
+    monkeypatch.setattr("scperformer.model.batches.THINNED_SHARE", 0.0)
+    cfg = make_config("train", [*OVERRIDES, "model.gene_dropout=0.6", "conditions=mild", "conditions.panel_share=1e-9"])
+    learner = Learner(new_network(cells, cfg), cells[0].known_labels, cfg)
+    learner.learn_under_conditions(cells[0])
+    batch, _ = cells[0].labelled_batch(np.arange(9))
+    assert learner.with_genes_dropped(batch).keep_BL.sum() == batch.keep_BL.sum()
+
+
+def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
+    train, _, num_labels = cells
+    weights = loss_weights(np.bincount(train.known_labels), "balanced")
+    cfg.optim = OptimConfig(label_smoothing=0.1, class_weights="balanced")
+    cfg.model.gene_dropout = 0.0
+    network = new_network(cells, cfg).eval()
+    learner = Learner(network, train.known_labels, cfg)
+    learner.log = lambda *args, **kwargs: None
+    batch, labels = train.labelled_batch(np.arange(9))
+    linear, encoder, _ = network.branches(batch)
+    one_hot = torch.eye(num_labels)[labels] * 0.9 + 0.1 / num_labels
+    expected = 0.0
+    for logits, share in ((linear + encoder, 1.0), (encoder, 1.0)):
+        terms = -(one_hot * weights * logits.log_softmax(1)).sum(1)
+        expected += share * terms.sum() / weights[labels].sum()
+    torch.testing.assert_close(learner.training_step((batch, labels), 0), expected)
+    # the control: without the second term the loss is another one
+    plain = cross_entropy(linear + encoder, labels, weight=weights, label_smoothing=0.1)
+    assert abs(plain - expected) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("none", [1, 1]), ("balanced", [0.625, 2.5]), ("sqrt", [0.8333333, 1.6666667])],
+)
+def test_loss_weights_have_mean_one_over_the_cells(kind, expected):
+    labels = np.array([0, 0, 0, 0, 1])
+    weights = loss_weights(np.bincount(labels), kind)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    np.testing.assert_allclose(weights[labels].mean(), 1, rtol=1e-6)
+
+
+def test_learning_rate_warms_up_and_follows_a_cosine():
+    optim = OptimConfig(warmup_fraction=0.1, final_lr_fraction=0.2)
+    factors = [lr_factor(step, 100, optim) for step in range(101)]
+    np.testing.assert_allclose(factors[:10], np.arange(1, 11) / 10)
+    np.testing.assert_allclose(factors[55], 0.6)  # half-way through the cosine: the mean of 1 and 0.2
+    np.testing.assert_allclose(factors[100], 0.2)
+    assert all(np.diff(factors[10:]) <= 0)
+
+
+def test_the_fitted_linear_branch_stays_while_the_encoder_learns(cells, cfg, tmp_path):
+    train, val, _ = cells
+    cfg.trainer.max_epochs = 1
+    network = new_network(cells, cfg)
+    with torch.no_grad():
+        network.linear.weight.weight.normal_(std=0.1)
+    before = network.linear.weight.weight.clone()
+    train_network(network, train, val, cfg, tmp_path)
+    assert torch.equal(network.linear.weight.weight, before)
+    assert network.head.labels.weight.abs().max() > 0
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1])
+def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
+    network = new_network(cells, cfg)
+    cfg.optim = OptimConfig(lr=0.5, init_lr_factor=0.1)
+    cfg.init = None if factor == 1 else "encoder"
+    learner = Learner(network, cells[0].known_labels, cfg)
+    groups = learner.configure_optimizers()["optimizer"].param_groups
+    rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
+    for name, parameter in network.named_parameters():
+        if not name.startswith("linear."):
+            assert rate[id(parameter)] == pytest.approx(0.5 * factor if name.startswith("encoder.") else 0.5), name
+    assert len(groups) == (1 if factor == 1 else 2)  # without a factor, the groups of every other training
+
+
+def test_informative_genes_are_the_markers_of_each_label_in_turn():
+    rng = np.random.default_rng(0)
+    x, labels = rng.poisson(1.0, (60, 40)).astype(np.float32), np.arange(60) % 3
+    x[labels == 1] += 3 * (np.arange(40) < 4)  # four strong markers of one label, a weaker one of another
+    x[labels == 2, 9] += 2
+    deviation = x.std(axis=0)
+    places = np.empty((3, 40))
+    for label in range(3):
+        here, there = x[labels == label].mean(axis=0), x[labels != label].mean(axis=0)
+        places[label, np.argsort(-(here - there) / (deviation + np.median(deviation)))] = range(40)
+    found = informative_genes(csr_matrix(x), labels).numpy()
+    assert sorted(found) == list(range(40))
+    assert (np.diff(places.min(axis=0)[found]) >= 0).all()
+    assert 9 in found[:3]
+
+
+@pytest.mark.parametrize("labelled", [True, False], ids=["training", "pretraining"])
+def test_panels_prefer_markers_where_there_are_labels(labelled, cells, cfg, monkeypatch):
+    monkeypatch.setattr("scperformer.model.batches.MIN_PANEL_GENES", 2)
+    train, _, _ = cells
+    cfg.conditions = ConditionsConfig(panel_share=1.0)
+    learner = Learner(new_network(cells, cfg), train.known_labels, cfg)
+    learner.learn_under_conditions(train, train.known_labels if labelled else None)
+    variable = np.argsort(-variability(train.x).numpy(), kind="stable")
+    markers = informative_genes(train.x, train.known_labels).numpy()
+    assert not np.array_equal(variable, markers)
+    np.testing.assert_array_equal(learner.informative_G.numpy(), markers if labelled else variable)
+    torch.manual_seed(0)
+    tokens, _ = train.labelled_batch(np.arange(16))
+    seen = learner.with_genes_dropped(tokens)
+    assert int(seen.keep_BL.sum()) < int(tokens.keep_BL.sum())

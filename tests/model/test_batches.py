@@ -1,0 +1,211 @@
+"""Cells, batches, and the seeds of random streams."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from scperformer.config.groups import TokensConfig
+from scperformer.model import batches as data
+from scperformer.model.batches import (
+    MAX_BATCH_TOKENS,
+    POOL_BATCHES,
+    Cells,
+    drop_genes,
+    gene_means,
+    padded_length,
+    prediction_batches,
+    row_subset,
+    seed_of,
+    seed_sequence,
+    shuffled_batches,
+)
+
+LENGTHS = np.random.default_rng(0).integers(1, 900, 1000)
+
+
+def as_lists(batches):
+    return [batch.tolist() for batch in batches]
+
+
+# --- batches of training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_cells", "batch_size"), [(1, 8), (7, 8), (8, 8), (100, 3), (1000, 32), (1000, 1)])
+def test_shuffled_batches_hold_every_cell_once(num_cells, batch_size):
+    batches = shuffled_batches(LENGTHS[:num_cells], batch_size, seed=0, epoch=0)
+    assert sorted(np.concatenate(batches)) == list(range(num_cells))
+    assert len(batches) == -(-num_cells // batch_size)
+    assert sum(len(batch) < batch_size for batch in batches) <= 1
+    assert max(map(len, batches)) <= batch_size
+
+
+def test_shuffled_batches_depend_only_on_seed_and_epoch():
+    np.random.seed(1)
+    first = as_lists(shuffled_batches(LENGTHS, 32, seed=0, epoch=3))
+    np.random.seed(2)
+    assert as_lists(shuffled_batches(LENGTHS, 32, seed=0, epoch=3)) == first
+    assert as_lists(shuffled_batches(LENGTHS, 32, seed=0, epoch=4)) != first
+    assert as_lists(shuffled_batches(LENGTHS, 32, seed=1, epoch=3)) != first
+    # (seed, epoch) are two numbers, not their sum
+    assert as_lists(shuffled_batches(LENGTHS, 32, seed=3, epoch=0)) != first
+
+
+def test_shuffled_batches_mix_cells_and_save_padding():
+    batches = shuffled_batches(LENGTHS, 8, seed=0, epoch=0)
+    padding = sum(LENGTHS[batch].max() * len(batch) - LENGTHS[batch].sum() for batch in batches)
+    order = np.random.default_rng(0).permutation(1000)
+    unsorted = [order[i : i + 8] for i in range(0, 1000, 8)]
+    assert padding < 0.2 * sum(LENGTHS[batch].max() * len(batch) - LENGTHS[batch].sum() for batch in unsorted)
+
+
+def test_batches_are_ordered_neither_by_file_nor_by_length():
+    for num_cells in (8 * POOL_BATCHES, 1000):  # one pool, several
+        batches = shuffled_batches(LENGTHS[:num_cells], 8, seed=0, epoch=0)
+        for values in ([batch.mean() for batch in batches], [LENGTHS[batch].max() for batch in batches]):
+            assert abs(np.corrcoef(np.arange(len(values)), values)[0, 1]) < 0.3
+
+
+def test_cells_of_one_length_are_shuffled_too():
+    batches = shuffled_batches(np.full(2 * POOL_BATCHES * 4, 5), 4, seed=0, epoch=0)
+    assert any(np.ptp(batch) > 4 * POOL_BATCHES for batch in batches)
+
+
+# --- batches of prediction -----------------------------------------------------------------------------------
+
+
+def test_padded_length_goes_in_steps_of_an_eighth():
+    assert [padded_length(n) for n in (1, 2, 16, 17, 32, 33, 128, 129, 160, 161, 1000, 16_907)] == [
+        *(16, 16, 16, 32, 32, 48, 128, 160, 160, 192, 1024, 20_480),
+    ]
+    padded = np.array([padded_length(n) for n in range(1, 20_001)])
+    lengths = np.arange(1, 20_001)
+    assert (padded >= lengths).all()
+    assert (np.diff(padded) >= 0).all()
+    assert (padded - lengths < np.maximum(16, lengths / 4)).all()
+    assert [padded_length(n) for n in np.unique(padded)] == np.unique(padded).tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 5000])
+def test_prediction_batches_hold_every_cell_once_at_its_own_padded_length(batch_size):
+    seen = []
+    for rows, length in prediction_batches(LENGTHS, batch_size):
+        assert 1 <= len(rows) <= batch_size
+        assert {padded_length(n) for n in LENGTHS[rows]} == {length}
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(1000))
+
+
+def test_prediction_batches_have_fewer_cells_if_these_are_long():
+    # 64 cells with scBERT's 16,907 tokens would need tens of gigabytes for their random features.
+    lengths = np.repeat([1000, 4000, 16_907, 200_000], 100)
+    most = {}
+    for rows, length in prediction_batches(lengths, 64):
+        most[length] = max(most.get(length, 0), len(rows))
+        assert len(rows) == 1 or len(rows) * length <= MAX_BATCH_TOKENS
+    assert list(most.values()) == [64, 16, 3, 1]
+
+
+def test_the_length_of_a_cell_is_the_same_in_prediction_batches_of_a_subset():
+    def length_of_cell(rows):
+        return {rows[cell]: length for cells, length in prediction_batches(LENGTHS[rows], 5) for cell in cells.tolist()}
+
+    everything = length_of_cell(np.arange(1000))
+    assert length_of_cell(np.array([3, 700, 20])) == {cell: everything[cell] for cell in (3, 700, 20)}
+
+
+# --- cells ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [[], [3], [2, 3, 4, 5, 6, 7, 8, 9], [2, 4], [4, 3], [3, 3]])
+def test_row_subset_copies_only_rows_that_are_few_or_apart(rows):
+    x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    subset = row_subset(x, np.array(rows, dtype=np.int64))
+    assert subset.shape == (len(rows), 40)
+    assert np.array_equal(subset.toarray(), x.toarray()[rows])
+    assert np.shares_memory(subset.data, x.data) == (len(rows) > 5)
+
+
+def test_gene_means_in_blocks_equal_the_means_of_all_cells(monkeypatch):
+    x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    monkeypatch.setattr(data, "BLOCK_CELLS", 3)
+    np.testing.assert_allclose(gene_means(x), x.toarray().astype(np.float64).mean(axis=0), rtol=1e-12)
+
+
+def test_batches_have_the_tokens_and_labels_of_their_rows():
+    x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    labels = np.arange(10) % 3
+    cells = Cells(x, TokensConfig(name="continuous"), labels)
+    batch, labels_B = cells.labelled_batch([7, 2])
+    assert len(cells) == 10
+    assert cells.lengths.tolist() == [row.nnz + 1 for row in x]
+    assert labels_B.tolist() == [1, 2]
+    assert labels_B.dtype == torch.int64
+    for i, row in enumerate((7, 2)):
+        dense = torch.zeros(41)
+        dense[batch.genes_BL[i][batch.keep_BL[i]]] = batch.x_BL[i][batch.keep_BL[i]]
+        np.testing.assert_array_equal(dense[:40], x[row].toarray()[0])
+    assert cells.batch([7, 2], length=48).genes_BL.shape == (2, 48)
+
+
+def test_drop_genes_keeps_the_rest_in_order_and_the_special_token():
+    x = sparse.random(40, 300, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    x.data += 0.5
+    cells = Cells(x, TokensConfig())
+    batch = cells.batch(np.arange(40))
+    torch.manual_seed(0)
+    thinned = drop_genes(batch, 0.3)
+    kept = 0
+    for cell in range(40):
+        genes = batch.genes_BL[cell][batch.keep_BL[cell]].tolist()
+        left = thinned.genes_BL[cell][thinned.keep_BL[cell]].tolist()
+        assert left[-1] == 300  # the special token
+        assert left == [gene for gene in genes if gene in set(left)]  # a subset, in order
+        values = dict(zip(genes, batch.x_BL[cell].tolist(), strict=False))
+        assert thinned.x_BL[cell][thinned.keep_BL[cell]].tolist() == [values[gene] for gene in left]
+        kept += len(left) - 1
+    assert abs(kept / x.nnz - 0.7) < 0.02  # 4,800 draws: standard error 0.007
+    assert thinned.keep_BL.shape[1] < batch.keep_BL.shape[1]
+
+
+def test_drop_genes_in_place_only_hides():
+    x = sparse.random(5, 300, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    batch = Cells(x, TokensConfig()).batch(np.arange(5))
+    torch.manual_seed(0)
+    hidden = drop_genes(batch, 0.5, in_place=True)
+    torch.manual_seed(0)
+    packed = drop_genes(batch, 0.5)
+    assert torch.equal(hidden.genes_BL, batch.genes_BL)
+    assert torch.equal(hidden.genes_BL[hidden.keep_BL], packed.genes_BL[packed.keep_BL])
+    assert (hidden.genes_BL[hidden.keep_BL] == 300).sum() == 5  # the special tokens
+
+
+def test_dropping_no_genes_changes_nothing():
+    x = sparse.random(5, 30, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    batch = Cells(x, TokensConfig()).batch(np.arange(5))
+    thinned = drop_genes(batch, 0.0)
+    for name in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
+        assert torch.equal(getattr(thinned, name), getattr(batch, name))
+
+
+STREAMS = ("dropout", "redraw", "masked in training", "masked in validation", "batches", "drawn cells", "blocks")
+
+
+def test_every_stream_and_step_has_its_own_seed():
+    numbers = [*product(range(5), range(20)), *product(range(5), range(20), range(3))]
+    seeds = {seed_of(stream, *parts) for stream in STREAMS for parts in numbers}
+    assert len(seeds) == len(STREAMS) * len(numbers)
+
+
+def test_trailing_zeros_change_the_seed():
+    assert seed_of("dropout", 1, 5) != seed_of("dropout", 1, 5, 0)
+    first, second = (seed_sequence("batches", *numbers).generate_state(4) for numbers in ((3, 1), (3, 1, 0)))
+    assert list(first) != list(second)
+
+
+def test_seeds_are_the_same_in_every_process_and_version():
+    assert seed_of("dropout", 3, 4) == seed_of("dropout", 3, 4) != seed_of("dropout", 4, 3)
+    # Values recorded at the first version: a resumed run must draw the same numbers as an uninterrupted run.
+    assert [seed_of("dropout", 0, 0), seed_of("batches", 0, 1, 2)] == [3724080882, 942370044]

@@ -1,0 +1,52 @@
+"""Calibration of confidences, compared with scikit-learn and with a loop."""
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+
+from scperformer.model.confidence import calibration, calibration_error, label_calibration, reliability_curve
+
+
+@pytest.fixture
+def calls():
+    """Overconfident calls: confidences, and whether each call is right, with the probability confidence^2."""
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.2, 1, 4000)
+    return confidence, rng.random(4000) < confidence**2
+
+
+def test_the_curve_equals_that_of_scikit_learn(calls):
+    confidence, right = calls
+    curve = reliability_curve(confidence, right, num_bins=10)
+    accuracy, mean = calibration_curve(right, confidence, n_bins=10)
+    np.testing.assert_allclose(curve["accuracy"], accuracy)
+    np.testing.assert_allclose(curve["confidence"], mean)
+    assert curve["num_cells"].sum() == 4000
+
+
+def test_the_error_equals_a_loop_over_bins(calls):
+    confidence, right = calls
+    total = 0.0
+    for number in range(15):
+        chosen = (confidence >= number / 15) & (confidence < (number + 1) / 15)
+        if chosen.any():
+            total += chosen.mean() * abs(right[chosen].mean() - confidence[chosen].mean())
+    assert calibration_error(confidence, right) == pytest.approx(total)
+    assert total > 0.1  # p - p^2 has the mean .15 here
+
+
+def test_calibrated_calls_have_no_error():
+    assert calibration_error(np.array([1.0, 1.0]), np.array([True, True])) == 0
+    assert calibration_error(np.full(4, 0.75), np.array([True, True, True, False])) == 0
+    assert calibration_error(np.array([1.0, 1.0]), np.array([False, False])) == 1
+
+
+def test_labels_with_few_calls_are_left_out():
+    proba = np.array([[0.9, 0.1, 0.0]] * 40 + [[0.3, 0.7, 0.0]] * 29)
+    labels = np.array([0] * 36 + [1] * 4 + [1] * 29)
+    table = label_calibration(proba, labels)
+    assert table["label"].tolist() == [0]
+    np.testing.assert_allclose(table.iloc[0, 1:].astype(float), [40, 0.9, 0.9, 0.0], atol=1e-12)
+    described = calibration(np.log(proba + 1e-9), labels, ["a", "b", "c"])
+    assert described["labels"]["label"] == ["a"]
+    assert described["error"] == pytest.approx(0.3 * 29 / 69)

@@ -1,0 +1,95 @@
+"""Gene effects of another study: their spread, the factors of the genes, and cells without them."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from scperformer.model.effects import gene_effects, gene_factors, label_means, without_effects
+
+NUM_GENES = 400
+NUM_LABELS = 3
+
+
+def logged(counts: np.ndarray) -> sparse.csr_matrix:
+    """ln(1 + counts per 10,000)."""
+    return sparse.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)), dtype=np.float32)
+
+
+def draw(num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: float = 3000) -> tuple:
+    """Poisson counts of three labels, each of which has a profile; `factors` are those of a platform."""
+    profiles = np.random.default_rng(0).lognormal(0, 1, size=(NUM_LABELS, NUM_GENES)) * factors
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(NUM_LABELS, size=num_cells)
+    shares = profiles[labels] / profiles[labels].sum(axis=1, keepdims=True)
+    return logged(rng.poisson(depth * shares) + 1e-9 * (np.arange(NUM_GENES) == 0)), labels
+
+
+@pytest.mark.parametrize(("num_cells", "depth"), [(25, 3000), (400, 3000), (60, 300), (400, 300)])
+def test_the_spread_of_gene_effects_is_found_whatever_number_and_depth_of_cells(num_cells, depth):
+    reference, labels = draw(900, 1, depth=depth)
+    effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
+    same = gene_effects(draw(num_cells, 3, depth=depth)[0], reference, labels)
+    other = gene_effects(draw(num_cells, 3, effects, depth=depth)[0], reference, labels)
+    assert same < 0.12
+    assert other == pytest.approx(0.6, abs=0.12)
+
+
+def test_a_mixture_of_other_shares_is_no_effect():
+    reference, labels = draw(900, 1)
+    x, own = draw(600, 3)
+    assert gene_effects(x[own == 2], reference, labels) < 0.12
+
+
+def test_factors_of_genes_are_found_from_cells_of_other_shares():
+    reference, labels = draw(900, 1)
+    effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
+    x, own = draw(1200, 3, effects)
+    mostly_one = (own == 0) | (np.arange(len(own)) % 10 == 0)
+    means = label_means(reference, labels, NUM_LABELS)
+    found = np.log(gene_factors(x[mostly_one], own[mostly_one], means))
+    wanted = np.log(effects)
+    is_seen = means.mean(axis=0) > 5
+    error = (found - wanted)[is_seen]
+    assert np.std(error) < 0.12  # up to a common factor, as cells have the same number of counts
+    assert np.std(wanted[is_seen]) > 0.5
+
+
+def test_factors_are_limited_and_those_of_few_cells_are_small():
+    reference, labels = draw(900, 1)
+    means = label_means(reference, labels, NUM_LABELS)
+    few, own = draw(20, 3, np.where(np.arange(NUM_GENES) < 9, 1e4, 1.0))
+    assert gene_factors(few, own, means).max() <= np.exp(2.5)
+    same, own = draw(5, 4, depth=300)
+    quotient = (np.expm1(same.toarray()).mean(axis=0) + 0.02) / (means[own].mean(axis=0) + 0.02)
+    assert np.std(np.log(gene_factors(same, own, means))) < 0.5 * np.std(np.log(quotient))
+
+
+def test_a_label_without_cells_has_no_mean():
+    reference, labels = draw(30, 1)
+    means = label_means(reference[labels != 1], labels[labels != 1], NUM_LABELS)
+    assert not means[1].any()
+    np.testing.assert_allclose(means[0], np.expm1(reference[labels == 0].toarray()).mean(axis=0), rtol=1e-4)
+
+
+def test_cells_without_effects_keep_their_counts_and_do_not_depend_on_others():
+    profile_effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
+    x, _ = draw(40, 3)
+    x = sparse.vstack([x, sparse.csr_matrix((1, NUM_GENES), dtype=np.float32)], "csr")
+    counts = np.expm1(x.toarray().astype(np.float64))
+    divided = counts / profile_effects
+    divided *= counts.sum(axis=1, keepdims=True) / np.maximum(divided.sum(axis=1, keepdims=True), 1e-12)
+    found = without_effects(x, profile_effects)
+    np.testing.assert_allclose(found.toarray(), np.log1p(divided), atol=1e-5)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[7:9].toarray(), without_effects(x[7:9], profile_effects).toarray())
+    np.testing.assert_allclose(without_effects(x, np.ones(NUM_GENES)).toarray(), x.toarray(), atol=1e-6)
+
+
+def test_cells_of_a_platform_are_like_the_reference_again():
+    reference, labels = draw(900, 1)
+    effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
+    x, own = draw(900, 3, effects)
+    factors = gene_factors(x, own, label_means(reference, labels, NUM_LABELS))
+    again = without_effects(x, factors)
+    assert gene_effects(x, reference, labels) > 0.5
+    assert gene_effects(again, reference, labels) < 0.15

@@ -1,0 +1,104 @@
+"""How far a file is from the reference: both numbers, what they mean, and what follows from them."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scperformer.model.file_verdict import file_text, file_warning
+from scperformer.model.shift import FAR, FEW, LIKE, OTHER, Shift, expected_text, make_shift, most_alike, tempered
+
+
+def test_the_half_that_looks_most_like_the_reference():
+    np.testing.assert_array_equal(most_alike(np.array([3.0, 1.0, 9.0, 2.0])), [False, True, False, True])
+    shift = make_shift(np.r_[np.ones(60), np.full(40, 1e3)], np.ones(50), 0.0)
+    assert (shift.novelty_ratio, shift.num_cells, shift.kind) == (1.0, 100, LIKE)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "effects", "kind", "factor", "temperature"),
+    [
+        (1.2, 0.05, LIKE, 1.0, 1.0),
+        (1.2, 0.17, OTHER, 1.2, 1.15),
+        (0.8, 0.5, OTHER, 1.0, 1.3),
+        (4.0, 0.7, OTHER, 4.0, 1.3),
+        (19.0, 1.2, OTHER, 6.0, 1.3),
+        (21.0, 0.9, OTHER, 6.0, 1.3),
+        (21.0, 1.1, FAR, 1.0, 1.3),
+        (40.0, 0.1, FAR, 1.0, 1.0),
+        (1.2, math.nan, LIKE, 1.0, 1.0),
+        (1.5, math.nan, OTHER, 1.5, 1.15),
+        (40.0, math.nan, FAR, 1.0, 1.3),
+        (math.nan, math.nan, FEW, 1.0, 1.0),
+    ],
+)
+def test_what_the_numbers_mean(ratio, effects, kind, factor, temperature):
+    shift = Shift(ratio, effects, 100)
+    assert (shift.kind, shift.factor) == (kind, factor)
+    assert shift.temperature == pytest.approx(temperature)
+    record = shift.record()
+    assert (record["kind"], record["factor"], record["num_cells"]) == (kind, factor, 100)
+    assert shift.text.startswith(kind if kind != FEW else "too few cells")
+
+
+def test_a_file_may_be_as_far_as_the_batches_of_the_reference_are_from_each_other():
+    assert Shift(1.2, 0.35, 100).kind == OTHER
+    assert Shift(1.2, 0.35, 100, batch_effects=0.4).kind == LIKE
+    assert Shift(1.2, 0.45, 100, batch_effects=0.4).temperature == pytest.approx(1.15)
+    assert Shift(1.2, 0.7, 100, batch_effects=0.4).temperature == pytest.approx(1.3)
+    assert Shift(40.0, 0.35, 100, batch_effects=0.4).kind == FAR
+    assert "as that of batches" in expected_text(0.8, 0.9, LIKE)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "effects", "weight"),
+    [(1.2, 0.05, 1.0), (1.2, 0.17, 0.75), (4.0, 0.7, 0.5), (50.0, 1.2, 0.5), (math.nan, math.nan, 1.0)],
+)
+def test_the_encoder_weighs_less_in_another_study_and_then_nothing_is_divided(ratio, effects, weight):
+    shift = Shift(ratio, effects, 100, has_both=True)
+    assert shift.encoder_weight == pytest.approx(weight)
+    assert shift.record()["encoder_weight"] == shift.encoder_weight
+    assert shift.temperature == 1
+    assert Shift(ratio, effects, 100).encoder_weight == 1
+
+
+def test_few_cells_say_nothing():
+    assert make_shift(np.full(19, 50.0), np.ones(100), 1.0).kind == FEW
+    assert make_shift(np.full(20, 50.0), np.ones(100), 1.0).kind == FAR
+
+
+def test_the_expected_accuracy_is_a_range_in_another_study_and_none_in_another_tissue():
+    assert Shift(3.0, 0.5, 100).expected_accuracy(0.8) == (pytest.approx(0.7), pytest.approx(0.87))
+    assert Shift(3.0, 0.5, 100).expected_accuracy(0.99)[1] == 1
+    assert all(map(math.isnan, Shift(50.0, 1.2, 100).expected_accuracy(0.8)))
+    assert expected_text(0.7, 0.87, OTHER).startswith("expected accuracy 0.70 to 0.87, as these are cells of another")
+    assert "no accuracy can be expected" in expected_text(math.nan, math.nan, FAR)
+    assert expected_text(0.93, 0.93, LIKE) == "expected accuracy 0.93, as that of held-out cells of the reference"
+    assert expected_text(math.nan, math.nan, LIKE) == "the accuracy to expect is not known"
+
+
+def test_a_temperature_divides_the_logits():
+    logits = np.random.default_rng(0).normal(0, 3, size=(50, 4)).astype(np.float32)
+
+    def softmax(z: np.ndarray) -> np.ndarray:
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+    proba = softmax(logits).astype(np.float32)
+    np.testing.assert_allclose(tempered(proba, 1.3), softmax(logits / 1.3), atol=1e-6)
+    assert tempered(proba, 1.0) is proba
+    np.testing.assert_array_equal(tempered(proba, 1.3)[7:9], tempered(proba[7:9], 1.3))
+
+
+@pytest.mark.parametrize("unknown", [0.1, 0.8], ids=["few unknown", "most unknown"])
+@pytest.mark.parametrize("confidence", [0.9, 0.6], ids=["sure", "unsure"])
+@pytest.mark.parametrize("numbers", [(1.0, 0.05), (9.0, 0.6), (40.0, 1.2), (math.nan, math.nan)], ids=str)
+def test_a_file_has_one_sentence_without_contradiction(numbers, confidence, unknown):
+    shift = Shift(*numbers, num_cells=100)
+    warning = file_warning(shift.kind, unknown, 9, "blood", confidence=confidence, held_out=0.95)
+    assert bool(warning) == (shift.kind == FAR or unknown > 0.5 or (confidence < 0.7 and shift.kind != OTHER))
+    text = file_text(shift, warning)
+    assert text.endswith(warning)
+    assert not warning or not {word for word in (LIKE, "plausible", "unlike") if word in text}
+    assert ("do not use these labels" in text) == (shift.kind == FAR)
+    assert file_text(None, warning) == warning

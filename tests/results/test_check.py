@@ -1,0 +1,558 @@
+"""The check of files: its verdict, its text and its JSON."""
+
+import json
+import logging
+import shlex
+from pathlib import Path
+from uuid import uuid4
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from support.inputs import WRITERS
+
+from scperformer.base.errors import InputError
+from scperformer.config.steps import CheckConfig, PredictConfig
+from scperformer.config.compose import make_config
+from scperformer.model.library import PACKAGED_MODEL
+from scperformer.model.folder import read_model
+from scperformer.annotation.predict import run_predict
+from scperformer.results.check import check_all, run_check
+from scperformer.training.train import run_train
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+class Model:
+    """A model with only the attributes that `check` uses."""
+
+    name = "toy"
+    is_annotator = True
+    genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
+    importance = None
+    studies = ()
+    has_reference_cells = False
+    reference_cells = None
+    studies = ()
+    config = {"target_sum": 1e4}  # noqa: RUF012
+
+
+@pytest.fixture(autouse=True)
+def _model(monkeypatch):
+    monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
+    monkeypatch.setattr("scperformer.results.check.read_model", lambda path: Model)
+
+
+def checked(*paths, **options) -> list[dict]:
+    """Return the findings about files."""
+    return run_check(CheckConfig(inputs=list(map(str, paths)), **options))
+
+
+# The step
+
+
+def test_good_file(counts_adata, write, tmp_path, capsys):
+    path = write(counts_adata, "my sample.h5ad")
+    output = tmp_path / "check.json"
+    results = checked(path, output=str(output))
+    lines = [(line[2:15].strip(), line[15:]) for line in capsys.readouterr().out.splitlines()[1:-1]]
+    num_genes, num_counts = (np.median(np.asarray(x)) for x in (counts_adata.X.getnnz(1), counts_adata.X.sum(1)))
+    assert dict(lines) == {
+        "cells": "120",
+        "genes": "200, gene symbols, human",
+        "expression": "counts in X: the only matrix",
+        "quality": f"median {num_genes:,.0f} genes and {num_counts:,.0f} counts per cell",
+        "doublets": "not counted: add doublets=true (takes some seconds)",
+        "obs columns": "cell_type (3 values)",
+        "model": "toy (packaged): 100 of 125 genes found (80.0%), with 80.0% of its informative expression; "
+        "missing: GENE200, GENE202, GENE204 ...",
+        "note": "120 cells (100.0%) with fewer than 200 genes",
+        "ok": f"scperformer predict '{path}'",
+    }
+    assert results[0]["problem"] is None
+    assert json.loads(output.read_text())["files"] == results
+    with pytest.raises(InputError, match="exists"):
+        checked(path, output=str(output))
+
+
+def test_mouse_genes_are_refused_with_a_remedy(counts_adata, write, capsys):
+    counts_adata.var_names = [f"Gene{i}" for i in range(200)]
+    path = str(write(counts_adata))
+    with pytest.raises(InputError, match="1 of 1 files"):
+        checked(path)
+    out = capsys.readouterr().out
+    assert "genes        200, gene symbols, mouse" in out
+    assert "add species=human if these are human genes, or species=mouse to match genes by their orthologs" in out
+    [result] = checked(path, species="human")
+    assert result["species"] == "human"
+    assert (result["overlap"]["num_shared"], result["overlap"]["informative_share"]) == (100, 0.8)
+    out = capsys.readouterr().out
+    assert "note         100 names were matched in upper case" in out
+    assert f"ok           scperformer predict {path} species=human" in out
+
+
+def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
+    monkeypatch.setattr(Model, "genes", [*pbmc.raw.var_names, *(f"NEW{i}" for i in range(1000))])
+    checked(write(pbmc))
+    out = capsys.readouterr().out
+    assert "expression   log1p in raw (natural logarithm, unknown total): the only usable matrix" in out
+    assert "not used     X: negative values" in out
+    assert "note         X is not used" not in out
+    assert "doublets     not counted: Scrublet needs raw counts" in out
+    assert "note         the file has only 43.3% of the model's informative expression" in out
+
+
+def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_path):
+    good = write(counts_adata, "good.h5ad")
+    renamed = counts_adata.copy()
+    renamed.var_names = [f"ENSG{i:011d}" for i in range(200)]
+    foreign = write(renamed, "foreign.h5ad")
+    output = tmp_path / "check.json"
+    files = [str(tmp_path / "missing.h5ad"), str(foreign), str(good)]
+    with pytest.raises(InputError, match=r"2 of 3 files cannot be used as they are: .*missing.h5ad, .*foreign.h5ad;"):
+        checked(*files, output=str(output))
+    out = capsys.readouterr().out
+    assert "problem      no file" in out
+    assert "problem      0 of 125 model genes (0.0 %) found" in out
+    assert "model        toy (packaged): 0 of 125 genes found (0.0%)" in out
+    assert "genes        200, Ensembl ids, human" in out
+    assert "convert var_names from Ensembl ids to gene symbols" in out
+    assert f"ok           scperformer predict {good}" in out
+    assert [result["problem"] is None for result in json.loads(output.read_text())["files"]] == [False, False, True]
+
+
+def test_reference(counts_adata, write, capsys):
+    counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].where(np.arange(120) != 3)
+    counts_adata.var_names = [f"OTHER{i}" for i in range(200)]  # a reference need not fit the packaged model
+    path = write(counts_adata)
+    results = checked(path, label_key="cell_type")
+    out = capsys.readouterr().out
+    assert "labels       3 in cell_type, 119 cells" in out
+    assert "note         cells without a label: 1" in out
+    assert f"ok           scperformer train {path} label_key=cell_type" in out
+    assert results[0]["labels"]["cells"] == {"B cell": 39, "T cell": 40, "Monocyte": 40}
+
+
+def test_rare_labels_of_a_reference_are_only_a_note(counts_adata, write, capsys):
+    counts_adata.obs["cell_type"] = ["rare", *["a", "b"] * 59, "a"]
+    results = checked(write(counts_adata), label_key="cell_type")
+    assert results[0]["problem"] is None
+    assert results[0]["labels"]["rare"] == {"rare": 1}
+    out = capsys.readouterr().out
+    note = "1 label has fewer than 2 cells: 'rare' (1) (used for training, not for validation; to change this: "
+    assert f"note         {note}" in out
+    assert "ok           scperformer train" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda obs: obs.rename(columns={"cell_type": "other"}),
+            r"no column 'cell_type' .* expected other \(3 values\)",
+        ),
+        (lambda obs: obs.assign(cell_type="same"), "1 usable label in obs"),
+    ],
+    ids=["key", "one"],
+)
+def test_bad_reference(counts_adata, write, capsys, change, match):
+    counts_adata.obs = change(counts_adata.obs)
+    with pytest.raises(InputError, match="1 of 1 files cannot be used"):
+        checked(write(counts_adata), label_key="cell_type")
+    assert pd.Series([capsys.readouterr().out]).str.contains(match).all()
+
+
+def test_packaged_model(pbmc, write, monkeypatch, capsys):
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    genes = read_model(PACKAGED_MODEL).genes
+    num_shared = len(set(genes) & set(pbmc.raw.var_names))
+    [result] = checked(write(pbmc))
+    assert result["overlap"]["share_of_model"] == num_shared / len(genes)
+    assert num_shared > 700
+    assert f"pbmc3k (packaged): {num_shared:,} of 13,656 genes found (5.6%), with 29.4% of" in capsys.readouterr().out
+
+
+# The text
+
+
+def test_each_matrix_has_a_row_and_the_used_matrix_a_reason(counts_adata, write, capsys):
+    adata = counts_adata
+    adata.layers["counts"] = adata.X.copy()
+    adata.X = np.log1p(adata.X.toarray() * (1e4 / adata.X.sum(axis=1)).A)
+    adata.layers["scaled"] = adata.X - adata.X.mean(axis=0)
+    adata.layers["unspliced"] = adata.layers["counts"]
+    [result] = checked(write(adata))
+    out = capsys.readouterr().out
+    assert "expression   counts in layers/counts: counts are preferred" in out
+    assert "not used     X: log1p (natural logarithm, 10000 counts per cell)" in out
+    assert "not used     layers/scaled: negative values" in out
+    assert "not used     layers/unspliced: a part of the counts by its name" in out
+    used = {place["source"]: place["used"] for place in result["findings"]["places"]}
+    assert used == {"X": False, "layers/counts": True, "layers/scaled": False, "layers/unspliced": False}
+
+
+def test_options_are_kept_in_the_recommended_command(counts_adata, write, capsys):
+    counts_adata.layers["my layer"] = counts_adata.X
+    path = write(counts_adata, "it's.h5ad")
+    options = {"source": "layers/my layer", "input_kind": "counts", "min_overlap": 0.1}
+    [result] = checked(path, **options)
+    words = shlex.split(result["command"])
+    assert words == [*("scperformer", "predict", str(path)), *(f"{name}={value}" for name, value in options.items())]
+
+
+def test_the_findings_as_json(command, counts_adata, pbmc, write, tmp_path):
+    """Also for files with problems, without counts, and with empty cells."""
+    empty = counts_adata.copy()
+    empty.X = empty.X * 0
+    few = counts_adata[:3].copy()
+    files = [write(pbmc, "pbmc.h5ad"), write(empty, "empty.h5ad"), write(few, "few.h5ad"), tmp_path / "none.h5ad"]
+    assert command("check", *files, "output=check.json").code == 2
+    text = (tmp_path / "check.json").read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert [result["problem"] is None for result in found["files"]] == [False, False, True, False]
+    assert {result["file"] for result in found["files"]} == set(map(str, files))
+
+
+def test_existing_output_is_noted_and_another_recommended(counts_adata, write, capsys):
+    path = write(counts_adata)
+    path.with_suffix(".annotated.h5ad").touch()
+    path.with_suffix(".annotated-2.h5ad").touch()
+    (result,) = checked(path)
+    assert result["problem"] is None
+    assert "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true" in capsys.readouterr().out
+    free = path.with_suffix(".annotated-3.h5ad")
+    assert result["command"] == shlex.join(["scperformer", "predict", str(path), f"output={free}"])
+    path.with_suffix(".model").mkdir()
+    (result,) = checked(path, label_key="cell_type")
+    assert result["command"].endswith(f"output={path.with_name('sample-2.model')}")
+
+
+def test_lines_fit_a_terminal(counts_adata, write, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    checked(write(counts_adata))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert max(len(line) for line in lines if not line.startswith("  ok")) <= 70
+    assert any(line.startswith(" " * 15) for line in lines)
+
+
+def test_unreadable_obs_is_only_a_note(counts_adata, write, capsys):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        file["obs/cell_type"].attrs["encoding-type"] = "something new"
+    assert checked(path)[0]["label_columns"] is None
+    assert "the columns of obs cannot be read" in capsys.readouterr().out
+
+
+def test_repeated_cell_names_are_noted(counts_adata, write, capsys):
+    counts_adata.obs_names = ["cell"] * 120
+    checked(write(counts_adata))
+    assert "note         repeated cell names, which are kept: 119" in capsys.readouterr().out
+
+
+def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):
+    monkeypatch.setattr("scperformer.io.read.read_h5ad", lambda *_: pytest.fail("the file is read as a whole"))
+    assert checked(write(counts_adata))[0]["problem"] is None
+
+
+# `check` accepts and refuses the same files as predict and train
+
+
+def with_ids(counts_adata) -> ad.AnnData:
+    """Return the cells with everything that the writers of all file kinds need."""
+    counts_adata.var["gene_ids"] = [f"ENSG{i:011d}" for i in range(200)]
+    counts_adata.obs["label"] = counts_adata.obs["cell_type"].astype(str)
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    return counts_adata
+
+
+def mixed(adata) -> None:
+    x = adata.X.astype(np.float64).toarray()
+    x[::2] = np.log1p(x[::2] * (1e4 / x[::2].sum(axis=1, keepdims=True)))
+    adata.X = x
+
+
+def nan(adata) -> None:
+    adata.X = adata.X.astype(np.float64)
+    adata.X.data[3] = np.nan
+
+
+def scaled(adata) -> None:
+    adata.X = adata.X.toarray() - adata.X.toarray().mean(axis=0)
+
+
+def named(*names):
+    def change(adata) -> None:
+        adata.var_names = [*names, *(f"OTHER{i}" for i in range(200 - len(names)))]
+
+    return change
+
+
+def mouse(adata) -> None:
+    adata.var_names = [f"Gene{i}" for i in range(200)]
+
+
+def annotated(adata) -> None:
+    adata.obs["scperformer_label"] = "B"
+
+
+def logged_twice(adata) -> None:
+    x = adata.X.astype(np.float64).toarray()
+    adata.X = np.log1p(np.log1p(x * (1e4 / x.sum(axis=1, keepdims=True))))
+
+
+def with_antibodies(adata) -> None:
+    adata.var["feature_types"] = ["Antibody Capture"] * 190 + ["Gene Expression"] * 10
+
+
+CONTENTS = {
+    "logged twice": logged_twice,
+    "nearly all are antibodies": with_antibodies,
+    "good": lambda adata: None,
+    "mixed": mixed,
+    "nan": nan,
+    "scaled": scaled,
+    "zeros": lambda adata: setattr(adata, "X", adata.X * 0),
+    "few of the genes": named(*(f"GENE{i}" for i in range(140, 200))),
+    "none of the genes": named(),
+    "genes without names": named("", "", *(f"GENE{i}" for i in range(100))),
+    "genes twice": lambda adata: setattr(adata, "var_names", ["GENE7", *adata.var_names[1:]]),
+    "mouse": mouse,
+    "annotated before": annotated,
+}
+
+
+def refused(run, cfg) -> str | None:
+    """Return the message with which a step refuses its input; None if it accepts it."""
+    try:
+        run(cfg)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture
+def agree(tiny_model, tmp_path, monkeypatch):
+    """Run `check` and the next step on a file, which both accept or both refuse it; return the findings of `check`."""
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    output = tmp_path / "check.json"
+
+    def run(path, label_key=None, **more) -> dict:
+        options = {"inputs": [str(path)], "model_path": str(tiny_model), **more}
+        cfg = CheckConfig(**options, label_key=label_key, output=str(output), overwrite=True)
+        verdict = refused(run_check, cfg)
+        [result] = json.loads(output.read_text())["files"]
+        if label_key is None:
+            cfg = PredictConfig(**options, output=str(tmp_path / f"{uuid4().hex}.h5ad"))
+            message = refused(run_predict, cfg)
+        else:
+            words = ["experiment=linear", "logger=none", f"output='{tmp_path / uuid4().hex}'"]
+            words += [f"inputs=['{path}']", f"label_key='{label_key}'"]
+            message = refused(run_train, make_config("train", words))
+        assert (verdict is None) == (message is None), f"{result['problem']} / {message}"
+        assert (result["problem"] is None) == (result["command"] is not None) == (verdict is None)
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_verdict_of_predict(content, counts_adata, write, agree):
+    CONTENTS[content](counts_adata)
+    result = agree(write(counts_adata))
+    assert (result["problem"] is None) == (content in ("good", "genes twice"))
+
+
+def test_verdict_of_predict_on_damaged_files(counts_adata, write, agree):
+    path = write(counts_adata)
+    whole = path.read_bytes()
+    with h5py.File(path, "r+") as file:
+        file["X/indices"][0] = 10**6
+    assert agree(path)["problem"] is not None
+    path.write_bytes(whole[:-1000])
+    assert agree(path)["problem"] is not None
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (i % 2)) for i, kind in enumerate(WRITERS)]
+)
+def test_verdict_of_predict_on_every_kind(kind, counts_adata, tmp_path, agree):
+    assert agree(WRITERS[kind](with_ids(counts_adata), tmp_path))["problem"] is None
+
+
+SLOW = pytest.mark.slow  # trains a model; a test alike is in the default suite
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(pytest.param(content, marks=SLOW) for content in ("good", "none of the genes")),
+        *("mixed", "genes without names", "mouse"),
+    ],
+)
+def test_verdict_of_train(content, counts_adata, write, agree):
+    CONTENTS[content](counts_adata)
+    result = agree(write(counts_adata), label_key="cell_type")
+    assert (result["problem"] is None) == (content in ("good", "none of the genes", "mouse"))
+
+
+REFERENCES = {
+    "one label": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type="same")),
+    "numbers": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type=np.linspace(0, 1, 120))),
+    "few genes": lambda adata: setattr(adata, "X", adata.X.multiply(np.arange(200) < 30).tocsr()),
+    "rare": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type=["rare", "also", *["a", "b"] * 59])),
+    "other column": lambda adata: setattr(adata, "obs", adata.obs.rename(columns={"cell_type": "other"})),
+}
+
+
+@pytest.mark.parametrize("content", [*list(REFERENCES)[:3], pytest.param("rare", marks=SLOW), "other column"])
+def test_verdict_of_train_on_labels(content, counts_adata, write, agree):
+    REFERENCES[content](counts_adata)
+    assert (agree(write(counts_adata), label_key="cell_type")["problem"] is None) == (content == "rare")
+
+
+# The recommended commands work
+
+
+def codes(result, command, *options) -> list[int]:
+    """Run the recommended commands, and return their exit codes."""
+    return [
+        command(*shlex.split(line)[1:], f"output=out{i}.h5ad", *options).code for i, line in enumerate(result["fixes"])
+    ]
+
+
+@pytest.mark.parametrize("content", [pytest.param("few of the genes", marks=SLOW), "mouse", "annotated before"])
+def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_model, command, monkeypatch):
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    CONTENTS[content](counts_adata)
+    path = write(counts_adata, "my sample.h5ad")
+    assert command("check", path, f"model_path={tiny_model}", "output=check.json").code == 2
+    [result] = json.loads(Path("check.json").read_text())["files"]
+    # The symbols of the toy model have no orthologs, so that only one of the two options helps.
+    assert codes(result, command) == {"few of the genes": [0], "mouse": [2, 0], "annotated before": [0, 0]}[content]
+
+
+def test_recommended_orientation_of_a_table(counts_adata, tmp_path, agree):
+    table = counts_adata.to_df().iloc[:, :120]
+    table.index = [f"T{i}" for i in range(120)]
+    table.columns = [f"G{i}" for i in range(120)]
+    path = tmp_path / "table.csv"
+    table.to_csv(path)
+    recommended = [line.rpartition(" ")[2] for line in agree(path)["fixes"]]
+    assert recommended == ["orientation=cells_by_genes", "orientation=genes_by_cells"]
+
+
+def test_recommended_layer_and_label_column(counts_adata, write, agree, command):
+    counts_adata.obs["my labels"] = counts_adata.obs.pop("cell_type")
+    path = write(counts_adata)
+    assert codes(agree(path, source="layers/counts"), command) == [0]
+    result = agree(path, label_key="cell_type")
+    assert [shlex.split(line)[3] for line in result["fixes"]] == ["label_key=my labels"]
+    linear = ("experiment=linear", "logger=none", "output=model")
+    assert command(*shlex.split(result["fixes"][0])[1:], *linear).code == 0
+
+
+def test_names_in_the_file_cannot_control_the_terminal(counts_adata, write, tiny_model, command):
+    counts_adata.obs["\x1b[31mcolumn\x1b[2J" + "x" * 5000] = ["a", "b", "c"] * 40
+    counts_adata.layers["\x1b[2Jlayer" + "y" * 5000] = counts_adata.X
+    path = write(counts_adata)
+    out = command("check", path, f"model_path={tiny_model}").out
+    assert "\x1b" not in out
+    assert "column" in out
+    assert max(map(len, out.splitlines())) < 500
+
+
+def without_order(file) -> None:
+    del file["obs"].attrs["column-order"]
+
+
+def with_array(name):
+    def change(file) -> None:
+        if name in file:
+            del file[name]
+        file[name] = np.arange(3)
+
+    return change
+
+
+@pytest.mark.parametrize("change", [with_array("uns"), with_array("obsm"), without_order], ids=["uns", "obsm", "order"])
+def test_verdict_of_predict_on_tables_that_cannot_be_written(change, counts_adata, write, agree):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        change(file)
+    assert "as anndata writes it" in agree(path)["problem"]
+
+
+def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, write, tiny_model, monkeypatch):
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    path = write(counts_adata)
+    monkeypatch.setattr("scperformer.base.outputs.os.access", lambda *_: False)
+    [result] = check_all([str(path)], CheckConfig(inputs=[str(path)], model_path=str(tiny_model))).files
+    assert "cannot be written" in result["problem"]
+    assert "cannot be written" in refused(run_predict, PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
+
+
+@pytest.mark.parametrize("most", [150, 250])
+def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, tmp_path, most, monkeypatch):
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    some = counts_adata.copy()
+    some.X = np.where(np.arange(200) < 140, some.X.toarray(), 0)
+    reference = write(some, "reference.h5ad")
+    out = tmp_path / "exact"
+    words = ["label_key=cell_type", "model=tiny", "attention=softmax", f"attention.max_length={most}", "logger=none"]
+    words += ["trainer.max_epochs=1", "keep_cells=0", f"output='{out}'", "data.min_cells=0"]
+    monkeypatch.setattr("scperformer.training.train.MIN_GAIN", 0.0)
+    run_train(make_config("train", [f"inputs=['{reference}']", *words]))
+    path = str(write(counts_adata))
+    [result] = check_all([path], CheckConfig(inputs=[path], model_path=str(out))).files
+    message = refused(run_predict, PredictConfig(inputs=[path], model_path=str(out)))
+    assert (result["problem"] is None) == (message is None) == (most == 250)
+    if message is not None:
+        assert "tokens in a cell" in message
+        assert "tokens in a cell" in result["problem"]
+
+
+def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(raw_pbmc, few_pbmc, write, monkeypatch, capsys):
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    (expected,) = checked(write(few_pbmc, "cells.h5ad"))
+    (result,) = checked(write(raw_pbmc, "raw.h5ad"))
+    for name in ("quality", "condition", "unlike_share", "problem"):
+        assert result[name] == expected[name]
+    assert "droplets" not in expected
+    assert result["droplets"]["num_empty"] == 600
+    out = capsys.readouterr().out
+    assert "91 % of barcodes have fewer than" in out
+    assert "this looks like the unfiltered matrix" in out
+    assert f"measured on 60 barcodes with {result['droplets']['floor']} counts or more" in out
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["blood", "other cells"])
+def test_cells_unlike_the_labels_are_noted(write, monkeypatch, capsys, foreign):
+    """Cells like those of the packaged model; and the same cells with permuted genes."""
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20].copy()
+    if foreign:
+        cells.var_names = np.random.default_rng(0).permutation(cells.var_names)
+    (result,) = checked(write(cells, "some.h5ad"))
+    assert (result["unlike_share"] > 0.9) == foreign
+    assert (result["unlike_share"] < 0.2) == (not foreign)
+    said = "look like none of the 9 labels of this model: is it the right tissue? This model was trained on blood."
+    assert (said in capsys.readouterr().out) == foreign
+
+
+@pytest.mark.parametrize("num_genes", [None, 3000], ids=["as it is", "adapted"])
+def test_check_and_predict_say_the_same_of_a_file(write, monkeypatch, caplog, num_genes):
+    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
+    cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20, :num_genes].copy()
+    cells.X = cells.X.multiply(np.random.default_rng(0).integers(1, 4, cells.n_vars)).tocsr()  # another protocol
+    (result,) = checked(write(cells, "some.h5ad"))
+    caplog.set_level(logging.INFO, "scperformer")
+    (output,) = run_predict(PredictConfig(inputs=[result["file"]]))
+    found = ad.read_h5ad(output).uns["scperformer"]["shift"]
+    assert result["condition"]["adapts"] == (num_genes is not None)
+    assert {name: result["shift"][name] for name in ("kind", "novelty_ratio", "gene_effects", "num_cells")} == {
+        name: found[name] for name in ("kind", "novelty_ratio", "gene_effects", "num_cells")
+    }
+    assert f"{result['file']}: {result['shift']['text']}" in caplog.messages

@@ -1,0 +1,480 @@
+"""Evaluation: scores compared with scikit-learn, true labels from obs and from tables, refused inputs."""
+
+import json
+import logging
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import metrics as reference
+from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
+
+from scperformer.base.errors import InputError
+from scperformer.config.steps import EvaluateConfig, ReportConfig
+from scperformer.results.evaluate import read_evaluation, run_evaluate
+from scperformer.results.report import run_report
+
+
+@pytest.fixture
+def samples():
+    """Two samples of 60 and 40 cells, truth in obs."""
+    return [annotated_sample(0, 60), annotated_sample(60, 40)]
+
+
+def evaluate(folder: Path, samples, tables=None, **options) -> Path:
+    """Write the samples and their evaluation into a folder; return the path of the evaluation."""
+    inputs = [write_sample(folder, f"s{number}", sample) for number, sample in enumerate(samples)]
+    output = str(folder / "evaluation")
+    options = {"truth_key": TRUTH_KEY, "output": output, "truth_path": tables} | options
+    return run_evaluate(EvaluateConfig(inputs=inputs, **options))
+
+
+def truth_table(folder: Path, sample, name: str = "truth.csv", separator: str = ",") -> str:
+    """Move the true labels of a sample from obs to a table, with the cells in reverse order."""
+    table = sample.obs[[TRUTH_KEY]][::-1].rename_axis("cell").rename(columns={TRUTH_KEY: "type"})
+    table.to_csv(folder / name, sep=separator)
+    del sample.obs[TRUTH_KEY]
+    return str(folder / name)
+
+
+def scores_of(truth, predicted) -> dict[str, float]:
+    return {
+        "accuracy": reference.accuracy_score(truth, predicted),
+        "macro_f1": reference.f1_score(truth, predicted, labels=np.unique(truth), average="macro", zero_division=0),
+        "weighted_f1": reference.f1_score(truth, predicted, average="weighted", zero_division=0),
+    }
+
+
+def test_metrics_equal_scikit_learn(tmp_path, samples):
+    folder = evaluate(tmp_path, samples)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    truth, called = (obs[name] for name in (TRUTH_KEY, "scperformer_label"))
+    baseline = pd.concat([sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples])
+    assert metrics["model"] == pytest.approx(scores_of(truth, called))
+    assert metrics["baseline"] == pytest.approx(scores_of(truth, baseline))
+    first = samples[0].obs.astype(str)
+    assert metrics["samples"]["s0"]["model"] == pytest.approx(scores_of(first[TRUTH_KEY], first["scperformer_label"]))
+    assert [sample["num_cells"] for sample in metrics["samples"].values()] == [60, 40]
+    assert (metrics["num_cells"], metrics["num_without_truth"], metrics["truth_key"]) == (100, 0, TRUTH_KEY)
+    assert metrics["truth_labels_not_in_model"] == []
+
+
+def test_tables_equal_scikit_learn(tmp_path, samples):
+    evaluation = read_evaluation(evaluate(tmp_path, samples))
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    labels = list(samples[0].uns["scperformer"]["model"]["labels"])
+    assert evaluation.metrics["labels"] == labels
+    truth, called = (obs[name] for name in (TRUTH_KEY, "scperformer_label"))
+    baseline = pd.concat([sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples])
+    matrix = reference.confusion_matrix(truth, called, labels=labels)
+    np.testing.assert_array_equal(evaluation.confusion.to_numpy(), matrix)
+    assert list(evaluation.confusion.index) == list(evaluation.confusion.columns) == labels
+    theirs = reference.precision_recall_fscore_support(truth, called, labels=labels, zero_division=np.nan)
+    for name, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
+        # Written with six decimals; scikit-learn gives F1 = 0 where we and it have no precision.
+        ours = evaluation.per_class[name].fillna(0)
+        np.testing.assert_allclose(ours, np.nan_to_num(values), atol=5e-7)
+    f1 = reference.f1_score(truth, baseline, labels=labels, average=None, zero_division=0)
+    np.testing.assert_allclose(evaluation.per_class["baseline_f1"].fillna(0), f1, atol=5e-7)
+
+
+def test_cells_without_truth_are_counted_and_left_out(tmp_path, samples):
+    truth = samples[0].obs[TRUTH_KEY].astype(object)
+    truth.iloc[:3] = np.nan
+    truth.iloc[3] = "  "
+    samples[0].obs[TRUTH_KEY] = truth
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    assert (metrics["num_cells"], metrics["num_without_truth"]) == (96, 4)
+    assert metrics["samples"]["s0"]["num_cells"] == 56
+
+
+def test_cells_whose_true_label_means_none_are_left_out_and_named(tmp_path, samples, caplog):
+    samples[0].obs[TRUTH_KEY] = samples[0].obs[TRUTH_KEY].astype(object)
+    samples[0].obs.iloc[:3, samples[0].obs.columns.get_loc(TRUTH_KEY)] = ["unknown", "Unknown cell", "unknown"]
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    assert (metrics["num_cells"], metrics["num_without_truth"]) == (97, 3)
+    assert metrics["truth_labels_not_in_model"] == []
+    assert "s0: cells whose true label means none are left out: 'unknown' (2), 'Unknown cell' (1)" in caplog.text
+
+
+def test_cells_of_the_reference_are_warned_of(tmp_path, samples, caplog):
+    samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    assert metrics["repeats"] == {"s0": {"num_seen": 0, "num_cells": 0}, "s1": {"num_seen": 40, "num_cells": 10}}
+    assert "s1: 25 % of its cells are cells of the reference: its scores are too high" in caplog.text
+    assert "s0: " not in caplog.text
+
+
+def test_sample_without_truth_has_no_scores(tmp_path, samples):
+    samples[1].obs[TRUTH_KEY] = ""
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    nothing = {"accuracy": None, "macro_f1": None, "weighted_f1": None}
+    empty = {"num_cells": 0, "calibration_error": None, "model": nothing, "baseline": nothing}
+    assert metrics["samples"]["s1"] == empty
+
+
+def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
+    for sample in samples:
+        add_trust(sample)
+    truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
+    truth[:5] = "mast cell"
+    samples[0].obs[TRUTH_KEY] = truth
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    inside = [label in text.split("|") for label, text in zip(obs[TRUTH_KEY], obs["scperformer_set"], strict=True)]
+    assert 0.5 < np.mean(inside) < 0.95
+    assert metrics["coverage"] == pytest.approx(np.mean(inside))
+    assert metrics["samples"]["s1"]["coverage"] == pytest.approx(np.mean(inside[60:]))
+    assert metrics["mean_set_size"] == pytest.approx(obs["scperformer_set_size"].astype(int).mean())
+    # Cells 0, 10, ... of each sample are flagged; the first of them is one of the five mast cells.
+    assert metrics["flagged_unknown"] == {"known_labels": pytest.approx(9 / 95), "other_labels": pytest.approx(1 / 5)}
+
+
+def test_coverage_of_sets_whose_labels_have_bars(tmp_path):
+    """The set of "A" and "B" does not contain "A|B", and "A|B" does not contain "A"."""
+    labels = annotated_sample().uns["scperformer"]["model"]["labels"]
+    rename = dict(zip(labels, ["A|B", "A", "B", 'C"', '"D', "|", "E\\", "F|", "|G", "H"], strict=True))
+    sample = annotated_sample(0, 100, rename=rename)
+    add_trust(sample)
+    rows = np.argsort(-sample.obsm["scperformer_proba"].to_numpy(), axis=1)
+    names = [rename[label] for label in labels]
+    sets = [{names[i] for i in row[:size]} for row, size in zip(rows, sample.obs["scperformer_set_size"], strict=True)]
+    inside = [label in some for label, some in zip(sample.obs[TRUTH_KEY], sets, strict=True)]
+    assert 0.5 < np.mean(inside) < 1
+    assert read_evaluation(evaluate(tmp_path, [sample])).metrics["coverage"] == pytest.approx(np.mean(inside))
+
+
+def backed_off_sample():
+    """Return seven cells with true labels, labels, and calls in the tree lymphocyte (B, T (CD8, Treg), NK)."""
+    b = "CD19+ B"
+    nk = "CD56+ NK"
+    cd8 = "CD8+ Cytotoxic T"
+    treg = "CD4+/CD25 T Reg"
+    sample = annotated_sample(num_cells=7, min_confidence=0.9)
+    sample.obs[TRUTH_KEY] = [b, b, cd8, cd8, nk, "Dendritic", "mast cell"]
+    sample.obs["scperformer_label"] = [b, nk, treg, cd8, nk, "Dendritic", nk]
+    sample.obs["scperformer_call"] = [b, "lymphocyte", "T", "unknown", "T", "Dendritic", "lymphocyte"]
+    nodes = ["lymphocyte", b, "T", cd8, treg, nk]
+    parents = ["", "lymphocyte", "lymphocyte", "T", "T", "lymphocyte"]
+    others = [label for label in sample.uns["scperformer"]["model"]["labels"] if label not in nodes]
+    columns = {"nodes": nodes + others, "parents": parents + [""] * len(others)}
+    columns["ontology_term_ids"] = ["unknown"] * len(columns["nodes"])
+    tree = {name: np.array(values, dtype=object) for name, values in columns.items()}
+    sample.uns["scperformer"]["tree"] = tree | {"num_backed_off": 5}
+    return sample
+
+
+def test_calls_that_back_off_are_scored_per_level(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    folder = evaluate(tmp_path, [backed_off_sample()])
+    calls = read_evaluation(folder).metrics["calls"]
+    # Wrong calls: an NK cell called T, and a mast cell called lymphocyte. One cell is unknown.
+    assert calls["accuracy"] == pytest.approx(4 / 6)
+    assert (calls["backed_off"], calls["unknown"]) == (pytest.approx(4 / 7), pytest.approx(1 / 7))
+    two_thirds = {"num_calls": 3, "accuracy": pytest.approx(2 / 3)}
+    assert calls["levels"] == [{"level": 1} | two_thirds, {"level": 2} | two_thirds]
+    assert "57.1% of the cells back off to a parent of their label, 14.3% are unknown" in caplog.text
+    assert "accuracy 0.667 on level 1 (3 calls), 0.667 on level 2 (3 calls)" in caplog.text
+    config = ReportConfig(inputs=[str(tmp_path / "s0.annotated.h5ad")], evaluation=str(folder))
+    page = run_report(config).read_text(encoding="utf-8")
+    assert "The calls of 5 cells with a confidence below 0.9 backed off" in page
+    assert "Of the calls that are not unknown, 66.7% are correct" in page
+
+
+def test_calls_in_different_trees_are_not_scored(tmp_path):
+    samples = [backed_off_sample(), backed_off_sample()]
+    samples[1].uns["scperformer"]["tree"]["parents"][1] = ""
+    assert "calls" not in read_evaluation(evaluate(tmp_path, samples)).metrics
+
+
+def test_damaged_tree_is_refused(tmp_path):
+    sample = backed_off_sample()
+    sample.uns["scperformer"]["tree"]["parents"][0] = "T"
+    with pytest.raises(InputError, match=r"s0.annotated.h5ad is damaged \(a cycle"):
+        evaluate(tmp_path, [sample])
+
+
+def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
+    caplog.set_level(logging.INFO)
+    for sample in samples:
+        sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
+    evaluation = read_evaluation(evaluate(tmp_path, samples))
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    truth = obs[TRUTH_KEY]
+    labels = evaluation.metrics["labels"]
+    theirs = scores_of(truth, obs["scperformer_cluster_label"])
+    assert evaluation.metrics["cluster"] == pytest.approx(theirs)
+    assert f"cluster labels: accuracy {theirs['accuracy']:.3f}, macro-F1 {theirs['macro_f1']:.3f}" in caplog.text
+    by_label = {"labels": labels, "average": None, "zero_division": 0}
+    f1 = reference.f1_score(truth, obs["scperformer_cluster_label"], **by_label)
+    np.testing.assert_allclose(evaluation.per_class["cluster_f1"].fillna(0), f1, atol=5e-7)
+
+
+def test_true_labels_that_the_model_lacks_count_as_errors(tmp_path, samples, caplog):
+    before = read_evaluation(evaluate(tmp_path, samples)).metrics
+    truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
+    right = np.flatnonzero(truth == samples[0].obs["scperformer_label"].astype(str).to_numpy(object))
+    truth[right[:5]] = "mast cell"
+    samples[0].obs[TRUTH_KEY] = truth
+    evaluation = read_evaluation(evaluate(tmp_path, samples, overwrite=True))
+    assert evaluation.metrics["truth_labels_not_in_model"] == ["mast cell"]
+    assert evaluation.metrics["model"]["accuracy"] == pytest.approx(before["model"]["accuracy"] - 5 / 100)
+    assert evaluation.confusion.loc["mast cell"].sum() == 5
+    assert "counted as errors: 'mast cell'" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "separator"), [("truth.csv", ","), ("truth.tsv", "\t")], ids=["csv", "tsv"])
+def test_truth_from_a_table_equals_truth_in_obs(tmp_path, samples, name, separator):
+    in_obs = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    table = truth_table(tmp_path, samples[0], name, separator)
+    from_table = read_evaluation(evaluate(tmp_path, samples[:1], [table], truth_key="type", overwrite=True)).metrics
+    assert from_table["samples"] == in_obs["samples"]
+
+
+def in_layout(table: str, layout: str) -> None:
+    """Write a table of two columns as Excel or R write it."""
+    rows = [line.split(",") for line in Path(table).read_text().splitlines()]
+    if layout == "Excel":
+        Path(table).write_text("\n".join(";".join(row) for row in rows), encoding="utf-8-sig")
+    elif layout == "Excel, Unicode text":
+        Path(table).write_text("\n".join("\t".join(row) for row in rows), encoding="utf-16")
+    else:  # write.table of R: no field above the names, and quotes
+        lines = ['"type" "batch, kit"', *(f'"{cell}" "{label}" "b 1"' for cell, label in rows[1:])]
+        Path(table).write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("layout", ["Excel", "Excel, Unicode text", "R"])
+def test_truth_tables_of_excel_and_r_are_read(tmp_path, samples, layout):
+    in_obs = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    table = truth_table(tmp_path, samples[0])
+    in_layout(table, layout)
+    from_table = read_evaluation(evaluate(tmp_path, samples[:1], [table], truth_key="type", overwrite=True)).metrics
+    assert from_table["samples"] == in_obs["samples"]
+    separator = {"Excel": "semicolon", "Excel, Unicode text": "tab", "R": "blank"}[layout]
+    with pytest.raises(InputError, match=rf"no column 'nope' in .*truth.csv \(separated by {separator}s\); .* type"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="nope", overwrite=True)
+
+
+def test_commas_and_blanks_in_labels_separate_nothing(tmp_path, samples):
+    cells = samples[0].obs_names
+    labels = np.where(np.arange(60) % 2, "x, y", "y, z").astype(object)
+    for separator in ";,":
+        frame = pd.DataFrame({"cell type": labels}, index=cells.rename("cell name"))
+        frame.to_csv(tmp_path / "truth.csv", sep=separator)
+        with pytest.raises(InputError, match=r"has none of the true labels in 'cell type' \(e.g. 'x, y', 'y, z'\)"):
+            evaluate(tmp_path, samples[:1], [str(tmp_path / "truth.csv")], truth_key="cell type")
+
+
+def numbered(sign: str = "") -> dict[str, str]:
+    """Return new names for the labels: numbers, as of clusters."""
+    labels = annotated_sample().uns["scperformer"]["model"]["labels"]
+    return {label: f"{number}{sign}" for number, label in enumerate(labels)}
+
+
+TRUTHS = {
+    "blanks": ({}, lambda truth: truth.astype(str) + np.where(np.arange(len(truth)) % 2, " ", "")),
+    "strings that can be missing": ({}, lambda truth: truth.astype(str).astype("string")),
+    "categories of such strings": ({}, lambda truth: truth.astype(str).astype("string").astype("category")),
+    "whole floats": (numbered(), lambda truth: truth.astype(float)),
+    "categories of whole floats": (numbered(), lambda truth: truth.astype(float).astype("category")),
+    "integers that can be missing": (numbered(), lambda truth: truth.astype(int).astype("Int64")),
+    "integers, a model of an earlier version": (numbered(".0"), lambda truth: truth.astype(float).astype(int)),
+}
+
+
+@pytest.mark.parametrize("in_table", [False, True], ids=["in obs", "in a table"])
+@pytest.mark.parametrize("form", TRUTHS)
+def test_truth_in_another_form_gives_the_same_scores(tmp_path, form, in_table):
+    names, in_form = TRUTHS[form]
+    sample = annotated_sample(0, 60, rename=names)
+    missing = np.arange(60) % 10 == 0
+    truth = sample.obs[TRUTH_KEY].astype(object)
+    truth[missing] = None
+    expected = scores_of(truth[~missing].astype(str), sample.obs["scperformer_label"][~missing].astype(str))
+    column = in_form(sample.obs[TRUTH_KEY]).where(~missing)
+    column.rename(TRUTH_KEY).rename_axis("cell").to_csv(tmp_path / "truth.csv")
+    with ad.settings.override(allow_write_nullable_strings=True):
+        sample.obs[TRUTH_KEY] = column
+        if in_table:
+            del sample.obs[TRUTH_KEY]
+        folder = evaluate(tmp_path, [sample], tables=[str(tmp_path / "truth.csv")] if in_table else None)
+    metrics = read_evaluation(folder).metrics
+    assert metrics["model"] == pytest.approx(expected)
+    assert (metrics["truth_labels_not_in_model"], metrics["num_without_truth"]) == ([], missing.sum())
+
+
+def test_table_that_lacks_cells_leaves_them_out(tmp_path, samples, caplog):
+    table = Path(truth_table(tmp_path, samples[0]))
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines[:-10], "another-cell,Dendritic"]))
+    metrics = read_evaluation(evaluate(tmp_path, samples[:1], [str(table)], truth_key="type")).metrics
+    assert (metrics["num_cells"], metrics["num_without_truth"]) == (50, 10)
+    assert "10 of 60 cells are missing from the table" in caplog.text
+    assert "1 row belongs to cells that are not in" in caplog.text
+
+
+def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, samples, caplog):
+    alone = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    assert alone["samples_without_truth"] == []
+    del samples[1].obs[TRUTH_KEY]
+    metrics = read_evaluation(evaluate(tmp_path, samples[:2], overwrite=True)).metrics
+    assert metrics["samples_without_truth"] == ["s1"]
+    assert "left out because they have no column 'bulk_labels': s1" in caplog.text
+    assert (metrics["num_cells"], list(metrics["samples"])) == (alone["num_cells"], ["s0"])
+    with pytest.raises(InputError, match=f"no column '{TRUTH_KEY}'"):
+        evaluate(tmp_path, samples[1:2], overwrite=True)
+
+
+def test_unusual_labels_are_read_back_unchanged(tmp_path):
+    odd = {"CD19+ B": "NA", "Dendritic": "1", "CD34+": 'a,b\n"c"', "CD56+ NK": "truth"}
+    sample = annotated_sample(num_cells=60, rename=odd)
+    evaluation = read_evaluation(evaluate(tmp_path, [sample]))
+    labels = list(sample.uns["scperformer"]["model"]["labels"])
+    assert set(odd.values()) <= set(labels)
+    assert evaluation.per_class["label"].tolist() == list(evaluation.confusion.index) == labels
+    assert list(evaluation.confusion.columns) == labels
+
+
+def test_scores_are_logged_with_those_of_logistic_regression(tmp_path, samples, caplog):
+    samples[0].obs.loc[samples[0].obs_names[:2], TRUTH_KEY] = np.nan
+    caplog.set_level(logging.INFO)
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    model = metrics["model"]
+    baseline = metrics["baseline"]
+    assert (
+        f"98 cells in 2 samples against 'bulk_labels' (2 without a true label left out): "
+        f"accuracy {model['accuracy']:.3f} (logistic regression {baseline['accuracy']:.3f}), "
+        f"macro-F1 {model['macro_f1']:.3f} (logistic regression {baseline['macro_f1']:.3f})"
+    ) in caplog.text
+
+
+def test_default_output_is_in_the_folder_of_the_first_input(tmp_path, samples):
+    assert evaluate(tmp_path, samples, output=None) == tmp_path / "s0.annotated.evaluation"
+
+
+def test_missing_truth_key_lists_the_columns(tmp_path, samples):
+    with pytest.raises(InputError, match=r"no column 'nope' in .*s0.*; expected one of bulk_labels, percent_mito"):
+        evaluate(tmp_path, samples, truth_key="nope")
+    table = truth_table(tmp_path, samples[0])
+    with pytest.raises(InputError, match=r"no column 'nope' in .*truth.csv \(.*\); expected one of type"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="nope")
+
+
+def test_column_without_known_labels_is_refused(tmp_path, samples):
+    with pytest.raises(InputError, match="has none of the true labels in 'percent_mito'"):
+        evaluate(tmp_path, samples, truth_key="percent_mito")
+
+
+def test_no_truth_at_all_is_refused(tmp_path, samples):
+    samples[0].obs[TRUTH_KEY] = np.nan
+    with pytest.raises(InputError, match="no cell has a true label in 'bulk_labels'"):
+        evaluate(tmp_path, samples[:1])
+
+
+def test_table_of_other_cells_is_refused(tmp_path, samples):
+    table = truth_table(tmp_path, samples[1])
+    with pytest.raises(InputError, match=r"none of the 60 cells of .*s0.* is in .*truth.csv; expected cell names"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="type")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no file .*truth.csv; expected a table of true labels"),
+        ("", "truth.csv is not a table"),
+        ("cell,type\na,B\na,T\n", "cell 'a' has more than one row in"),
+        ("cell,type\n", "truth.csv is not a table: it has a single line"),
+    ],
+    ids=["missing", "empty", "cell-twice", "no-rows"],
+)
+def test_bad_table_is_refused(tmp_path, samples, content, message):
+    path = tmp_path / "truth.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        evaluate(tmp_path, samples[:1], [str(path)], truth_key="type")
+
+
+def test_repeated_cell_names_are_refused_with_a_table(tmp_path, samples):
+    table = truth_table(tmp_path, samples[0])
+    samples[0].obs_names = [samples[0].obs_names[0], *samples[0].obs_names[:-1]]
+    with pytest.raises(InputError, match="occurs more than once in"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="type")
+
+
+def test_existing_output_is_refused_and_kept(tmp_path, samples):
+    folder = evaluate(tmp_path, samples)
+    before = (folder / "metrics.json").read_bytes()
+    with pytest.raises(InputError, match="evaluation exists; expected a new output"):
+        evaluate(tmp_path, samples[:1])
+    assert (folder / "metrics.json").read_bytes() == before
+
+
+def test_failure_leaves_no_output(tmp_path, samples):
+    with pytest.raises(InputError):
+        evaluate(tmp_path, samples, truth_key="nope")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s0.annotated.h5ad", "s1.annotated.h5ad"]
+
+
+@pytest.mark.parametrize("damage", ["metrics.json", "per_class.csv", "confusion.csv"])
+def test_damaged_evaluation_is_refused(tmp_path, samples, damage):
+    folder = evaluate(tmp_path, samples)
+    (folder / damage).unlink()
+    with pytest.raises(InputError, match=r"no evaluation in .*; expected the folder that 'scperformer evaluate' wrote"):
+        read_evaluation(folder)
+    (folder / damage).write_text("{")
+    with pytest.raises(InputError, match=r"no evaluation in .* \(a damaged file\)"):
+        read_evaluation(folder)
+
+
+def test_true_labels_of_another_study_are_compared_as_what_both_mean(tmp_path, caplog):
+    sample = annotated_sample(num_cells=40)
+    sample.uns["scperformer"]["model"]["labels"] = np.array(["Naive CD4 T", "Memory CD4 T", "CD8 T"], dtype=object)
+    called = ["Naive CD4 T", "Memory CD4 T", "CD8 T", "CD8 T"] * 10
+    sample.obs["scperformer_label"] = pd.Categorical(called)
+    sample.obsm["scperformer_details"]["baseline_label"] = pd.Categorical(called)
+    sample.obs[TRUTH_KEY] = ["CD4 T", "CD4 T", "CD8 T", "CD4 T"] * 10
+    with caplog.at_level("INFO", "scperformer"):
+        metrics = json.loads((evaluate(tmp_path, [sample]) / "metrics.json").read_text())
+    assert metrics["model"]["accuracy"] == pytest.approx(0.75)
+    assert metrics["labels"] == ["CD4 T", "CD8 T"]
+    assert metrics["merged"] == {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}
+    assert "CD4 T (Naive CD4 T, Memory CD4 T)" in caplog.text
+    by_name = json.loads((evaluate(tmp_path, [sample], match="names", overwrite=True) / "metrics.json").read_text())
+    assert by_name["model"]["accuracy"] == pytest.approx(0.25)
+    assert by_name["truth_labels_not_in_model"] == ["CD4 T"]
+    assert by_name["merged"] == {}
+
+
+@pytest.mark.parametrize("separator", ["\t", ";"])
+def test_true_labels_are_mapped_by_a_file(tmp_path, separator):
+    sample = annotated_sample(num_cells=40)
+    names = sample.obs[TRUTH_KEY].astype(str)
+    first = sorted(set(names))[0]
+    sample.obs[TRUTH_KEY] = names.replace(first, "the first, type")
+    (tmp_path / "map.tsv").write_text(f"the first, type{separator}{first}\n")
+    expected = scores_of(names, sample.obs["scperformer_label"].astype(str))
+    metrics = json.loads(
+        (evaluate(tmp_path, [sample], truth_map=str(tmp_path / "map.tsv")) / "metrics.json").read_text()
+    )
+    assert metrics["model"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("no such type,B\n", r"'no such type' in .*map.csv, which no cell has in"),
+        ("a\n", "row 1 of .*map.csv with 1 values"),
+        ("{first},B\n{first},T\n", "twice in .*map.csv; expected one row for each true label"),
+    ],
+)
+def test_a_wrong_map_is_refused(tmp_path, content, match):
+    sample = annotated_sample(num_cells=40)
+    first = sorted(set(sample.obs[TRUTH_KEY].astype(str)))[0]
+    (tmp_path / "map.csv").write_text(content.replace("{first}", first))
+    with pytest.raises(InputError, match=match):
+        evaluate(tmp_path, [sample], truth_map=str(tmp_path / "map.csv"))
+    assert not (tmp_path / "evaluation").exists()

@@ -1,0 +1,320 @@
+"""Explanations: reproduced calls, tables compared with loops, the deletion test and its control, the page, refusals."""
+
+import shutil
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_counts
+from scipy import sparse, stats
+from support.words import as_options
+
+import scperformer
+from scperformer.base.errors import InputError
+from scperformer.config.steps import ExplainConfig
+from scperformer.config.groups import HeadConfig, ModelConfig
+from scperformer.results import explain as step
+from scperformer.results.contributions import find_contributions
+from scperformer.results.explain import delete_genes, rank_markers, run_explain
+from scperformer.results.explanation_page import attention_per_label, deletion_text, draw_heat_map, gene_tables, genes_per_label, marker_overlap
+from scperformer.model.batches import Cells
+from scperformer.model.network import CellTypeModel
+from scperformer.model.load import Model, load_model
+from scperformer.model.inference import branch_logits
+from scperformer.results.read_annotations import of_cells
+from scperformer.results.expression import model_of
+
+LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
+QUICK = ["logger=none", "data.min_genes=0", "trainer.max_steps=30"]
+KEY = "scperformer"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Model:
+    """A model with the default options of `train`, except that its encoder is trained for a twentieth of the steps."""
+    cells = make_counts()
+    output = tmp_path_factory.mktemp("explain") / "model"
+    cells.obs["cell_type"] = cells.obs["cell_type"].map(LABELS)
+    return load_model(scperformer.train(cells, "cell_type", output=output, options=as_options(QUICK)).path)
+
+
+@pytest.fixture(scope="module")
+def annotated(model) -> ad.AnnData:
+    return scperformer.annotate(make_counts(), model)
+
+
+@pytest.fixture(scope="module")
+def explained(annotated, model) -> ad.AnnData:
+    return scperformer.explain(annotated, model, options=as_options(["cells=all"])).adata
+
+
+@pytest.fixture
+def path(annotated, write):
+    return str(write(annotated, "sample.annotated.h5ad"))
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_the_heat_map_of_a_single_label_is_drawn(explained):
+    """scanpy leaves out the axis of the labels then."""
+    of_one = explained[explained.obs[f"{KEY}_label"] == LABELS["B cell"]].copy()
+    assert draw_heat_map(of_one, KEY).startswith(b"\x89PNG")
+
+
+def test_contributions_and_bias_are_the_logit_of_the_label(explained, annotated, model):
+    """The logits of both branches are computed from the expression in the explanation."""
+    x = sparse.csr_matrix(explained.layers["expression"])
+    linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
+    codes = explained.obs[f"{KEY}_label"].map({label: i for i, label in enumerate(model.saved.labels)}).astype(int)
+    logits = (linear + encoder)[np.arange(len(codes)), codes]
+    np.testing.assert_allclose(explained.obs[f"{KEY}_logit"], logits, rtol=1e-4)
+    sums = np.asarray(explained.X.sum(axis=1)).ravel() + explained.obs[f"{KEY}_bias"]
+    np.testing.assert_allclose(sums, logits, atol=0.02 * np.abs(logits).max())
+    assert list(explained.obs_names) == list(annotated.obs_names)
+    assert (explained.obs[f"{KEY}_label"].astype(str) == annotated.obs[f"{KEY}_label"].astype(str)).all()
+    np.testing.assert_allclose(explained.obs[f"{KEY}_probability"], annotated.obs[f"{KEY}_confidence"], rtol=1e-5)
+
+
+def test_the_first_genes_of_a_label_are_its_markers(explained):
+    """`make_counts` gives each label 30 of 200 genes as markers; by chance, 3 of 20 genes would be among them."""
+    tables = gene_tables(explained, KEY)
+    assert set(tables) == set(LABELS.values())
+    for place, label in enumerate(LABELS.values()):
+        own = {f"GENE{30 * place + gene}" for gene in range(30)}
+        assert len(own & set(tables[label].index[:20])) >= 17
+    assert all(overlap >= 12 for overlap in marker_overlap(explained, KEY).values())
+
+
+def test_the_table_of_genes_against_a_loop(explained):
+    table = genes_per_label(explained, KEY)
+    assert set(table["label"]) == {"B / <b>cell</b>", "$\\alpha_T$", "'=Monocyte"}  # not a formula
+    contributions = explained.X.toarray()
+    expression = explained.layers["expression"].toarray()
+    for label, rows in table.groupby("label"):
+        assert len(rows) == 100
+        assert (np.diff(rows["mean_contribution"]) <= 0).all()
+        cells = np.flatnonzero(explained.obs[f"{KEY}_label"] == label.removeprefix("'"))
+        means = {
+            gene: sum(contributions[cell, i] for cell in cells) / len(cells)
+            for i, gene in enumerate(explained.var_names)
+        }
+        assert rows["mean_contribution"].abs().min() == pytest.approx(sorted(map(abs, means.values()))[-100], rel=1e-4)
+        for row in rows.iloc[::20].itertuples():
+            assert row.mean_contribution == pytest.approx(means[row.gene], rel=1e-4)
+            assert row.num_expressing == (expression[cells, list(explained.var_names).index(row.gene)] > 0).sum()
+            assert row.num_cells == len(cells)
+
+
+def test_attention_by_label_against_a_loop(explained, model):
+    x = sparse.csr_matrix(explained.layers["expression"])
+    cells = Cells(x, model.tokens)
+    weights = np.stack([model.network.encoder.gene_weights(cells.batch([row]))[0].numpy() for row in range(x.shape[0])])
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+    means = explained.varm[f"{KEY}_attention"]
+    table = attention_per_label(explained, KEY)
+    for place, label in enumerate(explained.uns[KEY]["labels"]):
+        is_own = (explained.obs[f"{KEY}_label"] == label).to_numpy()
+        expected = weights[is_own].mean(axis=0)
+        np.testing.assert_allclose(means.iloc[:, place], expected, rtol=1e-4, atol=1e-8)
+        rows = table[table["label"].str.removeprefix("'") == label]
+        assert list(rows["gene"][:20]) == list(explained.var_names[np.argsort(-expected, kind="stable")[:20]])
+        assert rows["mean_attention"].iloc[0] == pytest.approx(expected.max(), rel=1e-4)
+    assert len(table) == 300
+
+
+def test_an_encoder_without_attention_has_none(annotated, model):
+    cells = Cells(sparse.csr_matrix(np.ones((2, 200), dtype=np.float32)), model.tokens)
+    options = {"tokens": model.tokens, "attention": {"name": "favor"}, "head": HeadConfig(name="weighted")}
+    pooled = CellTypeModel(200, 3, model=ModelConfig(positions="coexpression", queries="cell", depth=0), **options)
+    assert find_contributions(pooled, cells, np.zeros(2, dtype=np.int64)).attention is None
+
+
+def test_markers_are_ranked_by_welchs_test_with_overestimated_variance(model):
+    """Compared with scipy's test, in which the number of other cells is taken as that of the label."""
+    ranks = rank_markers(model, model.saved)
+    cells = make_counts()
+    counts = cells[:, model.saved.genes].X.toarray()
+    x = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
+    for code, label in enumerate(model.saved.labels):
+        own = (cells.obs["cell_type"].map(LABELS) == label).to_numpy()
+        parts = [(part.mean(axis=0), part.std(axis=0, ddof=1), own.sum()) for part in (x[own], x[~own])]
+        scores = stats.ttest_ind_from_stats(*parts[0], *parts[1], equal_var=False).statistic
+        assert np.argsort(ranks[:, code])[:20].tolist() == np.argsort(-scores)[:20].tolist()
+
+
+def test_deletion_against_a_loop_and_a_control(explained, model):
+    third = explained[::3]
+    x = sparse.csr_matrix(third.layers["expression"])
+    contributions = sparse.csr_matrix(third.X)
+    codes = pd.Index(model.saved.labels).get_indexer(third.obs[f"{KEY}_label"])
+    table = delete_genes(model, x, contributions, codes, seed=0)
+    at_10 = table.set_index("num_genes").loc[10]
+    rest = x.toarray()
+    for cell in range(len(rest)):
+        for gene in sorted(range(200), key=lambda gene: -contributions[cell, gene])[:10]:
+            rest[cell, gene] = 0
+    linear, encoder = branch_logits(model.network, Cells(sparse.csr_matrix(rest), model.tokens), 64)
+    proba = np.exp(linear + encoder) / np.exp(linear + encoder).sum(axis=1, keepdims=True)
+    assert at_10["contribution"] == pytest.approx(proba[np.arange(len(codes)), codes].mean(), abs=1e-5)
+    assert at_10["contribution"] < at_10["random"] - 0.1
+    assert (np.diff(table["contribution"]) < 0).all()
+    opposite = delete_genes(model, x, -contributions, codes, seed=0).set_index("num_genes").loc[10]
+    assert opposite["contribution"] > opposite["random"]
+    assert delete_genes(model, x, contributions, codes, seed=0).equals(table)
+    assert delete_genes(model, x, contributions, codes, seed=1)["random"].tolist() != table["random"].tolist()
+    at_20 = table.set_index("num_genes").loc[20]
+    assert f"without the 20 genes of each cell that contribute most: {at_20['contribution']:.2f}" in deletion_text(
+        table
+    )
+
+
+def test_calls_under_constraints_are_explained(annotated, model):
+    """A third of the cells have the denied label, so that their calls would differ without the constraint."""
+    constrained = scperformer.annotate(make_counts(), model, options=as_options(["deny_labels=['=Monocyte']"]))
+    assert (annotated.obs[f"{KEY}_label"] == LABELS["Monocyte"]).sum() > 10
+    explained = scperformer.explain(constrained, model, options=as_options(["cells=all"])).adata
+    assert explained.n_obs == constrained.n_obs
+    np.testing.assert_allclose(
+        explained.obs[f"{KEY}_probability"], constrained.obs[f"{KEY}_confidence"].to_numpy(), rtol=1e-5
+    )
+
+
+def test_another_label_is_explained_in_all_cells(annotated, model):
+    label = model.saved.labels[0]
+    other = scperformer.explain(annotated, model, options=as_options([f"label='{label}'", "cells=5"])).adata
+    assert other.n_obs == 15
+    columns = annotated.obsm[f"{KEY}_proba"].iloc[:, 0]
+    np.testing.assert_allclose(other.obs[f"{KEY}_probability"], columns[other.obs_names], rtol=1e-5)
+    assert set(marker_overlap(other, KEY)) == {label}  # cells of other labels need not express its markers
+    again, seeded = (
+        scperformer.explain(annotated, model, options=as_options(["cells=5", f"seed={seed}"])).adata for seed in (0, 1)
+    )
+    assert list(again.obs_names) == list(other.obs_names)
+    assert list(seeded.obs_names) != list(other.obs_names)
+
+
+def test_the_adapted_model_is_explained(model):
+    panel = make_counts()[:, 20:140].copy()
+    scperformer.annotate(panel, model, options=as_options(["adapt=true"]))
+    assert panel.uns[KEY]["condition"]["adapted"]
+    adapted = set(model.adapted)
+    shallow = np.argsort(np.asarray(panel.X.sum(axis=1)).ravel())[:40]
+    explained = scperformer.explain(panel[shallow].copy(), model).adata  # their depth is not that of all cells
+    assert set(model.adapted) == adapted  # adapted to the recorded condition, so no further model
+    assert set(explained.var_names) == set(panel.var_names)
+    assert explained.uns[KEY]["model"]["adapted"]
+    assert np.abs(explained.obs[f"{KEY}_error"]).max() < 0.1
+    with pytest.raises(InputError, match="other genes in the data than when it was annotated"):
+        scperformer.explain(panel[:, :100].copy(), model)
+
+
+def test_the_folder(command, path, explained, tmp_path, model):
+    assert command("explain", path, "cells=all", f"model_path={model.path}").code == 0
+    folder = tmp_path / "sample.annotated.explanation"
+    assert names(folder) == [
+        ".scperformer.json",
+        "attention_per_label.csv",
+        "contributions.h5ad",
+        "deletion.csv",
+        "genes_per_label.csv",
+        "report.html",
+    ]
+    written = ad.read_h5ad(folder / "contributions.h5ad")
+    np.testing.assert_array_equal(written.X.toarray(), explained.X.toarray())
+    assert list(written.varm) == [f"{KEY}_attention", f"{KEY}_contributions", f"{KEY}_marker_ranks"]
+    table = pd.read_csv(folder / "genes_per_label.csv")
+    columns = ["label", "gene", "mean_contribution", "mean_attention", "num_expressing", "num_cells", "marker_rank"]
+    assert list(table) == list(pd.read_csv(folder / "attention_per_label.csv")) == columns
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 3
+    assert "<script" not in page
+    assert "<b>cell</b>" not in page
+    assert "B / &lt;b&gt;cell&lt;/b&gt;" in page
+    assert "Please check" not in page
+    assert "Attention is not a contribution" in page
+    ran = command("explain", path)
+    assert (ran.code, "explanation exists" in ran.err) == (2, True)
+    formats = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    entries = [*names(folder), *table, *(f"uns/{name}" for name in written.uns[KEY]), *written.layers]
+    entries += [name.replace(KEY, "KEY") for name in (*written.obs, *written.varm)]
+    assert [entry for entry in entries if f"`{entry}`" not in formats] == []
+
+
+def test_nothing_is_written_if_the_page_cannot_be_made(path, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(step, "render_explanation", fail)
+    with pytest.raises(MemoryError):
+        run_explain(ExplainConfig(inputs=[path], cells=2))
+    assert names(tmp_path) == ["sample.annotated.h5ad"]
+
+
+def test_labels_that_the_model_does_not_reproduce_are_refused(annotated, model):
+    edited = annotated.copy()
+    labels = edited.obs[f"{KEY}_label"].astype(str).to_numpy(copy=True)
+    labels[0] = next(label for label in model.saved.labels if label != labels[0])
+    edited.obs[f"{KEY}_label"] = labels
+    explained = scperformer.explain(edited, model, options=as_options(["cells=all"])).adata
+    assert explained.n_obs == annotated.n_obs - 1  # one of 120 cells may differ, because of another device
+    labels[:2] = "a label of a user"
+    edited.obs[f"{KEY}_label"] = labels
+    with pytest.raises(InputError, match=r"another label for 2 of 120 cells .*source="):
+        scperformer.explain(edited, model, options=as_options(["cells=all"]))
+
+
+@pytest.mark.parametrize("place", ["where it was", "in the home folder", "imported", "imported by another name"])
+def test_the_model_is_found_from_another_folder(place, model, tmp_path, monkeypatch):
+    home, here, there = (tmp_path / name for name in ("home", "here", "there"))
+    for folder in (home, here, there):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "library"))
+    (tmp_path / "library" / "another").mkdir(parents=True)
+    work = home if place == "in the home folder" else here
+    shutil.copytree(model.path, work / "m")
+    monkeypatch.chdir(work)
+    cells = scperformer.annotate(make_counts(), "m")
+    recorded = cells.uns[KEY]["model"]["path"]
+    assert recorded == ("~/m" if work == home else str(here / "m"))
+    monkeypatch.chdir(there)
+    if place.startswith("imported"):
+        name = "m" if place == "imported" else "renamed"
+        shutil.move(work / "m", tmp_path / "library" / name)
+    assert scperformer.explain(cells, num_cells=1).adata.n_obs == 3
+    sample = of_cells(cells, KEY)
+    assert model_of([sample]).hash == model.saved.hash  # as the report finds it
+    shutil.rmtree(tmp_path / "library")
+    if place.startswith("imported"):
+        with pytest.raises(InputError, match="set model_path to the model of the calls"):
+            scperformer.explain(cells, num_cells=1)
+        assert model_of([sample]) is None
+
+
+def test_cells_without_the_genes_of_the_calls_are_refused(annotated, model):
+    """For example, the file was reduced to variable genes, and all genes are in `.raw`."""
+    with pytest.raises(InputError, match=r"another label for .* of 120 cells .*source="):
+        scperformer.explain(annotated[:, 90:].copy(), model, options=as_options(["cells=all"]))
+
+
+def test_refusals(annotated, model):
+    with pytest.raises(InputError, match=r"no obs column 'scperformer_label'.*call scperformer.annotate"):
+        scperformer.explain(make_counts(), model)
+    other = annotated.copy()
+    other.uns[KEY] = {**other.uns[KEY], "model": {**other.uns[KEY]["model"], "hash": "f" * 64}}
+    with pytest.raises(
+        InputError, match=r"annotated by the model model \(ffffffffffff\); expected the same model, not"
+    ):
+        scperformer.explain(other, model)
+    with pytest.raises(InputError, match="label=none; expected one of"):
+        scperformer.explain(annotated, model, options=as_options(["label=none"]))
+    with pytest.raises(InputError, match="cells=0; expected a whole number above 0, or all"):
+        scperformer.explain(annotated, model, options=as_options(["cells=0"]))
+    damaged = annotated.copy()
+    damaged.uns[KEY] = {**damaged.uns[KEY], "config_json": "{"}
+    with pytest.raises(InputError, match="no record of the options of predict"):
+        scperformer.explain(damaged, model)

@@ -1,0 +1,183 @@
+"""Annotations read from files: names of samples, content, refused files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.annotated import annotated_sample, write_sample
+
+from scperformer.base.errors import InputError
+from scperformer.results.read_annotations import read_annotated, sample_names
+from scperformer.results.read_annotations import read_samples
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["x/a.annotated.h5ad", "x/b.h5ad"], ["a", "b"]),
+        (["x/a.prepared.annotated.h5ad"], ["a"]),
+        (["run1/s.annotated.h5ad", "run2/s.annotated.h5ad"], ["run1/s", "run2/s"]),
+        (["x/s.h5ad", "x/s.annotated.h5ad"], ["s.h5ad", "s.annotated.h5ad"]),
+        (["x/.annotated.h5ad"], [".annotated"]),
+    ],
+    ids=["plain", "two-suffixes", "two-folders", "same-stem", "nothing-left"],
+)
+def test_sample_names(files, names):
+    assert sample_names([Path(file) for file in files]) == names
+
+
+def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
+    sample = annotated_sample(num_cells=30, min_confidence=0.5)
+    path = write_sample(tmp_path, "one", sample)
+    monkeypatch.setattr("scanpy.read_h5ad", None)
+    [read], failed = read_samples([path], "scperformer")
+    assert failed == []
+    assert read.name == "one"
+    assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
+    assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
+    assert read.umap is None
+    np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_call"] == "unknown")
+
+
+def test_the_umap_of_a_file_is_read_on_request(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    sample.obsm["X_umap"] = np.random.default_rng(0).normal(size=(20, 2))
+    path = write_sample(tmp_path, "one", sample)
+    assert read_annotated([path], "scperformer")[0].umap is None
+    [read], _ = read_samples([path], "scperformer")
+    np.testing.assert_allclose(read.umap, sample.obsm["X_umap"], rtol=1e-6)
+    sample.obsm["X_umap"][3] = np.nan  # scanpy would refuse to draw it
+    [read], _ = read_samples([write_sample(tmp_path, "one", sample)], "scperformer")
+    assert read.umap is None
+
+
+@pytest.mark.parametrize("missing", ["scperformer_label", "scperformer_confidence", "scperformer_call"])
+def test_missing_column_is_refused(tmp_path, missing):
+    sample = annotated_sample(num_cells=20)
+    del sample.obs[missing]
+    path = write_sample(tmp_path, "one", sample)
+    with pytest.raises(
+        InputError, match=f"no obs column '{missing}' in .*one.annotated.h5ad; expected an annotated file"
+    ):
+        read_annotated([path], "scperformer")
+
+
+def test_missing_facts_or_probabilities_are_refused(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    del sample.obsm["scperformer_proba"]
+    path = write_sample(tmp_path, "one", sample)
+    with pytest.raises(InputError, match=r"no obsm\['scperformer_proba'\]"):
+        read_samples([path], "scperformer")
+    del sample.uns["scperformer"]
+    path = write_sample(tmp_path, "two", sample)
+    with pytest.raises(InputError, match=r"no uns\['scperformer'\]"):
+        read_annotated([path], "scperformer")
+
+
+def test_remedy_for_a_file_without_annotation_is_predict(tmp_path, pbmc):
+    path = write_sample(tmp_path, "plain", pbmc)
+    with pytest.raises(InputError, match=r"run 'scperformer predict .*plain.annotated.h5ad' first"):
+        read_annotated([path], "scperformer")
+
+
+def test_remedy_for_another_key_names_it(tmp_path):
+    path = write_sample(tmp_path, "one", annotated_sample(num_cells=20, key="mine"))
+    with pytest.raises(InputError, match="add key_added=mine"):
+        read_annotated([path], "scperformer")
+
+
+def test_file_given_twice_is_refused(tmp_path):
+    path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
+    with pytest.raises(InputError, match="is given twice"):
+        read_annotated([path, str(tmp_path / ".." / tmp_path.name / "one.annotated.h5ad")], "scperformer")
+
+
+def test_files_of_two_models_are_refused(tmp_path):
+    one = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
+    two = write_sample(tmp_path, "two", annotated_sample(20, 20, model_hash="f" * 64))
+    with pytest.raises(InputError, match=r"0123456789ab.*ffffffffffff.*expected files annotated by one model"):
+        read_annotated([one, two], "scperformer")
+
+
+def test_truncated_file_is_refused(tmp_path):
+    path = Path(write_sample(tmp_path, "one", annotated_sample(num_cells=20)))
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(InputError, match=r"one.annotated.h5ad is (truncated|damaged)"):
+        read_annotated([str(path)], "scperformer")
+
+
+def test_samples_are_in_natural_order(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    paths = [write_sample(tmp_path, name, sample) for name in ("s10", "s2", "S1")]
+    assert [read.name for read in read_samples(paths, "scperformer")[0]] == ["S1", "s2", "s10"]
+
+
+def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
+    good = write_sample(tmp_path, "good", annotated_sample(num_cells=20))
+    plain = write_sample(tmp_path, "plain", pbmc)
+    absent = str(tmp_path / "absent.h5ad")
+    (tmp_path / "told.failed.json").write_text('{"sample": "told", "error": "no expression in it"}')
+    (tmp_path / "too.failed.json").write_text('{"sample": "x", "error": "\\u001b[31mtoo few genes"}')
+    (tmp_path / "odd.failed.json").write_text("[]")
+    names = ("told.annotated.h5ad", "too.failed.json", "odd.failed.json")
+    paths = [plain, good, absent, *(str(tmp_path / name) for name in names)]
+    samples, failed = read_samples(paths, "scperformer")
+    assert [read.name for read in samples] == ["good"]
+    reasons = {sample.name: sample.reason for sample in failed}
+    assert list(reasons) == ["absent", "odd", "plain", "told", "too"]
+    assert reasons["told"] == "no expression in it"
+    assert reasons["too"] == "\ufffd[31mtoo few genes"
+    assert "no obs column 'scperformer_call'" in reasons["plain"]
+    assert "odd.failed.json" in reasons["odd"]
+    assert caplog.text.count("is in the report without an annotation") == 5
+
+
+def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):
+    paths = [write_sample(tmp_path, name, pbmc) for name in ("a", "b")]
+    with pytest.raises(InputError, match=r"none of 2 files is annotated: a: no obs column .*; b: no obs column"):
+        read_samples(paths, "scperformer")
+
+
+def test_probabilities_of_chosen_cells(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    [read] = read_annotated([write_sample(tmp_path, "one", sample)], "scperformer")
+    rows = np.array([3, 17])
+    np.testing.assert_array_equal(read.probabilities(rows), sample.obsm["scperformer_proba"].to_numpy()[rows])
+
+
+TAMPERED = {
+    "text in place of a mapping": (
+        "calibration",
+        "{",
+        r"uns\['scperformer'\]\['calibration'\] is a text instead of a map",
+    ),
+    "model as a text": ("model", "{}", "instead of a mapping"),
+    "number in place of texts": ("tree", {"nodes": 2**60}, r"\['nodes'\] is a number instead of a list of texts"),
+    "columns of different lengths": (
+        "calibration",
+        {"bins": {"confidence": np.zeros(2), "num_cells": np.zeros(3)}},
+        "has lists of different lengths",
+    ),
+    "a table in place of a number": ("num_unknown", np.zeros((2, 3)), "is a table instead of a number"),
+    "a list in place of a text": ("config_json", np.array(["x", "y"]), "instead of a text"),
+    "no cells that were looked at": ("repeats", {"num_seen": 0, "num_cells": 0}, "without a number of cells above 0"),
+    "a model without a seed": ("model", {"name": "m", "hash": "0" * 64}, r"\['model'\] has no 'path'"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_a_changed_record_is_refused_in_one_line(case, tmp_path):
+    entry, value, message = TAMPERED[case]
+    sample = annotated_sample()
+    sample.uns["scperformer"][entry] = value
+    sample.write_h5ad(tmp_path / "a.h5ad")
+    with pytest.raises(InputError, match=f"{message}.*expected an annotation as predict writes it"):
+        read_annotated([str(tmp_path / "a.h5ad")], "scperformer")
+
+
+def test_columns_of_another_type_are_refused(tmp_path):
+    sample = annotated_sample()
+    sample.obs["scperformer_confidence"] = "high"
+    sample.write_h5ad(tmp_path / "a.h5ad")
+    with pytest.raises(InputError, match="obs column 'scperformer_confidence' is of type"):
+        read_annotated([str(tmp_path / "a.h5ad")], "scperformer")

@@ -1,0 +1,563 @@
+"""Adapted models: when they are made, the same bits however cells are called, what is recorded, and refusals."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression
+from support.words import as_options
+
+import scperformer
+from scperformer.annotation.predict import run_predict
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
+from scperformer.config.steps import AdaptConfig, CheckConfig, PredictConfig
+from scperformer.io import rows
+from scperformer.model.content import INFO
+from scperformer.model.folder import load_reference_cells, read_model, write_model
+from scperformer.model.load import Model, load_model
+from scperformer.model.reference_cells import CELLS_FILE
+from scperformer.results.check import run_check
+from scperformer.training import adapt
+from scperformer.training.adapt import run_adapt
+
+NUM_GENES = 400
+LABELS = ("B cell", "Monocyte", "T cell")
+PANEL = slice(90, 170)  # the weak genes of every label, and 20 genes without signal
+QUICK = ["logger=none", "data.min_genes=0"]
+FEW_STEPS = ["trainer.max_steps=60"]  # a tenth: the accuracy of the encoder is no matter here
+
+
+def simulated(num_cells: int, seed: int, depth: float = 1.0) -> ad.AnnData:
+    """Poisson counts of 400 genes: each of 3 labels has 30 genes eight times, and 20 others twice, as strong.
+
+    Without the strong genes about nine of ten cells can be told apart.
+    """
+    rng, labels = np.random.default_rng(seed), np.arange(num_cells) % 3
+    mean = np.tile(np.random.default_rng(0).gamma(2.0, 0.5, size=NUM_GENES), (num_cells, 1))
+    for label in range(3):
+        mean[np.ix_(labels == label, range(30 * label, 30 * label + 30))] *= 8
+        mean[np.ix_(labels == label, range(90 + 20 * label, 110 + 20 * label))] *= 2
+    counts = rng.poisson(mean * depth * rng.uniform(0.7, 1.4, (num_cells, 1)))
+    return ad.AnnData(
+        sparse.csr_matrix(counts, dtype=np.float32),
+        obs=pd.DataFrame(
+            {"cell_type": np.array(LABELS)[labels]}, index=[f"seed{seed}cell{i}" for i in range(num_cells)]
+        ),
+        var=pd.DataFrame(index=[f"GENE{i}" for i in range(NUM_GENES)]),
+    )
+
+
+def trained(folder: Path, *overrides: str) -> Path:
+    return scperformer.train(
+        simulated(240, seed=1), "cell_type", output=folder, options=as_options([*QUICK, *FEW_STEPS, *overrides])
+    ).path
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory) -> Path:
+    """A model without an encoder, which is fitted in a moment."""
+    return trained(tmp_path_factory.mktemp("linear") / "linear", "model.encoder=false")
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory) -> Path:
+    """A model as `train` makes it by default."""
+    return trained(tmp_path_factory.mktemp("default") / "default")
+
+
+@pytest.fixture
+def sample() -> ad.AnnData:
+    """120 other cells with all genes, as deep as the reference."""
+    return simulated(120, seed=2)
+
+
+@pytest.fixture
+def panel(sample) -> ad.AnnData:
+    """The same cells with the genes of the panel alone."""
+    return sample[:, PANEL].copy()
+
+
+def annotated(adata: ad.AnnData, model: Path | Model, *overrides: str) -> ad.AnnData:
+    loaded = model if isinstance(model, Model) else load_model(model)
+    return scperformer.annotate(adata.copy(), loaded, options=as_options(list(overrides)))
+
+
+def thinned(adata: ad.AnnData) -> ad.AnnData:
+    """The same cells with a third of their counts."""
+    thin = adata.copy()
+    thin.X.data = np.random.default_rng(0).binomial(thin.X.data.astype(int), 1 / 3).astype(np.float32)
+    thin.X.eliminate_zeros()
+    return thin
+
+
+def accuracy(adata: ad.AnnData) -> float:
+    return float((adata.obs["scperformer_label"].astype(str) == adata.obs["cell_type"].astype(str)).mean())
+
+
+def condition(adata: ad.AnnData) -> dict:
+    return adata.uns["scperformer"]["condition"]
+
+
+def same_bits(one: ad.AnnData, other: ad.AnnData) -> bool:
+    """Whether the cells of `one` have the same annotation in `other`, which may hold more cells."""
+    other = other[one.obs_names]
+    columns = [name for name in one.obs if name.startswith("scperformer_")]
+    return (
+        np.array_equal(one.obsm["scperformer_proba"].to_numpy(), other.obsm["scperformer_proba"].to_numpy())
+        and np.array_equal(one.obsm["X_scperformer"], other.obsm["X_scperformer"])
+        and one.obs[columns].astype(str).equals(other.obs[columns].astype(str))
+    )
+
+
+# --- when a model is adapted ---------------------------------------------------------------------------------
+
+
+def test_a_panel_without_the_informative_genes_is_refused_or_adapted_to(linear, panel):
+    with pytest.raises(InputError, match=r"80 of 400 model genes .* informative expression.*at least 20 %"):
+        annotated(panel, linear, "adapt=false")
+    done = annotated(panel, linear)  # adapt=auto
+    assert condition(done)["adapted"]
+    assert condition(done)["num_genes"] == 80
+    assert 0.75 < accuracy(done) < 0.97  # a third by chance; more if the strong genes had a part in it
+    # Both are shares of some hundred cells, with standard errors of .03.
+    assert condition(done)["expected_accuracy"] == pytest.approx(accuracy(done), abs=0.1)
+    assert condition(done)["accuracy_with_all_genes"] > 0.98
+
+
+def test_the_baseline_is_logistic_regression_on_the_measured_genes(linear, panel):
+    """scikit-learn's, on the cells of the reference with these genes alone, normalised over them."""
+    reference, theirs = simulated(240, seed=1), LogisticRegression(max_iter=1000)
+    train, query = (
+        np.log1p(x / x.sum(axis=1, keepdims=True) * 1e4) for x in (reference.X[:, PANEL].toarray(), panel.X.toarray())
+    )
+    expected = theirs.fit(train, reference.obs["cell_type"]).predict(query)
+    ours = annotated(panel, linear).obs["scperformer_baseline_label"].astype(str)
+    assert (ours == expected).mean() > 0.97  # it stops at a larger gradient
+
+
+def test_a_shallow_file_is_adapted_to(linear):
+    shallow = simulated(120, seed=3, depth=0.2)
+    done = annotated(shallow, linear)
+    assert condition(done)["adapted"]
+    assert condition(done)["num_genes"] == NUM_GENES
+    assert condition(done)["depth_share"] == pytest.approx(0.2, rel=0.5)  # both depths are rounded by up to 2 ** .25
+    assert accuracy(done) > 0.9
+
+
+@pytest.mark.parametrize("depth", [1.0, 3.0], ids=["as deep", "deeper"])
+def test_a_file_like_the_reference_is_not_adapted_to(linear, depth):
+    like = simulated(120, seed=2, depth=depth)
+    done = annotated(like, linear, "shift=false")
+    assert same_bits(done, annotated(like, linear, "adapt=false", "shift=false"))
+    found, full = condition(done), read_model(linear).metrics["out_of_fold"]["accuracy"]
+    assert (found["adapted"], found["depth_share"]) == (False, 1.0)
+    assert found["expected_accuracy"] == found["accuracy_with_all_genes"] == full
+    # the control: adapted to all the same, the calls are other ones
+    forced = annotated(like, linear, "adapt=true")
+    assert condition(forced)["adapted"]
+    assert not same_bits(done, forced)
+
+
+@pytest.mark.parametrize(("share", "adapts"), [(0.75, False), (0.7, True)])
+def test_adapting_starts_at_a_share_of_the_depth(linear, sample, monkeypatch, share, adapts):
+    monkeypatch.setattr(adapt, "depth_share", lambda reference_cells, condition: share)
+    assert condition(annotated(sample, linear))["adapted"] == adapts
+
+
+@pytest.mark.parametrize(("least", "adapts"), [(0.98, False), (0.97, True)])
+def test_adapting_starts_at_a_share_of_the_informative_expression(linear, sample, least, adapts):
+    """Without the least informative genes, as many as leave this share."""
+    saved = read_model(linear)
+    order = np.argsort(saved.importance)
+    left = 1 - np.cumsum(saved.importance[order]) / saved.importance.sum()
+    gone = {saved.genes[gene] for gene in order[left >= least]}
+    done = annotated(sample[:, [gene not in gone for gene in sample.var_names]].copy(), linear)
+    assert least <= done.uns["scperformer"]["genes"]["informative_share"] < least + 0.01
+    assert condition(done)["adapted"] == adapts
+
+
+def test_the_depth_is_not_adapted_to_without_counts(tmp_path, sample):
+    """A reference of other values than counts: its cells are kept as they are, and cannot be thinned."""
+    reference = simulated(240, seed=1)
+    reference.X = reference.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
+    words = [*QUICK, "model.encoder=false", "input_kind=linear"]
+    folder = scperformer.train(reference, "cell_type", output=tmp_path / "m", options=as_options(words)).path
+    assert not load_reference_cells(read_model(folder), folder).are_counts
+    shallow = annotated(simulated(120, seed=3, depth=0.2), folder)
+    assert (condition(shallow)["adapted"], condition(shallow)["depth_share"]) == (False, 1.0)
+    adapted = annotated(sample[:, PANEL].copy(), folder)
+    assert (condition(adapted)["adapted"], condition(adapted)["depth_share"]) == (True, 1.0)
+    assert accuracy(adapted) > 0.7
+
+
+def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
+    """It was trained for all genes."""
+    model = load_model(tiny_model)
+    done = annotated(counts_adata[:, 30:120].copy(), model, "adapt=true")
+    assert set(model.saved.scales) == {"linear", "encoder"}
+    record = done.uns["scperformer"]
+    assert (record["condition"]["adapted"], set(record["model"]["scales"])) == (True, {"linear"})
+    assert done.obsm["X_scperformer"].shape == (120, 3)  # the logits
+    assert accuracy(done) > 0.9
+
+
+@pytest.mark.slow
+def test_layers_between_tokens_on_the_pooled_encoder_are_left_out(panel, tmp_path):
+    """Also the gene vectors, which these layers have trained with the labels."""
+    layers = ["model=pooled", "model.depth=1", "model.queries=tokens", "trainer.max_epochs=1"]
+    layered = load_model(trained(tmp_path / "layered", *layers))
+    pooled = load_model(trained(tmp_path / "pooled", "model=pooled"))
+    labels = [annotated(panel, model).obs["scperformer_label"].astype(str).to_numpy() for model in (layered, pooled)]
+    assert (labels[0] == labels[1]).mean() > 0.85
+    [adapted] = layered.adapted.values()
+    assert adapted.network.only_sums
+    assert adapted.saved.config["model"]["depth"] == 0
+    [kept] = pooled.adapted.values()
+    name = "model.encoder.embedding.gene.weight"
+    some = np.flatnonzero(np.isin(pooled.saved.genes, kept.saved.genes))
+
+    def directions(vectors: np.ndarray) -> np.ndarray:
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+
+    own = directions(pooled.saved.weights[name][some])
+    np.testing.assert_allclose(directions(kept.saved.weights[name][:-1]), own, atol=1e-5)  # these are kept
+    anew = directions(layered.saved.weights[name][some])
+    assert np.abs(directions(adapted.saved.weights[name][:-1]) - anew).max() > 0.1
+
+
+@pytest.mark.parametrize("how", ["predict", pytest.param("adapt", marks=pytest.mark.slow)])
+def test_genes_that_the_model_does_not_know_do_not_count(linear, panel, tmp_path, how):
+    """Cells are normalised over the genes of the adapted model, as its own cells are."""
+    model, word = linear, "adapt=true"
+    if how == "adapt":
+        path = tmp_path / "panel.h5ad"
+        panel.write_h5ad(path)
+        model, word = run_adapt(AdaptConfig(inputs=[str(path)], model_path=str(linear))), "adapt=false"
+    others = np.random.default_rng(0).poisson(20.0, size=(panel.n_obs, 60)) * np.arange(panel.n_obs)[:, None]
+    more = ad.AnnData(sparse.csr_matrix(others, dtype=np.float32), obs=panel.obs)
+    more.var_names = [f"NEW{i}" for i in range(60)]
+    both = annotated(ad.concat([panel, more], axis=1, merge="same"), model, word)
+    wanted = annotated(panel, model, word)
+    assert condition(both)["key"] == condition(wanted)["key"]
+    # The totals over all genes are divided out again, in double precision but from float32 logarithms.
+    found = both.obsm["scperformer_proba"].to_numpy()
+    np.testing.assert_allclose(found, wanted.obsm["scperformer_proba"].to_numpy(), atol=1e-3)
+
+
+# --- the same bits however the cells are called ----------------------------------------------------------------
+
+
+def files_of(adata: ad.AnnData, write) -> dict[str, str]:
+    """The cells as one file, in another order, half of them, and beside as many others."""
+    order = np.random.default_rng(0).permutation(adata.n_obs)
+    others = simulated(adata.n_obs, seed=5)[:, adata.var_names]
+    cells = {"whole": adata, "shuffled": adata[order], "half": adata[::2], "beside": ad.concat([others, adata])}
+    return {name: str(write(part.copy(), f"{name}.h5ad")) for name, part in cells.items()}
+
+
+@pytest.mark.parametrize("kind", ["linear", pytest.param("default", marks=pytest.mark.slow)])
+def test_calls_depend_on_the_cell_and_the_condition_alone(kind, request, panel, write, monkeypatch, torch_unchanged):
+    """Not on other cells, their order, blocks, batches, threads or the state of random numbers."""
+    model, files = str(request.getfixturevalue(kind)), files_of(panel, write)
+
+    def predict(name: str, **options) -> ad.AnnData:
+        cfg = PredictConfig(inputs=[files[name]], model_path=model, adapt="true", overwrite=True, **options)
+        [output] = run_predict(cfg)
+        return ad.read_h5ad(output)
+
+    whole = predict("whole")
+    found = [predict("half"), predict("beside", batch_size=3)]
+    torch.manual_seed(123)
+    np.random.seed(123)
+    monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 17)
+    with torch_unchanged():
+        found.append(predict("shuffled", threads=2))
+    assert len({condition(done)["key"] for done in (whole, *found)}) == 1
+    assert same_bits(found[0], whole)
+    assert all(same_bits(whole, done) for done in found[1:])
+    # the control: beside shallow cells, which change the depth of the file
+    default_output = annotated(ad.concat([panel[:10], thinned(panel)[10:]]), model, "adapt=true")
+    assert condition(default_output)["key"] != condition(whole)["key"]
+    assert not same_bits(whole[:10], default_output)
+
+
+def test_a_model_is_adapted_once_to_files_of_one_condition(linear, panel, sample, write, monkeypatch):
+    made, original = [], adapt.fit_to_condition
+    monkeypatch.setattr(adapt, "fit_to_condition", lambda *given: made.append(given[2].key) or original(*given))
+    files = [write(panel[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
+    files.append(write(sample[:, :100].copy(), "other.h5ad"))
+    outputs = run_predict(PredictConfig(inputs=list(map(str, files)), model_path=str(linear)))
+    keys = [condition(ad.read_h5ad(output))["key"] for output in outputs]
+    assert keys[0] == keys[1] != keys[2]
+    assert made == [keys[0], keys[2]]
+
+
+def test_a_model_is_adapted_on_the_cpu_also_beside_a_gpu(default, panel, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with caplog.at_level("INFO"):
+        annotated(panel, default, "device=cpu")
+    assert any("trained by Lightning on cpu" in message for message in caplog.messages)
+    assert "trainer.accelerator" not in caplog.text  # no option of predict
+
+
+def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel, write, tmp_path, monkeypatch):
+    path, folder = str(write(panel)), tmp_path / "adapted"
+    (first,) = run_predict(PredictConfig(inputs=[path], model_path=str(default), adapted_folder=str(folder)))
+    one = ad.read_h5ad(first)
+    assert same_bits(one, annotated(panel, default))
+    [reference_cells] = folder.iterdir()
+    assert reference_cells.name == f"{read_model(default).hash[:16]}-{condition(one)['key']}-{scperformer.__version__}"
+    before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference_cells.iterdir()}
+    assert CELLS_FILE not in before
+    monkeypatch.setattr(adapt, "fit_to_condition", None)  # not made again
+    again = ad.read_h5ad(
+        run_predict(PredictConfig(inputs=[path], model_path=str(default), adapted_folder=str(folder), overwrite=True))[
+            0
+        ]
+    )
+    assert same_bits(one, again)
+    assert before == {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference_cells.iterdir()}
+    for done in (one, again):
+        assert done.uns["scperformer"]["model"]["hash"] == read_model(default).hash
+        assert condition(done) == condition(one)
+
+
+# --- the step --------------------------------------------------------------------------------------------------
+
+
+def test_the_step_makes_the_model_that_predict_makes(default, panel, write, command, tmp_path):
+    ran = command("adapt", default, write(panel, "panel.h5ad"))
+    assert ran.code == 0, ran.err
+    folder = tmp_path / "panel.adapted"
+    assert "written: panel.adapted; on reference cells reduced to its 80 genes: accuracy 0." in ran.err.replace(
+        f"{tmp_path}/", ""
+    )
+    wanted, done = annotated(panel, default, "adapt=true"), annotated(panel, folder)
+    assert same_bits(done, wanted)
+    saved = read_model(folder)
+    assert saved.name == "panel"
+    assert saved.genes == [gene for gene in read_model(default).genes if gene in panel.var_names]
+    origin = saved.provenance["adapted_from"]
+    assert (origin["hash"], origin["num_genes"]) == (read_model(default).hash, NUM_GENES)
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    new = set(saved.provenance) - set(read_model(default).provenance)
+    assert {name for name in (*new, *saved.metrics) if f"`{name}`" not in page} <= {"expected_macro_f1"}
+    # Its own genes and depth: what was expected of it is expected of the file.
+    expected = saved.provenance["expected_accuracy"]
+    assert expected == condition(wanted)["expected_accuracy"]
+    assert condition(done)["expected_accuracy"] == condition(done)["accuracy_with_all_genes"] == expected
+    assert math.isnan(condition(annotated(thinned(panel), folder))["expected_accuracy"])
+
+
+def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel, tmp_path, caplog):
+    genes = tmp_path / "panel.txt"
+    genes.write_text("\n".join([*panel.var_names[::-1], *(f"NEW{i}" for i in range(5))]) + "\n")
+    folder = run_adapt(AdaptConfig(inputs=[str(genes)], model_path=str(linear), output=str(tmp_path / "m")))
+    assert "5 genes are unknown to the model (e.g. 'NEW0')" in caplog.text
+    saved = read_model(folder)
+    assert (set(saved.genes), saved.provenance["depth"]) == (set(panel.var_names), None)
+    wanted = annotated(panel, linear, "adapt=true")
+    assert condition(wanted)["depth_share"] == 1  # the file is as deep, too
+    assert same_bits(annotated(panel, folder), wanted)
+
+
+def test_check_accepts_what_predict_would_adapt_to(linear, panel, write, command):
+    path = write(panel)
+    ran = command("check", path, f"model_path={linear}")
+    assert ran.code == 0, ran.out
+    assert "problem" not in ran.out
+    assert "condition    predict adapts the model to 80 genes and 100% of the reference's depth" in ran.out
+
+
+def test_check_says_whether_predict_adapts(linear, panel, sample, write):
+    """By the record of predict, also for values without a depth."""
+    rounded = sample.copy()
+    rounded.X = rounded.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
+    for cells in (panel, sample, simulated(120, seed=3, depth=0.2), rounded):
+        path = str(write(cells, "cells.h5ad"))
+        [found] = run_check(CheckConfig(inputs=[path], model_path=str(linear)))
+        record = condition(annotated(cells, linear))
+        assert {name: record[name] for name in ("num_genes", "depth_share")}.items() <= found["condition"].items()
+        assert found["condition"]["adapts"] == record["adapted"]
+        assert (found["condition"]["depth"] is None) == math.isnan(record["depth"]) == (cells is rounded)
+
+
+# --- records ---------------------------------------------------------------------------------------------------
+
+
+def test_the_record_is_written_with_the_annotation(linear, panel, sample, write):
+    shallow = simulated(120, seed=3, depth=0.2)
+    files = {"panel": panel, "like": sample, "shallow": shallow}
+    paths = [str(write(adata, f"{name}.h5ad")) for name, adata in files.items()]
+    outputs = run_predict(PredictConfig(inputs=paths, model_path=str(linear)))
+    for adata, output in zip(files.values(), outputs, strict=True):
+        record = ad.read_h5ad(output).uns["scperformer"]["condition"]
+        assert set(record) == {
+            *("adapted", "num_genes", "depth", "depth_share", "key"),
+            *("expected_accuracy", "accuracy_with_all_genes"),
+        }
+        median = np.median(np.asarray(adata.X.sum(axis=1)))
+        assert 2**-0.25 <= record["depth"] / median <= 2**0.25
+        assert record["num_genes"] == adata.n_vars
+        assert len(record["key"]) == 16
+        assert bool(record["adapted"]) == (adata is not sample)
+        assert 0.7 < record["expected_accuracy"] <= record["accuracy_with_all_genes"] <= 1
+
+
+def test_without_adapting_nothing_is_expected(linear, sample):
+    found = condition(annotated(sample, linear, "adapt=false"))
+    assert found["adapted"] is False
+    assert math.isnan(found["expected_accuracy"])
+    assert math.isnan(found["depth_share"])
+
+
+# --- models that keep no cells ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without(linear, tmp_path) -> Path:
+    """The linear model without its kept cells."""
+    write_model(replace(read_model(linear), has_reference_cells=False), tmp_path / "without")
+    return tmp_path / "without"
+
+
+def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
+    some = sample[:, 60:].copy()  # a third of the strong genes
+    done = annotated(some, without, "shift=false")  # gene effects are known from kept cells only
+    assert condition(done)["adapted"] is False
+    assert math.isnan(condition(done)["expected_accuracy"])
+    plain = annotated(some, linear, "adapt=false", "shift=false")
+    np.testing.assert_array_equal(done.obsm["scperformer_proba"], plain.obsm["scperformer_proba"])
+    with pytest.raises(InputError, match="80 of 400 model genes"):
+        annotated(panel, without)
+
+
+# --- refusals, each in one line ----------------------------------------------------------------------------------
+
+
+def refused(ran) -> str:
+    """The one line of error of a command that was refused."""
+    errors = [line for line in ran.err.splitlines() if not line.startswith(("warning: ", "model ", "sample"))]
+    assert ran.code == 2, ran.err
+    assert errors[-1].startswith("error: ")
+    assert not [line for line in errors[:-1] if line.startswith(("error", "internal", "Traceback"))]
+    return errors[-1]
+
+
+@pytest.mark.parametrize("step", ["adapt", "predict"])
+def test_without_kept_cells_adapting_is_refused(step, without, sample, write, command, tmp_path):
+    words = [without] if step == "adapt" else [f"model_path={without}", "adapt=true"]
+    line = refused(command(step, *words, write(sample)))
+    assert f"a model that keeps no cells ({without}); expected kept cells: train it" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sample.h5ad", "without"]
+
+
+LISTS = {
+    "unknown genes": ([*(f"GENE{i}" for i in range(60)), *(f"NEW{i}" for i in range(61))], "60 of the 121 genes"),
+    "too few genes": ([f"GENE{i}" for i in range(49)], "49 of the 49 genes"),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_lists_of_genes_that_are_no_panel_of_the_model(case, linear, command, tmp_path):
+    genes, found = LISTS[case]
+    (tmp_path / "genes.txt").write_text("\n".join(genes))
+    line = refused(command("adapt", linear, "genes.txt"))
+    assert f"error: {found} of 'genes.txt' known to the model" in line
+    assert "expected 50 genes or more, and at least half of them" in line
+    assert not (tmp_path / "genes.adapted").exists()
+    # the control: one gene more, or one unknown gene less
+    (tmp_path / "genes.txt").write_text("\n".join([*genes[:-1], "GENE70"]))
+    if case == "too few genes":
+        (tmp_path / "genes.txt").write_text("\n".join([*genes, "GENE70"]))
+    assert command("adapt", linear, "genes.txt").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["predict"], *(pytest.param(words, marks=pytest.mark.slow) for words in (["predict", "adapt=true"], ["adapt"]))],
+    ids=" ".join,
+)
+def test_files_with_too_few_genes(words, linear, panel, write, command):
+    step, *options = words
+    path = write(panel[:, :49].copy(), "few.h5ad")
+    named = [linear] if step == "adapt" else [f"model_path={linear}"]
+    assert "49 of 400 model genes (12.2 %)" in refused(command(step, *named, path, *options))
+    assert command(step, *named, write(panel[:, :50].copy(), "enough.h5ad"), *options).code == 0
+
+
+def test_files_most_of_whose_genes_are_unknown(linear, panel, write, command):
+    """As many genes of the model may match by chance, or by the aliases of another species."""
+    others = ad.AnnData(np.ones((120, 81), dtype=np.float32), obs=panel.obs)
+    others.var_names = [f"NEW{i}" for i in range(81)]
+    mostly = ad.concat([panel, others], axis=1, merge="same")
+    line = refused(command("predict", write(mostly, "mostly.h5ad"), f"model_path={linear}"))
+    assert "80 of 400 model genes" in line
+    assert command("predict", write(mostly[:, :-1].copy(), "half.h5ad"), f"model_path={linear}").code == 0
+
+
+@pytest.mark.parametrize("has_checksum", [False, True], ids=["other checksum", "own checksum"])
+@pytest.mark.parametrize("step", ["adapt", "predict"])
+def test_damaged_kept_cells(step, has_checksum, linear, panel, write, command, tmp_path):
+    model = Path(shutil.copytree(linear, tmp_path / "model"))
+    content = (model / CELLS_FILE).read_bytes()
+    (model / CELLS_FILE).write_bytes(content[: len(content) // 2])
+    if has_checksum:  # as an attacker would write it
+        info = json.loads((model / INFO).read_text())
+        info["files"][CELLS_FILE] = sha256(model / CELLS_FILE)
+        (model / INFO).write_text(json.dumps(info))
+    words = ["model"] if step == "adapt" else ["model_path=model"]
+    line = refused(command(step, *words, write(panel)))
+    assert line.startswith("error: damaged model 'model': 'cells.npz' ")
+    assert ("unreadable" if has_checksum else "missing or changed") in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "sample.h5ad"]
+
+
+def test_an_adapted_model_that_exists_is_kept(linear, panel, write, command, tmp_path):
+    path = write(panel)
+    assert command("adapt", linear, path, "output=m").code == 0
+    before = (tmp_path / "m" / INFO).read_bytes()
+    assert "m exists; expected" in refused(command("adapt", linear, path, "output=m"))
+    assert (tmp_path / "m" / INFO).read_bytes() == before
+    assert command("adapt", linear, path, "output=m", "overwrite=true").code == 0
+
+
+def test_a_model_in_memory_is_adapted_once_to_samples_of_one_condition(linear, panel, monkeypatch):
+    made = []
+    original = adapt.fit_to_condition
+    monkeypatch.setattr(adapt, "fit_to_condition", lambda *given: made.append(given) or original(*given))
+    model = load_model(linear)
+    first, second = (annotated(panel.copy(), model) for _ in range(2))
+    assert len(made) == 1
+    assert same_bits(first, second)
+    annotated(panel[:, :70].copy(), model)  # other genes
+    assert len(made) == 2
+
+
+def test_a_model_that_keeps_one_cell_of_each_label_has_the_scales_that_it_had(tmp_path, panel):
+    path = trained(tmp_path / "few", "model.encoder=false", "keep_cells=3")
+    model = load_model(path)
+    made = annotated(panel, model)
+    assert math.isnan(condition(made)["expected_accuracy"])
+    assert next(iter(model.adapted.values())).saved.scales == model.saved.scales
+
+
+def test_an_adapted_folder_with_other_genes_is_refused(linear, panel, write, tmp_path):
+    options = {"model_path": str(linear), "adapted_folder": str(tmp_path / "adapted")}
+    file = write(panel, "panel.h5ad")
+    run_predict(PredictConfig(inputs=[str(file)], **options))
+    [folder] = (tmp_path / "adapted").iterdir()
+    saved = read_model(folder)
+    write_model(replace(saved, genes=[*saved.genes[1:], saved.genes[0]]), folder, overwrite=True)
+    with pytest.raises(InputError, match="genes that differ from those of its condition"):
+        run_predict(PredictConfig(inputs=[str(file)], output=str(tmp_path / "b.h5ad"), **options))

@@ -1,0 +1,216 @@
+"""The condition of a file: its genes and its depth, the same however it is stored; and cells reduced to it."""
+
+from types import SimpleNamespace
+
+import anndata as ad
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from scperformer.base.errors import InputError
+from scperformer.cells.query import find_query
+from scperformer.config.steps import PredictConfig
+from scperformer.model.reference_cells import ReferenceCells
+from scperformer.training import condition as conditions
+from scperformer.training.condition import Condition, depth_class, depth_share, find_condition, reduced
+
+GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
+
+
+def query_of(adata: ad.AnnData, genes: list[str] = GENES):
+    model = SimpleNamespace(genes=genes, importance=None, config={"target_sum": 1e4}, has_reference_cells=True)
+    return find_query(adata, model, PredictConfig(inputs=["x"]))
+
+
+def with_ones(adata: ad.AnnData, share: float = 1.0) -> ad.AnnData:
+    """Cells with a share of their counts, each with one count of GENE0: the smallest value is one count."""
+    x = np.random.default_rng(0).binomial(adata.X.toarray().astype(int), share)
+    x[:, 0] = 1
+    return ad.AnnData(csr_matrix(x, dtype=np.float32), obs=adata.obs, var=adata.var)
+
+
+def logged(adata: ad.AnnData, target_sum: float = 1e4) -> ad.AnnData:
+    x = adata.X.toarray()
+    values = np.log1p(x / x.sum(axis=1, keepdims=True) * target_sum).astype(np.float32)
+    return ad.AnnData(csr_matrix(values), obs=adata.obs, var=adata.var)
+
+
+def rounded(median: float) -> float:
+    """The power of the square root of 2 that is nearest in logarithms, by trying them."""
+    powers = 2.0 ** (np.arange(-4, 60) / 2)
+    return float(powers[np.abs(np.log(powers / median)).argmin()])
+
+
+# --- of a file ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2], ids=["encoder", "shallow"])
+def test_genes_and_depth_are_those_of_the_counts(counts_adata, share):
+    adata = with_ones(counts_adata, share)
+    found = find_condition(query_of(adata))
+    np.testing.assert_array_equal(found.measured, [int(gene[4:]) < 200 for gene in GENES])
+    assert found.depth == pytest.approx(rounded(np.median(adata.X[:, ::2].toarray().sum(axis=1))))
+
+
+@pytest.mark.parametrize("target_sum", [1e4, 1e6])
+def test_logarithms_give_the_condition_of_their_counts(counts_adata, target_sum):
+    counts = with_ones(counts_adata)
+    wanted, found = find_condition(query_of(counts)), find_condition(query_of(logged(counts, target_sum)))
+    np.testing.assert_array_equal(found.measured, wanted.measured)
+    assert (found.depth, found.key) == (wanted.depth, wanted.key)
+
+
+def test_other_orders_and_more_genes_are_the_same_condition(counts_adata):
+    adata = with_ones(counts_adata)
+    wanted = find_condition(query_of(adata)).key
+    rng = np.random.default_rng(0)
+    shuffled = adata[rng.permutation(adata.n_obs)][:, rng.permutation(adata.n_vars)].copy()
+    assert find_condition(query_of(shuffled)).key == wanted
+    # the controls: a gene less; another depth
+    assert find_condition(query_of(adata[:, adata.var_names != "GENE2"].copy())).key != wanted
+    assert find_condition(query_of(with_ones(counts_adata, 0.3))).key != wanted
+
+
+def changed(adata: ad.AnnData, column: int | slice, value: float) -> ad.AnnData:
+    x = adata.X.toarray()
+    x[:, column] = value
+    return ad.AnnData(csr_matrix(x), obs=adata.obs, var=adata.var)
+
+
+def test_genes_without_expression_are_measured(counts_adata):
+    adata = changed(with_ones(counts_adata), 4, 0)
+    assert find_condition(query_of(adata)).measured[GENES.index("GENE4")]
+
+
+def test_values_that_are_no_counts_have_no_depth(counts_adata):
+    adata = with_ones(counts_adata)
+    adata.X = adata.X.multiply(np.random.default_rng(0).uniform(0.5, 2, adata.n_vars)[None]).tocsr()
+    found = find_condition(query_of(adata))
+    assert found.depth is None
+    assert found.measured.sum() == 100
+
+
+def test_a_file_without_expression_of_these_genes_has_no_depth(counts_adata):
+    only = changed(changed(counts_adata, slice(None), 0), 199, 1)  # not a gene of the model
+    assert find_condition(query_of(only)).depth is None
+
+
+def test_cells_from_all_of_a_large_file_show_its_depth(counts_adata, monkeypatch):
+    """Not the first ones, which are another sample here."""
+    monkeypatch.setattr(conditions, "SEEN_CELLS", 30)
+    monkeypatch.setattr(conditions, "SEEN_BLOCKS", 3)
+    shallow, encoder = with_ones(counts_adata[:40], 0.1), with_ones(counts_adata[40:])
+    adata = ad.concat([shallow, encoder], merge="same")
+    query, asked = query_of(adata), []
+    monkeypatch.setattr(type(query.rows), "block_cells", 10)
+    some = query.rows.some
+    query.rows.some = lambda rows: asked.append(rows) or some(rows)
+    found = find_condition(query)
+    np.testing.assert_array_equal(asked[0], [*range(10), *range(50, 60), *range(110, 120)])  # 3 of the 12 blocks
+    median = np.median(adata.X[asked[0]][:, ::2].toarray().sum(axis=1))
+    assert found.depth == pytest.approx(rounded(median))
+    assert found.depth != find_condition(query_of(shallow)).depth
+
+
+def test_cells_that_cannot_be_read_are_an_error_of_the_file(counts_adata, write):
+    query = query_of(counts_adata)
+    query.path = str(write(counts_adata))
+
+    def damaged(rows):
+        raise OSError("Can't synchronously read data (filter returned failure during read)")
+
+    query.rows.some = damaged
+    with pytest.raises(InputError, match=r"sample\.h5ad is damaged .*copy or download it again"):
+        find_condition(query)
+
+
+# --- the class of a depth ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("totals", "wanted"),
+    [([1], 1), ([2, 2, 2], 2), ([100], 2**6.5), ([118], 2**7), ([107], 2**6.5), ([108], 2**7), ([3000], 2**11.5)],
+)
+def test_depths_are_powers_of_the_square_root_of_two(totals, wanted):
+    counts = csr_matrix(np.array([[total, 0] for total in totals], dtype=np.float32))
+    assert depth_class(counts) == pytest.approx(wanted)
+    assert depth_class(counts) == pytest.approx(rounded(np.median(totals)))
+
+
+def test_cells_without_counts_do_not_make_a_file_shallow():
+    totals = np.array([[0], [0], [0], [64], [64], [0]], dtype=np.float32)
+    assert depth_class(csr_matrix(totals)) == 64
+    assert depth_class(csr_matrix(totals * 0)) is None
+
+
+# --- reduced cells -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reference_cells() -> ReferenceCells:
+    """400 cells of 60 genes with about 600 counts each."""
+    counts = np.random.default_rng(0).poisson(10.0, size=(400, 60)).astype(np.float32)
+    return ReferenceCells(csr_matrix(counts), np.arange(400) % 2, are_counts=True)
+
+
+def condition_of(genes: slice, depth: float | None) -> Condition:
+    measured = np.zeros(60, dtype=bool)
+    measured[genes] = True
+    return Condition(measured, depth)
+
+
+HALF = slice(0, 60, 2)  # 300 counts a cell, of the class 2 ** 8
+
+
+@pytest.mark.parametrize(("depth", "share"), [(2**8, 1.0), (2**12, 1.0), (None, 1.0), (2**7, 0.5), (2**5.5, 2**-2.5)])
+def test_the_share_of_the_depth(reference_cells, depth, share):
+    assert depth_share(reference_cells, condition_of(HALF, depth)) == pytest.approx(share)
+    relative = ReferenceCells(reference_cells.values, reference_cells.labels, are_counts=False)
+    assert depth_share(relative, condition_of(HALF, depth)) == 1
+
+
+def test_reduced_cells_have_the_measured_genes_and_totals_over_these(reference_cells):
+    x = reduced(reference_cells, condition_of(HALF, None), 1e4, seed=0)
+    counts = reference_cells.values.toarray()[:, HALF].astype(np.float64)
+    expected = np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4)
+    np.testing.assert_allclose(x.toarray(), expected, rtol=1e-6)
+    assert x.dtype == np.float32
+
+
+def test_reduced_cells_are_thinned_to_the_depth(reference_cells):
+    wanted = condition_of(HALF, 2**6)
+    x = reduced(reference_cells, wanted, 1e4, seed=0)
+    assert x.shape == (400, 30)
+    linear = np.expm1(x.toarray().astype(np.float64))
+    np.testing.assert_allclose(linear.sum(axis=1), 1e4, rtol=1e-4)
+    one = np.array([row[row > 0].min() for row in linear])  # of about 75 counts in 30 genes, a single one is the least
+    thin, original = np.rint(linear / one[:, None]), reference_cells.values.toarray()[:, HALF]
+    assert (thin <= original).all()
+    # Each of 120,000 counts is kept with a probability of 1/4: the standard error of the share is 0.5 %.
+    assert thin.sum() == pytest.approx(original.sum() / 4, rel=0.02)
+
+
+def test_reduced_cells_are_drawn_by_the_seed_alone(reference_cells):
+    wanted = condition_of(HALF, 2**6)
+    one, same, other = (reduced(reference_cells, wanted, 1e4, seed).toarray() for seed in (3, 3, 4))
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).mean() > 0.3
+
+
+def test_relative_expression_is_not_thinned(reference_cells):
+    """Only its genes are chosen."""
+    relative = ReferenceCells(reference_cells.values * 0.37, reference_cells.labels, are_counts=False)
+    x = reduced(relative, condition_of(HALF, 2**6), 1e4, seed=0)
+    plain = reduced(reference_cells, condition_of(HALF, None), 1e4, seed=0)
+    np.testing.assert_allclose(x.toarray(), plain.toarray(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["counts", "logarithms"])
+def test_droplets_without_a_cell_have_no_part_in_the_depth(raw_pbmc, few_pbmc, form):
+    genes = list(few_pbmc.var_names[::2])
+    if form == "logarithms":
+        raw_pbmc, few_pbmc = logged(raw_pbmc[np.asarray(raw_pbmc.X.sum(axis=1)).ravel() > 0].copy()), logged(few_pbmc)
+    found = query_of(raw_pbmc, genes)
+    expected = find_condition(query_of(few_pbmc, genes))
+    assert (find_condition(found).depth, find_condition(found).key) == (expected.depth, expected.key)
+    np.testing.assert_array_equal(found.cells, np.flatnonzero(raw_pbmc.obs["is_cell"]))

@@ -1,0 +1,83 @@
+"""The Performer on a device that is not the CPU: an operation on tensors of two devices is an error.
+
+torch's `meta` replaces the GPU: its tensors have a device, but no numbers.
+"""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from scperformer.attention.tokens import Batch
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.steps import TrainConfig
+from scperformer.lab.masked_genes import MaskedPerformer, expression_of, hide_genes
+from scperformer.model.network import CellTypeModel, Head, Readout
+from scperformer.model.performer import ReadLayer
+from scperformer.training.fit_performer import CopiesLearner
+
+K, B, L, G, C = 2, 8, 12, 30, 3  # copies, cells, tokens, genes, labels
+MODEL = ModelConfig(dim=16, num_heads=2, depth=2, positions="coexpression", queries="cell", dropout=0.5)
+
+
+@pytest.fixture(params=[{"name": "favor"}, {"name": "rbf", "num_anchors": 16}, {"name": "softmax"}])
+def network(request) -> CellTypeModel:
+    return CellTypeModel(G, C, tokens=TokensConfig(), model=MODEL, attention=request.param, head=HeadConfig())
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """Return a function that copies tensors to the device."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none for this device
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: id(self))  # tells whether weights changed
+    with FakeTensorMode() as mode:
+        yield lambda tensor: torch.empty_like(mode.from_tensor(tensor), device="meta")
+
+
+def cells_on(device: str) -> Batch:
+    genes_BL = torch.zeros(B, L, dtype=torch.long, device=device)
+    x_BL = torch.zeros(B, L, device=device)
+    return Batch(genes_BL, x_BL, x_BL, x_BL == 0)
+
+
+def test_prediction(network, gpu):
+    state = {name: gpu(tensor) for name, tensor in network.eval().state_dict().items()}
+    for output in functional_call(network, state, (cells_on("meta"),)):
+        assert output.device.type == "meta"
+    with pytest.raises(RuntimeError, match="device"):
+        functional_call(network, state, (cells_on("cpu"),))
+
+
+def test_training_of_copies(network, gpu):
+    encoder = network.encoder
+    copies = [Readout(encoder.reader, Head(MODEL.dim, C, HeadConfig())) for _ in range(K)]
+    learner = CopiesLearner(encoder, copies, np.arange(C), TrainConfig(inputs=["x"], label_key="x"))
+    trainer = SimpleNamespace(loggers=[])
+    learner.trainer = trainer
+    for module in [*learner.modules(), *learner.template[0].modules()]:
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = gpu(buffer)
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = torch.nn.Parameter(gpu(parameter), parameter.requires_grad)
+    sums_KBX = torch.zeros(K, B, len(encoder.reader.mean_X), device="meta")
+    labels_KB = torch.zeros(K, B, dtype=torch.long, device="meta")
+    learner.training_step((sums_KBX, labels_KB), 0).backward()
+    assert all(weight.grad.device.type == "meta" for weight in learner.parameters())
+    with pytest.raises(RuntimeError, match="device"):
+        learner.training_step((sums_KBX.to("cpu"), labels_KB), 0)
+
+
+def test_pretraining(network, gpu):
+    if network.encoder.needs_expression:
+        pytest.skip("attention without a table of the genes is refused")
+    masked = MaskedPerformer(network.encoder, ReadLayer(MODEL))
+    state = {name: gpu(tensor).requires_grad_() for name, tensor in masked.state_dict().items()}
+    cells = cells_on("meta")
+    seen, genes_K = hide_genes(cells, G, 0.2, seed=0)
+    guess = functional_call(masked, state, (seen, genes_K))
+    (guess - expression_of(cells, genes_K, G).flatten()).square().mean().backward()
+    assert state["output.weight"].grad.device.type == "meta"

@@ -1,0 +1,364 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix, vstack
+from scipy.special import log_softmax
+
+from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
+from scperformer.cells.normalisation import normalise_counts
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
+from scperformer.config.steps import TrainConfig
+from scperformer.model.batches import Cells
+from scperformer.model.inference import branch_logits, predict_cells
+from scperformer.model.network import CellTypeModel
+from scperformer.training import evidence
+from scperformer.training import fit_performer as performer
+from scperformer.training.evidence import (
+    LARGEST,
+    branch_scales,
+    compare_batches,
+    evidence_folds,
+    fill_network,
+    fit_branches,
+    scales_if_significant,
+    score_alone,
+)
+from scperformer.training.fit_linear import LinearOptions, predict_logits
+
+RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
+MODEL = ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
+POOLED = replace(MODEL, depth=0)
+FEW = 150  # steps, where no accuracy has to be high
+HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+SIGNALS = {"linear": 1.5, "encoder": 0.7}
+
+
+def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
+    """Cells x 300 genes of 3 labels that differ a little in 30 genes each."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_cells) % 3
+    rates = np.full((num_cells, 300), 0.5)
+    for label in range(3):
+        rates[np.ix_(labels == label, range(30 * label, 30 * label + 30))] = 0.9
+    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+
+
+def network_like(fitted) -> CellTypeModel:
+    model = replace(MODEL, depth=len(fitted.encoder.performer.reader.stack))
+    return CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD)
+
+
+def options(model: ModelConfig = MODEL, seed: int = 0, max_steps: int = 600) -> TrainConfig:
+    trainer = TrainerConfig(batch_size=128, max_steps=max_steps)
+    return TrainConfig(inputs=[""], label_key="", model=model, head=HEAD, seed=seed, trainer=trainer)
+
+
+@pytest.fixture(scope="module", params=["performer", "pooled"])
+def fitted(request):
+    x, labels = made_cells(360, seed=0)
+    cfg = options(MODEL if request.param == "performer" else POOLED)
+    return fit_branches(x, labels, linear_options=RECIPE, cfg=cfg)
+
+
+def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
+    x, labels = made_cells(3000, seed=1)
+    logits = fitted.scales["linear"] * predict_logits(fitted.linear, x, RECIPE)
+    logits = logits + fitted.scales["encoder"] * fitted.encoder.logits(fitted.encoder.performer.sums_of(x))
+    found = score(labels, logits.argmax(1))["accuracy"]
+    assert 0.6 < found < 0.99  # else any evidence would do
+    # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
+    assert abs(fitted.evidence["accuracy"] - found) < 0.06
+
+
+def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
+    """Compared with a scan over scales; accuracy and F1 do not depend on the scale."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 3
+    logits = {name: np.eye(3)[labels] * signal + rng.normal(size=(400, 3)) for name, signal in SIGNALS.items()}
+    for name, branch in logits.items():
+        found = score_alone(logits, name, labels)
+        losses = [negative_log_likelihood(scale * branch, labels) for scale in np.linspace(0.1, 5, 500)]
+        assert found["loss"] == pytest.approx(min(losses), rel=1e-3)
+        assert min(losses) < negative_log_likelihood(branch, labels) - 0.003  # the scale matters
+        assert found["accuracy"] == (branch.argmax(1) == labels).mean()
+    one = {"linear": logits["linear"], "encoder": np.zeros((400, 3))}
+    assert score_alone(one, "linear", labels) == score_alone(logits, "linear", labels)
+
+
+def test_labels_by_chance_have_no_accuracy():
+    x, labels = made_cells(360, seed=0)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    evidence = fit_branches(x, shuffled, linear_options=RECIPE, cfg=options(max_steps=FEW)).evidence
+    assert evidence["accuracy"] < 0.45  # a third by chance; far higher if a cell were called by a fit to itself
+
+
+def test_the_network_computes_the_fitted_branches(fitted):
+    x, _ = made_cells(40, seed=2)
+    network = network_like(fitted)
+    fill_network(network, fitted, fitted.scales)
+    linear, encoder = branch_logits(network, Cells(x, TokensConfig()), 16)
+    expected = fitted.scales["linear"] * predict_logits(fitted.linear, x, RECIPE)
+    np.testing.assert_allclose(linear, expected, rtol=1e-3, atol=1e-3)
+    expected = fitted.scales["encoder"] * fitted.encoder.logits(fitted.encoder.performer.sums_of(x))
+    np.testing.assert_allclose(encoder, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted):
+    x, _ = made_cells(40, seed=2)
+    network = network_like(fitted)
+    fill_network(network, fitted, fitted.scales)
+    whole = predict_cells(network, Cells(x, TokensConfig()), 64)
+    for rows in (np.arange(40)[::-1], np.array([7]), np.arange(5, 30, 3)):
+        some = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
+        for found, expected in zip(some, whole, strict=True):
+            np.testing.assert_array_equal(found, expected[rows])
+
+
+@pytest.mark.parametrize("case", ["both", "linear branch", "encoder", "odd width"])
+def test_sums_over_genes_are_what_the_tokens_give(case):
+    """Random weights; 600 cells are several pieces, and the first expresses nothing but has a stored 0."""
+    x, _ = made_cells(600, seed=3)
+    stored = csr_matrix((np.zeros(1, dtype=np.float32), [7], [0, 1]), shape=(1, 300))
+    x = vstack([stored, x], "csr").astype(np.float32)
+    model = replace(
+        MODEL, linear=case != "encoder", encoder=case != "linear branch", dim=33 if case == "odd width" else 32
+    )
+    torch.manual_seed(0)
+    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    assert network.only_sums
+    cells = Cells(x, TokensConfig())
+    with torch.no_grad():
+        logits, embedding = network(cells.batch(np.arange(601)))
+    proba, vectors, by_encoder = predict_cells(network, cells, 64)
+    # A logit of size 5 is a sum of about 600 products in float32.
+    np.testing.assert_allclose(proba, logits.softmax(-1), atol=1e-5)
+    np.testing.assert_allclose(vectors, embedding, rtol=1e-4, atol=1e-4)
+    assert len(np.unique(proba, axis=0)) == 601
+    some = predict_cells(network, Cells(x[100:103], TokensConfig()), 64)
+    np.testing.assert_array_equal(some.proba, proba[100:103])
+    linear, encoder = branch_logits(network, cells, 64)
+    differ = linear.argmax(1) != (linear + encoder).argmax(1)
+    if case in ("both", "odd width"):
+        np.testing.assert_array_equal(by_encoder, differ)
+        assert 20 < by_encoder.sum() < 580
+    else:
+        assert not by_encoder.any()
+
+
+def test_a_branch_that_is_off_has_no_scale():
+    x, labels = made_cells(120, seed=0)
+    linear = fit_branches(x, labels, linear_options=RECIPE, cfg=options(ModelConfig(encoder=False)))
+    assert linear.encoder is None
+    assert set(linear.scales) == set(linear.evidence["branches"]) == {"linear"}
+    pooled = fit_branches(x, labels, linear_options=None, cfg=options(max_steps=FEW))
+    assert pooled.linear is None
+    assert set(pooled.scales) == {"encoder"}
+
+
+def test_draws_are_kept_out_of_the_fits_that_call_their_cells():
+    """A second draw that equals the first would show the label of each held-out cell."""
+    x, labels = made_cells(240, seed=0)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    fitted = fit_branches(x, shuffled, linear_options=None, cfg=options(max_steps=FEW), draws=[x, x, x])
+    assert fitted.evidence["accuracy"] < 0.47
+
+
+def test_folds_have_each_cell_once_and_never_the_only_cell_of_a_label():
+    labels = np.repeat([0, 1, 2], [40, 1, 7])
+    folds = evidence_folds(labels, seed=0)
+    np.testing.assert_array_equal(folds.rows, np.arange(48))
+    dealt = folds.fold_of_row
+    assert dealt[40] == -1
+    assert sorted(set(dealt[labels == 0])) == [0, 1, 2, 3, 4]
+    assert (np.bincount(dealt[labels == 2], minlength=5) <= 2).all()
+
+
+def test_whole_batches_are_held_out_also_cells_that_are_not_called(monkeypatch):
+    monkeypatch.setattr(evidence, "MAX_DUAL", 60)
+    rng = np.random.default_rng(0)
+    batches = rng.integers(0, 7, 400)
+    labels = rng.integers(0, 3, 400)
+    labels[batches == 4] = np.maximum(labels[batches == 4], 1)
+    labels[np.flatnonzero(batches == 4)[:5]] = 3  # a label of one batch
+    folds = evidence_folds(labels, seed=0, batches=batches)
+    assert len(folds.rows) < 80
+    np.testing.assert_array_equal(folds.fold_of_cell[labels == 3], -1)
+    for batch in range(7):
+        assert len(set(folds.fold_of_cell[(batches == batch) & (labels != 3)])) == 1
+    assert sorted(set(folds.fold_of_row) - {-1}) == [0, 1, 2, 3, 4]
+    for fold in folds.numbers:  # every fit has all labels
+        assert set(labels[folds.rows[folds.fold_of_row != fold]]) == {0, 1, 2, 3}
+
+
+def test_calls_of_a_batch_come_from_fits_without_it():
+    """Each cell has a twin in its batch, and labels are random: folds of single cells find the twins."""
+    x, labels = made_cells(240, seed=0)
+    labels = np.random.default_rng(0).permutation(labels)
+    twice = vstack([x, x], "csr")
+    batches = np.tile(np.arange(240) % 4, 2)
+    settings = {"linear_options": RECIPE, "cfg": options(max_steps=FEW)}
+    by_cell = fit_branches(twice, np.tile(labels, 2), **settings)
+    by_batch = fit_branches(twice, np.tile(labels, 2), **settings, batches=batches)
+    assert by_cell.evidence["accuracy"] > 0.7
+    assert by_batch.evidence["accuracy"] < 0.5
+    for name, scores in by_batch.evidence["branches"].items():
+        assert scores["accuracy"] < 0.5, name
+    accuracy = by_batch.evidence["batches"]["accuracy"]
+    assert np.mean(accuracy) == pytest.approx(by_batch.evidence["accuracy"], abs=0.01)
+    assert len(set(accuracy)) > 1
+
+
+def test_the_gene_effects_between_batches_are_those_of_the_farthest_batch():
+    x, labels = made_cells(600, seed=0)
+    other = x.copy()
+    factors = np.exp(np.random.default_rng(1).normal(0, 0.5, 300))
+    other.data = np.log1p(np.expm1(other.data) * factors[other.indices]).astype(np.float32)
+    cells = vstack([x, other], "csr")
+    right = np.ones(1200, dtype=bool)
+    batches = np.repeat([0, 1, 2], [300, 300, 600])
+    far = compare_batches(cells, np.tile(labels, 2), batches, np.arange(1200), right)
+    near = compare_batches(x, labels, batches[:600], np.arange(600), right[:600])
+    assert far["accuracy"] == [1.0, 1.0, 1.0]
+    assert far["gene_effects"] == pytest.approx(0.5, abs=0.12)
+    assert near["gene_effects"] < 0.1
+
+
+# --- the scales of the branches -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held_out():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 400)
+    truth = np.eye(4)[labels]
+    return truth * 2 + rng.normal(size=(400, 4)), truth * 1 + rng.normal(size=(400, 4)), labels
+
+
+def test_negative_log_likelihood_is_scipys(held_out):
+    linear, _, labels = held_out
+    expected = -log_softmax(linear, axis=1)[np.arange(400), labels].mean()
+    np.testing.assert_allclose(negative_log_likelihood(linear, labels), expected)
+    assert np.isfinite(negative_log_likelihood(linear * 1e4, labels))
+
+
+def test_scales_are_the_best_of_a_grid(held_out):
+    linear, encoder, labels = held_out
+    found = branch_scales(linear, encoder, labels)
+    grid = np.arange(0, 4, 0.05)
+    losses = [[negative_log_likelihood(a * linear + b * encoder, labels) for b in grid] for a in grid]
+    best = np.unravel_index(np.argmin(losses), (len(grid), len(grid)))
+    # The prior is as heavy as one of 400 cells: it moves the optimum by less than a step or two of the grid.
+    np.testing.assert_allclose(found, grid[list(best)], atol=0.1)
+
+
+def test_a_branch_of_noise_is_left_out(held_out):
+    linear, _, labels = held_out
+    noise = np.random.default_rng(1).normal(size=linear.shape)
+    _, scale = branch_scales(linear, -linear + noise, labels)
+    assert scale < 0.05
+    _, scale = branch_scales(linear, noise * 5, labels)
+    assert scale < 0.05
+
+
+def test_logits_that_are_too_sure_are_made_less_so(held_out):
+    linear, _, labels = held_out
+    once, _ = branch_scales(linear, np.zeros_like(linear), labels)
+    tenfold, _ = branch_scales(linear * 10, np.zeros_like(linear), labels)
+    np.testing.assert_allclose(tenfold, once / 10, rtol=0.1)
+
+
+def test_an_encoder_alone_is_kept(held_out):
+    _, encoder, labels = held_out
+    _, scale = branch_scales(np.zeros_like(encoder), encoder, labels)
+    assert 0.3 < scale < 3
+
+
+def test_few_cells_that_are_all_right_do_not_make_it_certain():
+    linear = np.eye(3)[[0, 1, 2]] * 2.0
+    scale, _ = branch_scales(linear, np.zeros_like(linear), np.array([0, 1, 2]))
+    assert 1 < scale < LARGEST / 2
+
+
+def test_an_encoder_that_helps_by_more_than_chance_is_kept(held_out):
+    linear, encoder, labels = held_out
+    *scales, gain = scales_if_significant(linear, encoder, labels, min_gain=2.0)
+    assert tuple(scales) == branch_scales(linear, encoder, labels)
+    alone, _ = branch_scales(linear, np.zeros_like(linear), labels)
+    falls = cell_losses(alone * linear, labels) - cell_losses(scales[0] * linear + scales[1] * encoder, labels)
+    assert gain == {"mean": falls.mean(), "standard_error": falls.std(ddof=1) / 20}
+    assert gain["mean"] > 5 * gain["standard_error"]
+
+
+def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
+    linear, _, labels = held_out
+    weak = np.eye(4)[labels] * 0.1 + np.random.default_rng(1).normal(size=linear.shape)
+    linear, weak, labels = linear[:60], weak[:60], labels[:60]
+    share = branch_scales(linear, weak, labels)[1]
+    assert share > 0.02
+    *scales, gain = scales_if_significant(linear, weak, labels, min_gain=2.0)
+    assert scales == [branch_scales(linear, np.zeros_like(linear), labels)[0], 0.0]
+    assert 0 < gain["mean"] < 2 * gain["standard_error"]
+    assert scales_if_significant(linear, weak, labels, min_gain=0.0)[1] == share
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_branch_alone_has_nothing_to_earn(held_out, off):
+    branches = [*held_out[:2]]
+    branches[off] = np.zeros_like(branches[off])
+    assert scales_if_significant(*branches, held_out[2], min_gain=2.0) == (*branch_scales(*branches, held_out[2]), None)
+
+
+def test_one_held_out_cell_decides_nothing():
+    linear, encoder = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
+    assert scales_if_significant(linear, encoder, np.array([0]), min_gain=2.0)[1] == 0.0
+
+
+def test_layers_between_tokens_start_on_the_device_and_in_the_precision_of_the_options(monkeypatch):
+    class Given(Exception): ...
+
+    def train_readouts(*given):
+        raise Given(given[5].trainer)
+
+    monkeypatch.setattr(performer, "train_readouts", train_readouts)
+    x, labels = made_cells(60, seed=0)
+    asked = TrainerConfig(accelerator="gpu", precision="bf16-mixed", progress_bar=False, batch_size=7, max_steps=8)
+    cfg = replace(options(replace(MODEL, queries="tokens")), trainer=asked)
+    with pytest.raises(Given) as found:
+        fit_branches(x, labels, linear_options=RECIPE, cfg=cfg)
+    usual = TrainConfig(inputs=[""], label_key="").trainer
+    assert found.value.args == (replace(asked, batch_size=usual.batch_size, max_steps=usual.max_steps),)
+
+
+@pytest.mark.slow
+def test_unlabelled_cells_make_better_vectors_of_genes():
+    x, labels = made_cells(18, seed=0)
+    more, _ = made_cells(1500, seed=5)
+    query, truth = made_cells(900, seed=6)
+    found = []
+    for unlabelled in (None, more):
+        fitted = fit_branches(x, labels, linear_options=None, cfg=options(), unlabelled=unlabelled)
+        calls = fitted.encoder.logits(fitted.encoder.performer.sums_of(query)).argmax(1)
+        found.append(score(truth, calls)["accuracy"])
+    assert found[1] > found[0] + 0.03
+
+
+def test_given_vectors_are_only_scaled():
+    x, labels = made_cells(120, seed=0)
+    vectors = np.random.default_rng(0).normal(size=(300, 32))
+    performer = fit_branches(
+        x, labels, linear_options=None, cfg=options(max_steps=FEW), vectors=vectors
+    ).encoder.performer
+    ratio = performer.vectors_GD.detach().numpy() / vectors
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
+
+
+def test_single_cells_of_each_label_give_no_evidence():
+    x, labels = made_cells(3, seed=0)
+    fitted = fit_branches(x, labels, linear_options=RECIPE, cfg=options(max_steps=FEW))
+    assert (fitted.scales, fitted.evidence) == ({}, {})
+    assert fitted.linear is not None
+    assert fitted.encoder is not None

@@ -1,0 +1,248 @@
+"""Logistic regression and the start of the linear branch, each part beside a plain loop or scikit-learn."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from scperformer.training import fit_linear as linear
+
+
+def noisy_cells(num_labels, num_cells=240, num_genes=30):
+    """Sparse cells whose labels overlap, in unequal shares."""
+    rng = np.random.default_rng(0)
+    shares = np.arange(1, num_labels + 1) / np.arange(1, num_labels + 1).sum()
+    labels = rng.choice(num_labels, num_cells, p=shares)
+    means = rng.normal(0, 0.4, (num_labels, num_genes))
+    x = np.maximum(0, means[labels] + rng.normal(0, 1, (num_cells, num_genes)))
+    return sparse.csr_matrix(x.astype(np.float32)), labels
+
+
+@pytest.mark.parametrize("class_weights", ["none", "sqrt", "balanced"])
+@pytest.mark.parametrize("num_labels", [2, 3, 6])
+def test_equals_scikit_learn(num_labels, class_weights):
+    x, labels = noisy_cells(num_labels)
+    train, rest = x[:150], x[150:]
+    shares = np.bincount(labels[:150]) / 150
+    weight_of = {"none": None, "sqrt": dict(enumerate((shares * num_labels) ** -0.5)), "balanced": "balanced"}
+    theirs = LogisticRegression(C=0.1, class_weight=weight_of[class_weights], max_iter=1000)
+    theirs.fit(train, labels[:150])
+    ours = linear.fit_logistic(train, labels[:150], c=0.1, class_weights=class_weights)
+    assert ours.weight.shape == (30, num_labels)
+    assert ours.bias.shape == (num_labels,)
+    assert {ours.weight.dtype, ours.bias.dtype} == {np.dtype("float32")}
+    expected = theirs.predict(rest)
+    assert len(set(expected)) >= max(2, num_labels - 1)  # the rarest of six may never win
+    np.testing.assert_array_equal(ours.predict(rest), expected)
+    # The network starts from these logits: their softmax has to be scikit-learn's probability.
+    logits = rest @ ours.weight + ours.bias
+    proba = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(proba, theirs.predict_proba(rest), atol=1e-5)  # weights are stored in float32
+
+
+def test_default_is_scikit_learns_own():
+    x, labels = noisy_cells(3)
+    theirs = LogisticRegression(max_iter=1000).fit(x, labels)
+    np.testing.assert_allclose(linear.fit_logistic(x, labels).weight, theirs.coef_.T, atol=1e-6)
+
+
+def test_a_cell_without_expression_gets_the_label_of_the_largest_bias():
+    model = linear.LinearModel(np.ones((4, 3), np.float32), np.array([0, 2, 1], np.float32))
+    assert model.predict(sparse.csr_matrix((2, 4), dtype=np.float32)).tolist() == [1, 1]
+
+
+def test_the_fit_takes_one_thread(monkeypatch):
+    seen, fit = [], LogisticRegression.fit
+
+    def fit_and_look(self, x, labels):
+        seen.extend(pool["num_threads"] for pool in threadpool_info())
+        return fit(self, x, labels)
+
+    monkeypatch.setattr(LogisticRegression, "fit", fit_and_look)
+    with threadpool_limits(2):
+        before = [pool["num_threads"] for pool in threadpool_info()]
+        linear.fit_logistic(*noisy_cells(3))
+        assert [pool["num_threads"] for pool in threadpool_info()] == before
+    assert set(seen) == {1}
+
+
+RECIPE = linear.LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="signal")
+
+
+def cells(num_cells=90, num_genes=40, num_labels=3, telling=4, seed=0):
+    """Counts like expression: the first `telling` genes differ between the labels, the others are noise."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_cells) % num_labels
+    means = np.full((num_labels, num_genes), 0.6)
+    means[:, :telling] = rng.permuted(np.tile([0.1, 0.8, 2.5], (telling, 1))[:, :num_labels], axis=1).T
+    return sparse.csr_matrix(np.log1p(rng.poisson(means[labels])).astype(np.float32)), labels
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_view_equals_a_loop(power):
+    x, _ = cells()
+    x = sparse.vstack([x, sparse.csr_matrix((1, x.shape[1]), dtype=np.float32)], format="csr")
+    found = linear.power_transform(x, power)
+    for row, expected in zip(found.toarray(), x.toarray().astype(np.float64), strict=True):
+        powered = np.where(expected > 0, expected**power, 0)
+        length = np.sqrt((powered**2).sum())
+        np.testing.assert_allclose(row, powered * 20 / length if length else 0, rtol=1e-5)
+    assert found.dtype == np.float32
+    assert x.max() < 10  # the input is as it was
+
+
+def test_a_view_does_not_depend_on_the_depth_of_a_cell_when_values_are_linear():
+    x, _ = cells()
+    np.testing.assert_allclose(
+        linear.power_transform(x * 3, 1.0).toarray(), linear.power_transform(x, 1.0).toarray(), rtol=1e-5
+    )
+
+
+def naive_weights(x, labels, signal):
+    """Gene by gene: 1 / (deviation within labels + median), times the fourth root of the squared signal and a floor."""
+    dense, kinds = x.toarray().astype(np.float64), np.unique(labels)
+    within, between = [], []
+    for gene in dense.T:
+        parts = [gene[labels == kind] for kind in kinds]
+        within.append(sum(((part - part.mean()) ** 2).sum() for part in parts) / (len(gene) - len(kinds)))
+        chance = within[-1] * np.mean([1 / len(part) for part in parts])
+        between.append(max(0.0, np.var([part.mean() for part in parts]) - chance))
+    within, between = np.array(within), np.array(between)
+    deviation = np.sqrt(within) + np.sqrt(np.median(within[within > 0]))
+    weights = 1 / deviation
+    if signal:
+        weights = weights * (between / deviation**2 + 0.01) ** 0.25
+    return weights * np.sqrt((within + between).sum() / (weights**2 * (within + between)).sum())
+
+
+@pytest.mark.parametrize("how", ["standard", "signal"])
+def test_gene_weights_equal_a_loop(how):
+    x, labels = cells(num_cells=61)
+    np.testing.assert_allclose(
+        linear.gene_weights(x, labels, how), naive_weights(x, labels, how == "signal"), rtol=1e-5
+    )
+
+
+def test_signal_raises_the_genes_that_tell_labels_apart():
+    x, labels = cells(num_cells=300)
+    gain = linear.gene_weights(x, labels, "signal") / linear.gene_weights(x, labels, "standard")
+    assert gain[:4].min() > 1.5 * np.median(gain[4:])
+    shuffled = np.random.default_rng(0).permutation(labels)  # the control: labels that no gene predicts
+    gain = linear.gene_weights(x, shuffled, "signal") / linear.gene_weights(x, shuffled, "standard")
+    assert gain[:4].max() < 1.5 * np.median(gain[4:])
+
+
+@pytest.mark.parametrize("how", ["standard", "signal"])
+def test_genes_that_never_vary_do_no_harm(how):
+    x = sparse.csr_matrix(np.tile([0.0, 1.0, 2.0], (6, 1)).astype(np.float32))
+    np.testing.assert_array_equal(linear.gene_weights(sparse.csr_matrix((6, 3)), np.arange(6) % 2, how), 1.0)
+    assert np.isfinite(linear.gene_weights(x, np.arange(6) % 2, how)).all()
+    assert np.isfinite(linear.gene_weights(x[:2], np.arange(2), how)).all()  # one cell a label
+
+
+def test_one_plain_view_is_scikit_learns_logistic_regression():
+    x, labels = cells()
+    linear_options = linear.LinearOptions((1.0,), c=0.1, class_weights="none", weighting="none")
+    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.power_transform(x, 1.0), labels)
+    found = linear.fit_linear_branch(x, labels, linear_options)
+    np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-3)  # both stop at a gradient of 1e-3
+    np.testing.assert_array_equal(
+        linear.predict_logits(found, x, linear_options).argmax(1), expected.predict(linear.power_transform(x, 1.0))
+    )
+
+
+def test_logits_are_those_of_the_weighted_fit():
+    x, labels = cells()
+    model = linear.fit_linear_branch(x, labels, RECIPE)
+    views = [linear.power_transform(x, power).toarray() for power in RECIPE.powers]
+    scales = [
+        linear.gene_weights(sparse.csr_matrix(v), labels, "signal") / max(1, p)
+        for v, p in zip(views, (0.5, 2.0), strict=True)
+    ]
+    weighted = np.hstack([v * s for v, s in zip(views, scales, strict=True)])
+    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(weighted, labels).decision_function(weighted)
+    assert model.weight.shape == (40, 6)
+    np.testing.assert_allclose(linear.predict_logits(model, x, RECIPE), expected, rtol=2e-2, atol=1e-2)
+
+
+POWERS = (0.5, 2.0)
+
+
+def test_few_telling_genes_among_many_want_signal():
+    x, labels = cells(num_cells=60, num_genes=300, telling=6)
+    assert linear.choose_linear_options(x, labels, POWERS, seed=0).weighting == "signal"
+
+
+def test_the_choice_is_the_likelier_one(monkeypatch):
+    x, labels = cells(num_cells=30)
+    losses = {"signal": [0.4, 0.1], "standard": [0.3, 0.2]}  # with class weights none, balanced
+    monkeypatch.setattr(linear, "held_out_losses", lambda x, labels, folds, options, _: losses[options.weighting])
+    chosen = linear.choose_linear_options(x, labels, POWERS, seed=0)
+    assert (chosen.weighting, chosen.class_weights) == ("standard", "balanced")
+
+
+def test_folds_leave_no_label_out_of_training():
+    labels = np.array([0] * 7 + [1] * 2 + [2] + [3] * 900)
+    rows, folds = linear.label_folds(labels, seed=0)
+    assert len(set(rows)) == len(rows) == 7 + 2 + 1 + 200
+    for fold in range(3):
+        assert set(labels[rows[folds != fold]]) == {0, 1, 2, 3}
+    assert folds[labels[rows] == 2].tolist() == [-1]
+    again, _ = linear.label_folds(labels, seed=0)
+    other, _ = linear.label_folds(labels, seed=1)
+    assert again.tolist() == rows.tolist() != other.tolist()
+
+
+def test_labels_of_one_cell_each_leave_nothing_to_choose_by():
+    x, _ = cells(num_cells=3)
+    assert linear.choose_linear_options(x, np.arange(3), POWERS, seed=0).weighting == "signal"
+
+
+def test_held_out_loss_never_looks_at_its_own_fold():
+    x, labels = cells(num_cells=30)
+    folds = np.arange(30) // 3 % 3
+    expected = []
+    for fold in range(3):
+        model = linear.fit_linear_branch(x[folds != fold], labels[folds != fold], RECIPE)
+        logits = linear.predict_logits(model, x[folds == fold], RECIPE)
+        proba = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        expected += list(-np.log(proba[np.arange(len(proba)), labels[folds == fold]]))
+    found = linear.held_out_losses(x, labels, folds, RECIPE, ("balanced", RECIPE.class_weights))
+    np.testing.assert_allclose(found[1], np.mean(expected), rtol=5e-2)  # these fits stop earlier
+    assert isinstance(linear.fit_linear_branch(x, labels, RECIPE), linear.LinearModel)
+
+
+@pytest.mark.parametrize("num_genes", [30, 500], ids=["fewer genes than cells", "more"])
+def test_compact_features_have_the_products_and_the_fits_of_the_genes(num_genes):
+    x, labels = cells(num_cells=90, num_genes=num_genes)
+    features, to_genes = linear.compact(x)
+    assert features.shape == (90, min(90, num_genes))
+    np.testing.assert_allclose(features @ features.T, (x @ x.T).toarray(), rtol=1e-3, atol=1e-3)
+    weight = np.random.default_rng(0).normal(size=(features.shape[1], 3))
+    np.testing.assert_allclose(x @ to_genes(weight), features @ weight, rtol=1e-2, atol=1e-2)
+    small = linear.fit_logistic(features.astype(np.float64), labels, tolerance=1e-7)
+    whole = linear.fit_logistic(x.toarray().astype(np.float64), labels, tolerance=1e-7)
+    np.testing.assert_allclose(to_genes(small.weight), whole.weight, atol=2e-3)
+
+
+def test_more_cells_are_fitted_without_their_products(monkeypatch):
+    """Both ways have the same optimum: in double precision, in which the optimiser reaches it, their logits agree."""
+    x, labels = cells(num_cells=90, num_genes=300)
+    logits, widths = [], []
+    for most in (90, 89):
+        monkeypatch.setattr(linear, "MAX_DUAL", most)
+        made = linear.design(x, labels, RECIPE)
+        widths.append(made.features.shape[1])
+        fitted = linear.fit_design(made.features.astype(np.float64), labels, RECIPE, tolerance=1e-7)
+        logits.append(linear.predict_logits(made.to_branch(fitted), x, RECIPE))
+    assert widths == [90, 600]
+    np.testing.assert_allclose(*logits, atol=2e-3)  # the products are summed in float32
+
+
+def test_cells_that_differ_in_few_genes_are_fitted():
+    """Their products differ by less than the rounding of float32, and have no Cholesky factor by themselves."""
+    x = np.full((90, 300), 3.0)
+    x[:, :3] = np.random.default_rng(0).integers(0, 5, (90, 3))
+    x = sparse.csr_matrix(np.log1p(x / x.sum(1, keepdims=True) * 1e4).astype(np.float32))
+    assert np.isfinite(linear.design(x, np.arange(90) % 3, RECIPE).features).all()

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from scperformer.cells.normalisation import normalise_counts
+from scperformer.config.groups import HeadConfig, ModelConfig, TrainerConfig
+from scperformer.config.steps import TrainConfig
+from scperformer.training.fit_linear import power_transform
+from scperformer.training.fit_performer import encoder_facts, gene_vectors, start_performer, train_readouts
+from scperformer.training.trainer import CHECKPOINTS, LAST, checkpoint_problem
+
+
+@pytest.fixture(scope="module")
+def cells() -> tuple[csr_matrix, np.ndarray]:
+    """300 cells x 120 genes of 3 labels; 20 genes are higher in each label."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    rates = np.full((300, 120), 0.6)
+    for label in range(3):
+        rates[np.ix_(labels == label, range(20 * label, 20 * label + 20))] = 3.0
+    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+
+
+def options(seed: int = 0, **model) -> TrainConfig:
+    return TrainConfig(
+        inputs=[""],
+        label_key="",
+        seed=seed,
+        model=ModelConfig(positions="coexpression", queries="cell", dim=8, feedforward=False, **model),
+        head=HeadConfig(name="weighted", hidden=[16], dropout=0.1),
+        trainer=TrainerConfig(batch_size=64, max_steps=100, accelerator="cpu"),
+    )
+
+
+def test_gene_vectors_are_those_of_a_dense_decomposition(cells):
+    x, _ = cells
+    vectors = gene_vectors(x, 5, seed=0)
+    v = power_transform(x, 1.0).toarray().astype(np.float64)
+    deviation = v.std(axis=0)
+    weights = 1 / (deviation + np.median(deviation[deviation > 0]))
+    components = np.linalg.svd(v * weights)[2][1:6]
+    z, expected = v @ vectors, v @ (weights * components).T
+    for found, wanted in zip(z[:, :2].T, expected[:, :2].T, strict=True):  # the noise beyond has no stable direction
+        assert abs(np.corrcoef(found, wanted)[0, 1]) > 0.999
+    assert z.std(axis=0).max() == pytest.approx(2.0, rel=1e-3)
+
+
+def test_genes_that_vary_together_get_similar_vectors(cells):
+    vectors = gene_vectors(cells[0], 2, seed=0)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    within = [cosine[20 * i : 20 * i + 20, 20 * i : 20 * i + 20].mean() for i in range(3)]
+    between = [cosine[20 * i : 20 * i + 20, 20 * j : 20 * j + 20].mean() for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert min(within) > 0.8 > 0.3 > max(between)
+
+
+@pytest.mark.parametrize(("num_cells", "num_genes"), [(3, 120), (300, 2)])
+def test_components_that_do_not_exist_are_zero(cells, num_cells, num_genes):
+    vectors = gene_vectors(cells[0][:num_cells, :num_genes], 8, seed=0)
+    assert vectors.shape == (num_genes, 8)
+    assert not vectors[:, min(num_cells, num_genes) - 1 :].any()
+    assert np.isfinite(vectors).all()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_copies_trained_together_learn_the_labels_of_their_own_cells(cells, depth):
+    x, labels = cells
+    cfg = options(depth=depth)
+    performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
+    sums = performer.sums_of(x)
+    wrong = np.where(np.arange(300) < 150, labels, (labels + 1) % 3)  # the second half is labelled otherwise
+    sides = np.array([np.arange(300) < 150, np.arange(300) >= 150])
+    first, second = train_readouts(performer, sums, wrong, sides, 3, cfg)
+    logits = [copy(torch.from_numpy(sums), performer.keys_GD, performer.vectors_GD) for copy in (first, second)]
+    assert (logits[0].argmax(1).numpy() == labels).mean() > 0.95
+    assert (logits[1].argmax(1).numpy() == (labels + 1) % 3).mean() > 0.95
+
+
+def test_a_copy_is_the_same_alone_or_beside_others_but_for_its_draws(cells):
+    """The gradient of each copy is its own: with the same cells and no dropout, copies differ by their start alone."""
+    x, labels = cells
+    cfg = options(dropout=0.0)
+    cfg.head.dropout = 0.0
+    performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
+    sums = performer.sums_of(x)
+    (alone,) = train_readouts(performer, sums, labels, np.ones((1, 300), dtype=bool), 3, cfg)
+    first, _ = train_readouts(
+        performer, sums, labels, np.array([np.ones(300), np.arange(300) < 150], dtype=bool), 3, cfg
+    )
+    for name, weight in alone.state_dict().items():
+        torch.testing.assert_close(first.state_dict()[name], weight, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_the_same_seed_gives_the_same_copies(cells):
+    x, labels = cells
+    vectors = gene_vectors(x, 8, seed=0)
+    sides = np.ones((1, 300), dtype=bool)
+    logits = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(123 + len(logits))  # must not matter
+        cfg = options(seed)
+        performer = start_performer(vectors, x, cfg)
+        sums = performer.sums_of(x)
+        (copy,) = train_readouts(performer, sums, labels, sides, 3, cfg)
+        logits.append(copy(torch.from_numpy(sums), performer.keys_GD, performer.vectors_GD))
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+
+
+def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path, monkeypatch):
+    from scperformer.training.fit_performer import CopiesLearner
+
+    x, labels = cells
+    cfg = options()
+    performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
+    sums = performer.sums_of(x)
+
+    def train(folder):
+        return train_readouts(performer, sums, labels, np.ones((2, 300), dtype=bool), 3, cfg, folder)
+
+    whole = train(tmp_path / "whole")
+    step = CopiesLearner.training_step
+
+    def stopped(learner, batch, batch_idx):
+        if learner.global_step == 40:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(learner, batch, batch_idx)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CopiesLearner, "training_step", stopped)
+        with pytest.raises(SystemExit) as left:
+            train(tmp_path / "cut")
+    assert left.value.code == 128 + 15
+    assert checkpoint_problem(tmp_path / "cut" / CHECKPOINTS / LAST) == ""  # resume=true takes it
+    resumed = train(tmp_path / "cut")
+    for one, other in zip(whole, resumed, strict=True):
+        assert all(torch.equal(one.state_dict()[name], tensor) for name, tensor in other.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "size", "attention"),
+    [
+        ({}, "Performer", "100 gene tokens, 2 heads x 16 features, 1 layer", "favor"),
+        ({"depth": 0}, "pooled encoder", "100 gene tokens, no attention", "none"),
+    ],
+    ids=["performer", "pooled"],
+)
+def test_an_encoder_in_words(model, kind, size, attention, cells):
+    x, _ = cells
+    vectors = gene_vectors(x, 8, seed=0)
+    vectors[:20] = 0  # genes whose expression does not vary are no tokens
+    cfg = options(**model)
+    expected = {"kind": kind, "size": size, "attention": attention, "device": "cpu"}
+    assert encoder_facts(start_performer(vectors, x, cfg), cfg) == expected

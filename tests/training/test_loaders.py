@@ -1,0 +1,158 @@
+"""Cells in memory and on disk: every cell once an epoch, in batches that the processes of a training share."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+from scperformer.cells.on_disk import Stream
+from scperformer.config.groups import TokensConfig
+from scperformer.model.batches import Cells, prefetch, shared_batches, shuffled_batches
+from scperformer.training import loaders
+from scperformer.training.loaders import BLOCK_CELLS, StreamedCells, block_order
+
+
+def make_cells(num: int) -> Cells:
+    rng = np.random.default_rng(num)
+    x = sparse.csr_matrix(rng.poisson(rng.uniform(0.1, 2.0, (num, 1)), (num, 30)).astype(np.float32))
+    return Cells(x, TokensConfig(), np.zeros(num, dtype=np.int64))
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 64, 65, 66, 100, 1030])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_cell_is_seen_once_an_epoch_in_as_many_steps_by_every_process(num, world_size):
+    cells = make_cells(num)
+    for epoch in (0, 1):
+        dealt = []
+        for rank in range(world_size):
+            dealt.append(shared_batches(cells.lengths, 8, seed=3, epoch=epoch, rank=rank, world_size=world_size))
+            assert len(dealt[-1]) == cells.num_steps(8, world_size)
+            assert min(map(len, dealt[-1])) > 0
+        seen = np.sort(np.concatenate([rows for steps in dealt for rows in steps]))
+        repeated = max(0, world_size - num)  # fewer cells than processes
+        assert len(seen) == num + repeated
+        assert np.array_equal(np.unique(seen), np.arange(num))
+
+
+def test_processes_share_the_batches_of_a_single_one():
+    cells = make_cells(200)
+    alone = shuffled_batches(cells.lengths, 16, seed=0, epoch=0)
+    one, two = (shared_batches(cells.lengths, 8, seed=0, epoch=0, rank=rank, world_size=2) for rank in (0, 1))
+    assert [sorted([*a, *b]) for a, b in zip(one, two, strict=True)] == [sorted(batch) for batch in alone]
+    # The cells of a batch are sorted by length: no process gets the long ones.
+    lengths = [[cells.lengths[rows].sum() for rows in steps] for steps in (one, two)]
+    assert abs(sum(lengths[0]) - sum(lengths[1])) < 0.05 * sum(lengths[0])
+
+
+def test_a_resumed_process_leaves_out_what_is_done():
+    cells = make_cells(100)
+    process = {"seed": 0, "epoch": 0, "rank": 0, "world_size": 1}
+    whole, rest = (list(cells.epoch_batches(8, first=first, **process)) for first in (0, 4))
+    assert len(rest) == len(whole) - 4
+    for (a, _), (b, _) in zip(whole[4:], rest, strict=True):
+        assert torch.equal(a.values_BL, b.values_BL)
+
+
+# cells on disk
+
+
+class Numbered:
+    """A collection of cells whose only value is their number, and what was read of it."""
+
+    def __init__(self):
+        self.reads = []
+
+    def read(self, cells):
+        self.reads.append(cells)
+        rng = np.random.default_rng(0)
+        x = sparse.random(len(cells), 40, density=0.5, format="lil", dtype=np.float32, random_state=rng)
+        x[:, 0] = cells[:, None] + 1.0
+        return sparse.csr_matrix(x)
+
+
+def epoch(num_cells, batch_size=8, labels=None, seed=0, number=0, rank=0, world_size=1, first=0):
+    """The cell numbers of each batch, the lengths of its cells, and what was read."""
+    source = Numbered()
+    labels = np.zeros(num_cells, dtype=np.int64) if labels is None else labels
+    stream = Stream(source, np.arange(num_cells), labels)
+    cells = StreamedCells(stream, TokensConfig(), Cells(sparse.csr_matrix((1, 40)), TokensConfig(), labels[:1]))
+    shared = {"seed": seed, "epoch": number, "rank": rank, "world_size": world_size}
+    batches = list(cells.epoch_batches(batch_size, first=first, **shared))
+    assert len(batches) == cells.num_steps(batch_size, world_size) - first
+    numbers = [(batch.x_BL[:, 0] - 1).long().tolist() for batch, _ in batches]
+    assert all((labels[rows] == found.numpy()).all() for rows, (_, found) in zip(numbers, batches, strict=True))
+    return numbers, [batch.keep_BL.sum(1).numpy() for batch, _ in batches], source.reads
+
+
+@pytest.mark.parametrize("num_cells", [5, 8, 1000, 9001])
+def test_an_epoch_has_every_cell_once(num_cells):
+    batches, _, _ = epoch(num_cells)
+    assert sorted(np.concatenate(batches)) == list(range(num_cells))
+    assert len(batches) == -(-num_cells // 8)
+
+
+@pytest.mark.parametrize("first", [1, 127, 128, 300])
+def test_an_epoch_that_was_cut_off_goes_on_there_without_reading_what_is_done(first, monkeypatch):
+    monkeypatch.setattr(loaders, "MIN_BUFFER_CELLS", 1024)
+    whole, _, reads = epoch(5000)
+    rest, _, read_again = epoch(5000, first=first)
+    assert rest == whole[first:]
+    assert len(read_again) == len(reads) - first // 128
+
+
+def test_epochs_repeat_and_differ():
+    first, again, second, seeded = (epoch(5000, number=n, seed=s)[0] for n, s in ((0, 0), (0, 0), (1, 0), (0, 1)))
+    assert first == again
+    assert first != second
+    assert first != seeded
+
+
+def test_neighbours_are_read_together_and_mixed(monkeypatch):
+    monkeypatch.setattr(loaders, "MIN_BUFFER_CELLS", 1024)
+    batches, lengths, reads = epoch(20_000, batch_size=32)
+    for read in reads:
+        jumps = np.count_nonzero(np.diff(read) != 1)
+        assert jumps <= len(read) / BLOCK_CELLS + 2
+    spread = [np.ptp(rows) for rows in batches]
+    assert np.median(spread) > 15_000  # cells of a batch come from all over the files
+    assert np.median([np.ptp(found) for found in lengths]) <= 1  # and have about the same length
+
+
+@pytest.mark.parametrize("num_cells", [1000, 1001, 9001])
+def test_processes_share_every_epoch(num_cells):
+    shares = [epoch(num_cells, rank=rank, world_size=3)[0] for rank in range(3)]
+    assert len({len(share) for share in shares}) == 1
+    assert len(shares[0]) == math.ceil(num_cells / 24)
+    seen = np.concatenate([np.concatenate(share) for share in shares])
+    assert set(seen) == set(range(num_cells))
+    assert len(seen) - num_cells < 3  # cells that are seen twice, for all to take the same number of steps
+
+
+def test_blocks_are_others_in_each_epoch():
+    order = block_order(np.arange(1000), seed=0, epoch=0)
+    assert sorted(order) == list(range(1000))
+    starts = [set(block_order(np.arange(1000), seed=0, epoch=n)[:960:BLOCK_CELLS] % BLOCK_CELLS) for n in range(3)]
+    assert len({tuple(sorted(start)) for start in starts}) == 3
+
+
+def test_what_is_made_ahead_comes_in_order_and_errors_too():
+    made = []
+
+    def items():
+        for i in range(6):
+            made.append(i)
+            yield i
+        raise InputError("a", "b", "c")
+
+    found = []
+    with pytest.raises(InputError, match="a; expected b"):
+        found.extend(prefetch(items(), 2))
+    assert found == list(range(6))
+    made.clear()
+    some = prefetch(items(), 2)
+    assert next(some) == 0
+    some.close()
+    assert len(made) <= 4  # no batches are made that are not used

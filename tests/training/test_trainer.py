@@ -1,0 +1,327 @@
+"""The loop over epochs: signals in the middle of an epoch, the table of epochs, and who starts the processes."""
+
+import io
+import os
+import signal
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+from support.fake_loggers import fake_mlflow, fake_wandb
+from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
+from tqdm import tqdm
+
+from scperformer.base.errors import InputError
+from scperformer.config.compose import make_config
+from scperformer.config.groups import LoggerConfig, TrainerConfig
+from scperformer.lab.supervised import Learner, train_network
+from scperformer.training import trainer
+from scperformer.training.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from, require_loggers
+
+
+def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
+    """Run a training that gets a signal in a step; the exit code that it ends with."""
+
+    def training_step(self, batch, batch_idx):
+        if (self.current_epoch, batch_idx) == (epoch, step):
+            os.kill(os.getpid(), number)
+        return original(self, batch, batch_idx)
+
+    original = Learner.training_step
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "training_step", training_step)
+        with pytest.raises(SystemExit) as stopped:
+            train()
+    return stopped.value.code
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes the GPU")
+@pytest.mark.parametrize("accelerator", ["cpu", "auto"])
+def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    devices = []
+    original = trainer.fast_cpu
+    monkeypatch.setattr(
+        trainer, "fast_cpu", lambda device, precision: devices.append(device) or original(device, precision)
+    )
+    options = replace(cfg, trainer=replace(cfg.trainer, accelerator=accelerator, max_epochs=1))
+    train, val, _ = cells
+    train_network(new_network(cells, options), train, val, options, tmp_path)
+    assert devices == ["cpu"]
+    reason = {"cpu": "trainer.accelerator=cpu", "auto": "no GPU that torch can use"}[accelerator]
+    assert f"training on cpu: {reason}, 32-true" in caplog.messages
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Make a machine with GPUs of NVIDIA, or one of Apple."""
+
+    def make(num_gpus: int = 0, bfloat16: bool = True, is_apple: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_apple)
+
+    return make
+
+
+DEVICES = {
+    "no GPU": ({}, {}, Device("cpu", "32-true", "no GPU that torch can use")),
+    "a GPU": ({"num_gpus": 1}, {}, Device("cuda", "bf16-mixed", "NVIDIA H100")),
+    "an old GPU": ({"num_gpus": 1, "bfloat16": False}, {}, Device("cuda", "32-true", "NVIDIA H100")),
+    "a Mac": ({"is_apple": True}, {}, Device("mps", "32-true", "Apple GPU")),
+    "precision given, GPU": ({"num_gpus": 1}, {"precision": "32-true"}, Device("cuda", "32-true", "NVIDIA H100")),
+    "precision given, CPU": (
+        {},
+        {"precision": "bf16-mixed"},
+        Device("cpu", "bf16-mixed", "no GPU that torch can use"),
+    ),
+    "CPU given": ({"num_gpus": 1}, {"accelerator": "cpu"}, Device("cpu", "32-true", "trainer.accelerator=cpu")),
+    "processes on the CPU": ({}, {"devices": 2}, Device("cpu", "32-true", "no GPU that torch can use")),
+}
+
+
+@pytest.mark.parametrize("case", DEVICES)
+def test_a_gpu_trains_where_there_is_one(case, machine):
+    kinds, options, device = DEVICES[case]
+    machine(**kinds)
+    assert device_of(TrainerConfig(**options)) == device
+
+
+def test_a_missing_gpu_is_refused(machine):
+    machine()
+    with pytest.raises(InputError, match=r"accelerator=gpu and no GPU; .* choose trainer=cpu"):
+        device_of(TrainerConfig(accelerator="gpu"))
+    machine(num_gpus=1)
+    with pytest.raises(InputError, match=r"trainer\.devices=2 and 1 GPU; expected a GPU for each process"):
+        device_of(TrainerConfig(devices=2))
+
+
+@pytest.mark.parametrize(
+    ("number", "epoch", "step"),
+    [pytest.param(signal.SIGUSR1, 0, 1, marks=pytest.mark.slow), (signal.SIGTERM, 1, -1)],
+    ids=["USR1 in the first epoch", "TERM in the last step"],
+)
+def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch, step):
+    train, val, _ = cells
+    torch.set_num_threads(1)
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
+
+    steps = -(-len(train) // cfg.trainer.batch_size)
+    seen = []
+    monkeypatch.setattr(type(train), "labelled_batch", counting(type(train).labelled_batch, train, seen))
+    before = signal.getsignal(number)
+    run = lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")  # noqa: E731
+    assert interrupted(monkeypatch, run, number, epoch, step % steps) == 128 + number
+    assert signal.getsignal(number) == before
+    run()
+
+    whole, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    # No step was made twice; Lightning has fetched a batch ahead when the signal comes.
+    assert len(seen) <= cfg.trainer.max_epochs * steps + 1
+
+
+def counting(original, train, seen):
+    """`labelled_batch` that notes the calls for training cells."""
+
+    def labelled_batch(self, rows):
+        if self is train:
+            seen.append(np.asarray(rows))
+        return original(self, rows)
+
+    return labelled_batch
+
+
+# --- the table of epochs ---------------------------------------------------------------------------------------------
+
+
+def test_epochs_are_logged_and_a_resumed_run_continues_their_table(tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO", logger="scperformer")
+    clock = iter(range(0, 9000, 90))
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock))
+    metrics = dict(zip(Learner.columns, torch.tensor([0.5, 0.25, 0.75, 1.0]), strict=True))
+
+    def run(epoch_log, epochs):
+        for number in epochs:
+            state = SimpleNamespace(current_epoch=number, max_epochs=4, callback_metrics=metrics, is_global_zero=True)
+            epoch_log.on_train_epoch_start(state, Learner)
+            epoch_log.on_train_epoch_end(state, Learner)
+
+    first, second = (EpochLog(tmp_path, 100, tqdm(disable=True)) for _ in range(2))
+    run(first, [0, 1])
+    second.load_state_dict(first.state_dict())
+    run(second, [2, 3])
+    assert [path.name for path in tmp_path.iterdir()] == [EPOCHS_TABLE]
+    last = (tmp_path / EPOCHS_TABLE).read_text().splitlines()[-1]
+    assert last == "4,0.5,0.25,0.75,1,90"
+    rows = pd.read_csv(tmp_path / EPOCHS_TABLE).to_dict("records")
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert rows[3] == {"epoch": 4, **{name: float(metrics[name]) for name in Learner.columns}, "seconds": 90}
+    line = "epoch 2/4: training loss 0.500, validation macro-F1 0.750, accuracy 1.000 (90.0 s)"
+    assert caplog.messages[2] == line
+    assert [text for text in caplog.messages if "left:" in text] == [  # once in each run
+        "at most about 4 min 30 s left: 3 more epochs of 1 min 30 s, fewer if early stopping ends it",
+        "at most about 1 min 30 s left: 1 more epoch of 1 min 30 s, fewer if early stopping ends it",
+    ]
+
+
+# --- processes in a Slurm job ----------------------------------------------------------------------------------------
+
+JOB = {"SLURM_JOB_ID": "7"}
+
+
+def step(tasks: int, nodes: int) -> dict[str, str]:
+    """The environment that srun gives to its processes."""
+    numbers = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks // nodes}
+    return JOB | {"SLURM_STEP_ID": "0"} | {name: str(number) for name, number in numbers.items()}
+
+
+def asked(num_nodes: int, devices: int) -> TrainerConfig:
+    return TrainerConfig(num_nodes=num_nodes, devices=devices)
+
+
+def test_outside_of_slurm_lightning_finds_out_itself():
+    assert processes_from(asked(2, 2), {}) is None
+
+
+@pytest.mark.parametrize("where", [JOB, step(1, 1)], ids=["batch script", "srun"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_single_process_of_slurm_starts_its_own_helpers(where, devices):
+    assert type(processes_from(asked(1, devices), where)) is LightningEnvironment
+
+
+@pytest.mark.parametrize(("num_nodes", "devices"), [(2, 1), (2, 2), (1, 2)])
+def test_the_processes_of_srun_are_the_training(num_nodes, devices):
+    processes = processes_from(asked(num_nodes, devices), step(num_nodes * devices, num_nodes))
+    assert isinstance(processes, SLURMEnvironment)
+    assert not processes.auto_requeue
+
+
+REFUSED = {
+    "no srun": (asked(2, 1), JOB, r"num_nodes=2 .* without srun;.*begin.*srun --nodes=2 --ntasks-per-node=1'"),
+    "one node of two": (asked(2, 1), step(1, 1), r"in 1 processes of srun on 1 nodes; expected 2 on 2"),
+    "too many": (asked(1, 1), step(2, 1), r"in 2 processes of srun on 1 nodes; expected 1 on 1"),
+    "too few": (
+        asked(2, 2),
+        step(2, 2),
+        r"expected 4 on 2: begin the command with 'srun --nodes=2 --ntasks-per-node=2'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_processes_than_asked_for_are_refused(case):
+    options, where, message = REFUSED[case]
+    with pytest.raises(InputError, match=message):
+        processes_from(options, where)
+
+
+def test_srun_with_ntasks_alone_is_refused():
+    where = step(2, 2)
+    del where["SLURM_NTASKS_PER_NODE"]
+    with pytest.raises(InputError, match="--ntasks-per-node=1"):
+        processes_from(asked(2, 1), where)
+
+
+def test_the_bar_counts_epochs_from_1_cells_and_the_best_score(tmp_path):
+    shown = tqdm(file=io.StringIO())
+    epochs, scores = EpochLog(tmp_path, 100, shown), [0.8, 0.7]
+    trainer = SimpleNamespace(current_epoch=0, max_epochs=3, world_size=2, is_global_zero=False, callback_metrics={})
+    learner = SimpleNamespace(shown=("val_macro_f1", "macro-F1"), mode="max", columns=("val_macro_f1",))
+    epochs.on_train_start(trainer, learner)
+    assert (shown.desc, shown.total) == ("epoch 1/3", 300)
+    for number, score in enumerate(scores, start=1):
+        trainer.current_epoch = number - 1
+        epochs.on_train_epoch_start(trainer, learner)
+        epochs.on_train_batch_end(trainer, learner, None, (None, [0] * 32), 0)
+        assert shown.n == 64 * number  # of both processes
+        trainer.callback_metrics = {"val_macro_f1": score}
+        epochs.on_train_epoch_end(trainer, learner)
+    trainer.current_epoch = 2
+    epochs.on_train_epoch_start(trainer, learner)
+    assert shown.desc == "epoch 3/3, best macro-F1 0.800"
+
+
+# --- Weights & Biases, MLflow ----------------------------------------------------------------------------------------
+
+
+def one_epoch(cells, cfg, folder, logger: str) -> None:
+    """Train for an epoch with a preset of `logger`."""
+    options = replace(cfg, trainer=replace(cfg.trainer, max_epochs=1))
+    options.logger = make_config("train", ["inputs=[x]", "label_key=x", f"logger={logger}", "logger.csv=false"]).logger
+    train, val, _ = cells
+    train_network(new_network(cells, options), train, val, options, folder)
+
+
+@pytest.mark.parametrize("mode", [None, "online"])
+def test_wandb_gets_the_scores_and_stays_offline_unless_asked(mode, cells, cfg, tmp_path, monkeypatch):
+    init = fake_wandb(monkeypatch)
+    if mode is None:
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    seen = []
+    init.side_effect = lambda **_: seen.append(os.environ["WANDB_MODE"]) or init.return_value
+    one_epoch(cells, cfg, tmp_path / "mine.run", "wandb")
+    assert seen == [mode or "dryrun"]  # wandb's name for its offline mode
+    assert os.environ.get("WANDB_MODE") == mode
+    assert {name: init.call_args.kwargs[name] for name in ("name", "project", "dir")} == {
+        "name": "mine",
+        "project": "scperformer",
+        "dir": str(tmp_path / "mine.run"),
+    }
+    run = init.return_value
+    scores = [call.args[0] for call in run.log.call_args_list]
+    assert any("val_macro_f1" in each for each in scores)
+    options = run.config.update.call_args.args[0]
+    assert options["model"]["dim"] == cfg.model.dim
+    assert "gene2vec_path" not in options["model"]
+    run.finish.assert_called_once_with()
+
+
+def test_a_wandb_run_of_the_user_goes_on(cells, cfg, tmp_path, monkeypatch):
+    run = fake_wandb(monkeypatch).return_value
+    sys.modules["wandb"].run = run
+    one_epoch(cells, cfg, tmp_path, "wandb")
+    assert run.log.called
+    assert not run.finish.called
+
+
+@pytest.mark.parametrize("address", [None, "http://mlflow.example"])
+def test_mlflow_gets_the_scores_in_a_file_of_the_run_unless_asked(address, cells, cfg, tmp_path, monkeypatch):
+    client = fake_mlflow(monkeypatch)
+    if address is None:
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    one_epoch(cells, cfg, tmp_path / "mine.run", "mlflow")
+    client.assert_called_once_with(address or f"sqlite:///{tmp_path}/mine.run/mlflow.db")
+    calls = [call.kwargs for call in client.return_value.log_batch.call_args_list]
+    assert "val_macro_f1" in [each.key for call in calls for each in call.get("metrics", [])]
+    options = {each.key: each.value for call in calls for each in call.get("params", [])}
+    assert options["model/dim"] == str(cfg.model.dim)
+    assert client.return_value.set_terminated.call_args.args[1] == "FINISHED"
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_is_refused(name, monkeypatch):
+    monkeypatch.setattr(trainer.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=rf"logger\.{name}=true without {name}; .* 'pip install {name}'"):
+        require_loggers(LoggerConfig(**{name: True}))
+    require_loggers(LoggerConfig())
+
+
+def test_processes_have_a_core_each(machine, monkeypatch):
+    machine()
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert device_of(TrainerConfig(devices=2)).kind == "cpu"
+    with pytest.raises(InputError, match=r"trainer\.devices=500 and 2 CPU cores; expected a core for each process"):
+        device_of(TrainerConfig(devices=500))
