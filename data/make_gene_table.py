@@ -65,7 +65,7 @@ def make_table(hgnc: bytes, gencode: bytes, orthologs: bytes) -> tuple[list[tupl
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write the table, and print the checksum that tests/genes/test_tables.py knows."""
+    """Write the table, and print the checksum that tests/io/test_gene_table.py knows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("hgnc", type=Path, help="HGNC's complete set (hgnc_complete_set.txt, may be gzipped)")
     parser.add_argument("gencode", type=Path, help="CSV without header: Ensembl id, symbol, of GENCODE 44")

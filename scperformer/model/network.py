@@ -100,7 +100,7 @@ class Readout(nn.Module):
 
 
 class LinearBranch(nn.Module):
-    """The linear branch: logits linear in powers of the expression (see training/fit_linear.py) plus a bias; starts at 0."""
+    """The linear branch: logits linear in powers of the expression plus a bias, from 0 (training/fit_linear.py)."""
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
         super().__init__()

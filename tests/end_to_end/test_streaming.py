@@ -321,9 +321,9 @@ def test_kill_9_leaves_no_half_file_and_the_next_run_goes_on(counts_adata, whole
     path = write(counts_adata)
     program = f"""
 import sys, time
-from scperformer.command.cli import main
-from scperformer.files import rows
-from scperformer.prediction import predict
+from scperformer.cli.cli import main
+from scperformer.io import rows
+from scperformer.annotation import predict
 rows.MAX_BLOCK_CELLS = {BLOCK}
 call = predict.call_block
 predict.call_block = lambda *rest: (time.sleep(0.3), call(*rest))[1]

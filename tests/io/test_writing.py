@@ -49,7 +49,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_no_crash(rich, tmp_path, mode, sh
 import errno, resource, shutil
 import anndata as ad, numpy as np
 from anndata.io import write_elem
-from scperformer.files.writing import hdf5_to_write, write_anndata
+from scperformer.io.writing import hdf5_to_write, write_anndata
 cells = ad.read_h5ad("cells.h5ad")
 shutil.copyfile("cells.h5ad", "out.h5ad")
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))

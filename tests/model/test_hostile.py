@@ -39,7 +39,7 @@ def change_weights(model: Path, **arrays) -> None:
 # Sizes
 
 
-SIZES = {  # more of them in tests/network/test_load.py
+SIZES = {  # more of them in tests/model/test_load.py
     "dim": {"model": {"dim": 10**9}},
     "depth": {"model": {"depth": 10**9}},
     "features": {"attention": {"num_features": 10**9}},

@@ -278,7 +278,7 @@ def test_as_modules_of_another_workflow(user: Path) -> None:
 
 
 def test_a_wrong_sheet_is_refused_in_one_line(user: Path) -> None:
-    """By snakemake alone, too; tests/command/test_workflow_config.py has the errors."""
+    """By snakemake alone, too; tests/cli/test_workflow_config.py has the errors."""
     write_sheet(user / "samples.tsv", "sample path path", "a a.h5ad b.h5ad")
     run = snakemake(user, "--dry-run", "--quiet", "--config", "model_path=model", "samples=samples.tsv")
     assert run.returncode == 2
