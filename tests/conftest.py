@@ -35,7 +35,7 @@ LABELS = ("B cell", "T cell", "Monocyte")
 
 
 def quick_linear_options(x, labels, powers, seed, batches=None) -> Any:
-    """Stand in for `choose_linear_options`, without its cross-validation; tests/training/test_fit_linear.py tests that."""
+    """Stand in for `choose_linear_options`, without its cross-validation."""
     return scperformer.training.fit_linear.LinearOptions(powers, c=0.1, class_weights="none", weighting="standard")
 
 
