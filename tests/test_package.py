@@ -1,7 +1,4 @@
-"""The rules of the code itself: what loads when, docstrings, errors, no traces of a machine.
-
-Which room may import which is checked by import-linter: see [tool.importlinter] in pyproject.toml.
-"""
+"""The rules of the code that no linter knows: what loads when, public names, errors, no traces of a machine."""
 
 import ast
 import subprocess
@@ -12,24 +9,6 @@ import anndata as ad
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "scperformer"
-MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
-LONGEST_FILE, LONGEST_FUNCTION = 600, 100  # lines; longer ones hold more than one idea
-PRINTING = ("cli/cli.py", "base/progress.py", "base/signals.py")  # what they print is their output
-
-
-def tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
-
-
-# Imports
-
-
-def test_rooms_import_only_what_they_may():
-    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert ran.returncode == 0, ran.stdout
-
 
 HEAVY = ("torch", "scanpy", "hydra", "omegaconf", "pandas", "numpy", "anndata", "matplotlib", "sklearn")
 START = {
@@ -128,98 +107,34 @@ def test_public_names():
         _ = scperformer.no_such_name
 
 
-# Style: each test lists every place that breaks its rule
-
-
-def test_files_and_functions_have_one_idea():
-    found = []
-    for module in MODULES:
-        num_lines = len(MODULES[module].read_text(encoding="utf-8").splitlines())
-        if num_lines > LONGEST_FILE:
-            found.append(f"{module}: {num_lines} lines")
-        for node in ast.walk(tree(module)):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= LONGEST_FUNCTION:
-                found.append(f"{module}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines")
-    assert found == []
-
-
-def test_public_things_have_docstrings():
-    """Modules, classes and functions; methods that override one of Lightning, torch or logging inherit theirs."""
-    found = []
-    for module in MODULES:
-        code = tree(module)
-        things = [node for node in code.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        things = [
-            node for node in things if "overload" not in [getattr(name, "id", "") for name in node.decorator_list]
-        ]
-        missing = [node.name for node in things if not node.name.startswith("_") and not ast.get_docstring(node)]
-        found += [f"{module}: {name}" for name in missing]
-        if not ast.get_docstring(code):
-            found.append(module)
-    assert found == []
-
-
 def test_no_error_is_swallowed():
+    """`ruff` finds broad handlers (BLE); one that is allowed must raise again or give a cause, but where errors end."""
     found = []
-    for module in MODULES:
-        for node in ast.walk(tree(module)):
+    for path in sorted((ROOT / "scperformer").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ExceptHandler):
                 continue
             caught = {name.id for name in ast.walk(node.type or ast.Pass()) if isinstance(name, ast.Name)}
-            # The command line is where every error ends as a line; elsewhere it must be raised again, or explained.
-            # `writing` raises them when HDF5 has closed its file.
+            is_broad = node.type is None or caught & {"Exception", "BaseException"}
             last = node.body[-1]
             raised_again = isinstance(last, ast.Raise) and (last.exc is None or last.cause is not None)
-            is_broad = node.type is None or caught & {"Exception", "BaseException"}
-            if is_broad and not raised_again and module not in ("cli/cli.py", "io/writing.py"):
-                found.append(f"{module}:{node.lineno}")
+            # `writing` raises them when HDF5 has closed its file.
+            if is_broad and not raised_again and path.name not in ("cli.py", "run.py", "writing.py"):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []
 
 
-def test_print_is_for_the_command_line_and_reports():
-    found = [
-        f"{module}:{node.lineno}"
-        for module in MODULES
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "print" and module not in PRINTING
-    ]
-    assert found == []
-
-
-# The project's files
-
-
-FOLDERS = ("scperformer", "conf", "workflows", "docs", "tests", "data", "benchmarks", "containers", ".ci")
-TEXT = {"", ".py", ".md", ".yaml", ".toml", ".smk", ".sh", ".txt", ".jinja", ".css", ".rst", ".tsv", ".csv", ".json"}
 PLACES = tuple(f"/{name}/" for name in ("work", "tmp", "root", "home", "Users"))  # folders of one machine
 
 
-def project_files() -> list[Path]:
-    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    made = [path for path in inside if {"__pycache__", "_build"} & set(path.parts)]  # the second by `make docs`
-    return [
-        path
-        for path in sorted([*ROOT.glob("*"), *set(inside).difference(made)])
-        if path.is_file() and path.suffix in TEXT and path.name != ".git"  # a file in a worktree
-    ]
-
-
 def test_no_file_names_a_folder_of_a_machine():
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
-        for path in project_files()
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        if any(place in line for place in PLACES)
-    ]
-    assert found == []
-
-
-def test_files_end_with_one_newline_and_no_line_with_spaces():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no git checkout")
     found = []
-    for path in project_files():
-        text = path.read_text(encoding="utf-8")
-        if text and (not text.endswith("\n") or text.endswith("\n\n")):
-            found.append(f"{path.relative_to(ROOT)}: its end")
-        lines = enumerate(text.split("\n"), start=1)
-        found += [f"{path.relative_to(ROOT)}:{number}" for number, line in lines if line != line.rstrip()]
+    for name in listed.stdout.splitlines():
+        content = (ROOT / name).read_bytes() if (ROOT / name).is_file() else b"\0"
+        if b"\0" not in content[:8000]:
+            lines = enumerate(content.decode("utf-8", "replace").splitlines(), start=1)
+            found += [f"{name}:{number}" for number, line in lines if any(place in line for place in PLACES)]
     assert found == []

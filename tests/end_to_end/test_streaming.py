@@ -138,7 +138,8 @@ def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, writ
         return
     table = pd.read_parquet(output) if "parquet" in name else pd.read_csv(output, sep=None, engine="python")
     assert list(table["cell"]) == list(counts_adata.obs_names)
-    expected = whole.obs[[column for column in whole.obs if column.startswith("scperformer_")]]
+    details = whole.obsm["scperformer_details"].add_prefix("scperformer_")
+    expected = whole.obs[[column for column in whole.obs if column.startswith("scperformer_")]].join(details)
     assert list(table.columns[1:]) == list(expected.columns)
     for column in expected:
         if expected[column].dtype == "float32":
