@@ -1,13 +1,12 @@
 """Cells: what the values of a file are, normalised expression with a model's genes, references and queries.
 
 - features: Features of a file that are no genes: antibodies, hashtags, peaks, guides, spike-ins, control probes.
-- reference_labels: The labels of a reference: their column, labels with few cells, ontology ids and the label tree.
 - repeats: Cells that occur twice, found by their expression, whatever they are called: two studies, a reference and
   a query.
 - splits: Split labelled cells into training and validation cells: at random within each label, by groups, or by a
   column.
+- reference_labels: The labels of a reference: their column, labels with few cells, ontology ids and the label tree.
 - values: Judge what the values of a matrix are: counts, log1p values (with base and total), linear, or unusable.
-- counts: Recover counts from normalised expression, and thin counts at random.
 - droplets: Empty droplets: barcodes that cannot be cells, in the unfiltered matrix of a droplet run.
 - detect: The expression of an AnnData: its place (X, raw or a layer) and the kind of its values.
 - normalisation: Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over

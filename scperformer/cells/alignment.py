@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,21 +18,13 @@ from scperformer.io.gene_overlap import Overlap, measure_overlap, require_overla
 
 
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
-    """Add up the columns of each gene in the first of them; its other columns become empty.
+    """Add up the columns of each gene in the first of them, as counts; its other columns become empty.
 
-    Parameters
-    ----------
-    first
-        For each column, the first column of the same gene, from `genes.first_of_each`; int64, one per column of `x`.
-    log_base
-        Base of log1p values, which are added up as counts; None: the values are linear.
-
-    Returns
-    -------
-    CSR float64 of the shape of `x`. Rounded to float32, the only column of a gene is unchanged, bit for bit.
+    `first` is the first column of the same gene for each column (`first_of_each`); values are log1p to `log_base`. The
+    result is CSR float64. Rounded to float32, the only column of a gene is unchanged, bit for bit.
     """
     rows = sparse.csr_matrix(x, dtype=np.float64)
-    linear = rows.data if log_base is None else undo_log1p(rows.data, log_base)
+    linear = undo_log1p(rows.data, log_base)
     summed = sparse.csr_matrix((linear, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
     summed.sum_duplicates()
     if log_base is not None:
@@ -44,18 +35,7 @@ def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> spar
 def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix:
     """Move column j to `target[j]`, or drop it if that is -1; columns of the result that get no column are 0.
 
-    Columns with values must have different targets.
-
-    Parameters
-    ----------
-    target
-        Column of the result for each column of `x`, int64.
-    num_genes
-        Number of columns of the result.
-
-    Returns
-    -------
-    N x num_genes, CSR float32 with sorted indices.
+    Columns with values must have different targets. The result is N x num_genes, CSR float32 with sorted indices.
     """
     assert x.shape[1] == len(target), "one target per column"
     rows = sparse.csr_matrix(x, dtype=np.float32)
@@ -94,12 +74,10 @@ def plan_alignment(
     exact: bool = False,
     path: str | Path = "the data",
 ) -> Alignment:
-    """Match the genes of a file to those of a model.
+    """Match the genes in `var`, the `gene_table` of a file, to those of a model.
 
     Parameters
     ----------
-    var
-        Gene table of the file: `gene_table` of `findings.source`.
     importance
         Weight of each gene of the model, float, one per model gene; None: all genes weigh the same.
     min_overlap
@@ -119,16 +97,16 @@ def plan_alignment(
     mapping = map_exactly(names, model_genes) if exact else map_genes(names, model_genes, var, species, path=path)
     overlap = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
     if min_overlap is not None:
-        genes: dict[str, Any] = {"file_genes": names, "model_genes": model_genes, "var": var}
-        require_overlap(overlap, min_overlap, path, **genes, own_totals=own_totals)
+        require_overlap(
+            overlap, min_overlap, path, file_genes=names, model_genes=model_genes, var=var, own_totals=own_totals
+        )
     return Alignment(mapping, overlap, len(model_genes), target_sum, findings, own_totals)
 
 
 def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
     """Normalise cells over all genes of the file, and select the model's genes as columns, as `align` does.
 
-    First, genes of the file that are the same gene of the model are added up as counts. With `own_totals`, cells are
-    finally normalised over the model's genes. A row does not depend on other rows.
+    First, genes of the file that are the same gene of the model are added up as counts. Rows do not depend on others.
     """
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     aligned = align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)

@@ -46,19 +46,8 @@ def make_corpus(
 ) -> Corpus:
     """Filter and normalise the cells of files as for `train`, and align them to one list of genes.
 
-    Parameters
-    ----------
-    sources
-        Cells in memory, or paths of files whose cells stay on disk. If all are paths, only the validation cells and a
-        sample of the training cells are loaded; otherwise all cells are.
-    vocabulary
-        The genes of the encoder; None: the genes that at least `data.min_cells` cells of the corpus express, in the
-        order in which the files have them.
-
-    Raises
-    ------
-    InputError
-        A file cannot be used, the files have different kinds of gene id, or too few cells or genes are left.
+    If all sources are paths, cells stay on disk: only the validation cells and a sample of the training cells are
+    loaded. The genes are the `vocabulary` of an encoder, or else those that `data.min_cells` cells express.
     """
     at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
     collection = make_collection(sources, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)

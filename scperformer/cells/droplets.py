@@ -1,8 +1,7 @@
 """Empty droplets: barcodes that cannot be cells, in the unfiltered matrix of a droplet run.
 
-Such a matrix has a barcode for each droplet, and most droplets contain only a few counts of ambient RNA. A file is
-taken for an unfiltered matrix only if its typical barcode is nearly empty, and if the barcode-rank curve falls steeply
-between such barcodes and the cells. Neither is true of shallow cells, panels or the beads of a slide.
+A file is taken for an unfiltered matrix only if its typical barcode is nearly empty, and if the barcode-rank curve
+falls steeply between such barcodes and the cells. Neither is true of shallow cells, panels or the beads of a slide.
 """
 
 from dataclasses import dataclass
@@ -59,16 +58,8 @@ def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | No
     They are below the steepest point of the barcode-rank curve (its inflection, as in `barcodeRanks` of DropletUtils;
     Lun et al. 2019, Genome Biol. 20:63), between the size of the typical barcode and a quarter of the size of large
     cells. There may be another steep point, between barcodes of single counts and empty droplets: after one point is
-    found, the search is repeated above it. The order of the barcodes does not matter.
-
-    Parameters
-    ----------
-    sizes
-        Counts of each barcode, or its number of expressed genes, N.
-    unit
-        What the sizes are: counts or genes.
-    num_genes
-        Number of genes in the file.
+    found, the search is repeated above it. `sizes` has the counts of each barcode, or its number of expressed genes, as
+    `unit` tells.
     """
     order = np.argsort(sizes, kind="stable")
     ordered = np.asarray(sizes, dtype=np.float64)[order]

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings
-from scperformer.cells.values import ASSUMED_TOTAL, undo_log1p
+from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHARE, WHOLE_TOLERANCE, undo_log1p
 
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 PROCESS = os.getpid()  # a fork has another id
@@ -71,37 +71,25 @@ def normalise(
         rows.data = linear.astype(np.float32)
     # numba, which compiles scanpy's loop, ends the process if two threads run it at once, or a fork of a process does.
     is_alone = threading.current_thread() is threading.main_thread() and os.getpid() == PROCESS
-    if with_scanpy and is_alone and target_sum is not None:
-        return _normalise_with_scanpy(rows, target_sum)
-    return normalise_counts(rows, target_sum)
-
-
-def _normalise_with_scanpy(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
-    """Return what `normalise_counts` returns, computed by scanpy in place."""
-    scanpy = import_scanpy()
+    if not with_scanpy or not is_alone or target_sum is None:
+        return normalise_counts(rows, target_sum)
     # scanpy warns about cells without counts, which are no problem here: it gets only the others.
-    is_filled = np.diff(counts.indptr) > 0
-    if not is_filled.any():
-        return counts
-    content = (counts.data, counts.indices, np.append(0, counts.indptr[1:][is_filled]))
-    cells = AnnData(sparse.csr_matrix(content, shape=(int(is_filled.sum()), counts.shape[1])))
-    scanpy.pp.normalize_total(cells, target_sum=float(target_sum))
-    scanpy.pp.log1p(cells)
-    counts.data = cells.X.data
-    return counts
+    is_filled = np.diff(rows.indptr) > 0
+    if is_filled.any():
+        scanpy = import_scanpy()
+        content = (rows.data, rows.indices, np.append(0, rows.indptr[1:][is_filled]))
+        cells = AnnData(sparse.csr_matrix(content, shape=(int(is_filled.sum()), rows.shape[1])))
+        scanpy.pp.normalize_total(cells, target_sum=float(target_sum))
+        scanpy.pp.log1p(cells)
+        rows.data = cells.X.data
+    return rows
 
 
 def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * count / total of the cell), with totals over the columns of `counts`.
 
-    Without `target_sum` it is ln(1 + count).
-
-    The operations are those of scanpy's `normalize_total` and `log1p`, in the same order and precision: totals are
-    added up in float64, everything else has the precision of `counts`, float32 or float64.
-
-    Returns
-    -------
-    CSR float32 with the indices of `counts`. Cells without counts stay zero.
+    Without `target_sum` it is ln(1 + count). The operations are those of scanpy's `normalize_total` and `log1p`, in the
+    same order and precision. The result is CSR float32 with the indices of `counts`.
     """
     if target_sum is None:
         return counts.log1p().astype(np.float32)
@@ -118,3 +106,27 @@ def over_own_genes(x: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix
     """Normalise ln(1 + cp10k) values again over the columns of `x` alone, where totals were over more genes."""
     linear = sparse.csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
     return normalise_counts(linear, target_sum)
+
+
+def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
+    """Return the counts of cells from ln(1 + cp10k), CSR float32 N x G; None if the values do not come from counts.
+
+    The smallest value of a cell is taken as one count. `x` has no stored zeros.
+    """
+    linear = np.expm1(x.data.astype(np.float64))
+    lengths = np.diff(x.indptr)
+    one = np.ones(x.shape[0])
+    one[lengths > 0] = np.minimum.reduceat(linear, x.indptr[:-1][lengths > 0]) if len(linear) else 1.0
+    multiples = linear / np.repeat(one, lengths)
+    checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
+    if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
+        return None
+    return sparse.csr_matrix((np.rint(multiples).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+
+
+def thin(counts: sparse.csr_matrix, share: float, rng: np.random.Generator) -> sparse.csr_matrix:
+    """Keep each count with probability `share`, as if the cells had been sequenced to that share of their depth."""
+    kept = rng.binomial(counts.data.astype(np.int64), share).astype(np.float32)
+    thinned = sparse.csr_matrix((kept, counts.indices.copy(), counts.indptr.copy()), shape=counts.shape)
+    thinned.eliminate_zeros()
+    return thinned

@@ -1,8 +1,8 @@
 """Cells and genes of one or several files as one collection, in memory or on disk.
 
 Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
-cells that express each gene. scanpy filters and normalises each block; the numbers of cells are added up over the
-blocks. For cells that stay on disk, only their row numbers are kept in memory.
+cells that express each gene. scanpy filters and normalises each block. For cells that stay on disk, only their row
+numbers are kept in memory.
 """
 
 import logging
@@ -62,14 +62,7 @@ def stored_bytes(path: Path) -> int | None:
 def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options with `data.in_memory=false` instead of `auto` if the cells should stay on disk.
 
-    The decision depends only on the options and the files, so that it is the same on every machine. Several labelled
-    files always stay on disk.
-
-    Raises
-    ------
-    InputError
-        A file is given twice, several labelled files are to be loaded into memory, or `data.in_memory=false` is given
-        without files.
+    This is so for several labelled files, and for more than 2 GiB of expression. A file that is given twice is refused.
     """
     if not paths and cfg.data.in_memory is False:
         found = "data.in_memory=false and cells in memory"
@@ -141,13 +134,10 @@ def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> 
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
         if findings is None:
+            total = cfg.input_total
+            base = cfg.input_base
             findings = detect_expression(
-                cells,
-                cfg.source,
-                cfg.input_kind,
-                input_total=cfg.input_total,
-                input_base=cfg.input_base,
-                path=path,
+                cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path
             )
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
@@ -211,8 +201,8 @@ class Collection:
                 begin, end = np.searchsorted(wanted, self.starts[file : file + 2])
                 with reading(part.path):
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
-                merged = part.merged(stored)
-                normalised = normalise(merged, part.findings, part.target_sum, with_scanpy=True)  # over all its genes
+                # Over all genes of the file.
+                normalised = normalise(part.merged(stored), part.findings, part.target_sum, with_scanpy=True)
                 x = align_normalised(normalised, self.maps[file], len(self.genes))
                 blocks.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
             pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[place])
@@ -238,18 +228,10 @@ def make_collection(
 ) -> Collection:
     """Filter the cells of files, and choose the genes of the collection.
 
-    Cells with fewer than `data.min_genes` genes are dropped, except in files from `preprocess`. Without a vocabulary,
-    genes that fewer than `data.min_cells` cells express are dropped, too, unless all files are from `preprocess`; for
-    pretraining, they are dropped in any case.
-
-    Parameters
-    ----------
-    vocabulary
-        The genes of the collection; None: the genes that pass the filter, in the order in which the files have them.
-    min_shared
-        Cells that express fewer genes of the collection are dropped, too.
-    left_out
-        Rows to ignore, boolean, over the rows of all files in their order; None: no row.
+    Cells with fewer than `data.min_genes` genes, or fewer than `min_shared` genes of the collection, are dropped, and
+    rows that are `left_out` (boolean, over the rows of all files). The genes are the `vocabulary` or else, in the order
+    of the files, the genes that at least `data.min_cells` cells express. Files from `preprocess` are filtered already;
+    for pretraining, genes are filtered in any case.
 
     Raises
     ------

@@ -4,7 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,22 +42,6 @@ NUM_SCORE_BINS = 256  # bins of the histogram of doublet scores, as in scikit-im
 MAX_SMOOTHINGS = 10_000  # as in scikit-image
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quality:
-    """The quality of the cells of a file, measured on `num_seen` of them."""
-
-    num_seen: int
-    num_empty: int  # cells without any expression
-    num_few_genes: int  # cells with fewer than 200 genes, including empty cells
-    median_genes: float  # per cell
-    median_counts: float | None  # per cell; None: the expression is not counts
-    num_mitochondrial_genes: int
-    median_mitochondrial: float | None  # share of a cell's expression; None: the file has no mitochondrial genes
-    num_high_mitochondrial: int  # cells with a share above 0.2
-    num_doublets: int | None  # likely doublets; None: see doublet_note
-    doublet_note: str  # reason why doublets were not counted
-
-
 def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
     """Measure each cell, as scanpy's `calculate_qc_metrics` does, but without the second that scanpy takes to import.
 
@@ -84,17 +68,11 @@ def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.Data
 
 
 def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[np.ndarray, float, float]:
-    """Return which cells have a low quality within their file, and the limits of both measures.
-
-    `cells` is the table of `cell_quality`.
+    """Return which cells of the table of `cell_quality` have a low quality, and the limits of both measures.
 
     A cell has a low quality if ln(1 + genes) is more than 5 MAD below the median, or if its mitochondrial share is more
     than 3 MAD above the median and above 0.08. Barcodes that cannot be cells have a low quality, and do not influence
-    the limits.
-
-    Returns
-    -------
-    Whether each cell has a low quality, boolean; the smallest number of genes; the largest mitochondrial share.
+    the limits: the smallest number of genes and the largest mitochondrial share.
     """
     logs = np.log1p(cells["num_genes"].to_numpy())
     shares = cells["mitochondrial"].to_numpy()
@@ -106,40 +84,48 @@ def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[
     return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: bool = False) -> Quality:
+def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: bool = False) -> dict[str, Any]:
     """Measure the quality of the cells of a file; count doublets on request.
 
     A large file is described by 5,000 cells from all of it. Barcodes that cannot be cells are ignored.
+
+    Returns
+    -------
+    num_seen; the numbers of cells without expression (num_empty), with fewer than 200 genes, and with a mitochondrial
+    share above 0.2; medians per cell, None if the file has no counts or no mitochondrial genes; num_doublets, or None
+    and the reason in doublet_note.
     """
     is_mito = mitochondrial(var)
     droplets = findings.droplets
-    sampled = _sample(rows) if droplets is None else Rows(rows.some(droplets.some(MAX_SAMPLED_CELLS)))
+    if droplets is not None:
+        sampled = Rows(rows.some(droplets.some(MAX_SAMPLED_CELLS)))
+    elif rows.shape[0] > MAX_SAMPLED_CELLS:
+        length = MAX_SAMPLED_CELLS // NUM_RUNS
+        starts = np.linspace(0, rows.shape[0] - length, NUM_RUNS).astype(int).tolist()
+        blocks = [sparse.csr_matrix(rows.block(start, start + length)) for start in starts]
+        sampled = Rows(sparse.vstack(blocks, "csr"))
+    else:
+        sampled = rows
     cells = cell_quality(sampled, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0
+    num_doublets = None
     note = why_no_doublets(findings) or ("" if doublets else "not counted: add doublets=true (takes some seconds)")
-    num_doublets, note = (None, note) if note else count_doublets(rows, droplets)
-    return Quality(
-        num_seen=len(cells),
-        num_empty=int((~filled).sum()),
-        num_few_genes=int((num_genes < FEW_GENES).sum()),
-        median_genes=float(np.median(num_genes)),
-        median_counts=float(np.median(totals)) if findings.kind == "counts" else None,
-        num_mitochondrial_genes=int(is_mito.sum()),
-        median_mitochondrial=float(np.median(shares[filled])) if is_mito.any() and filled.any() else None,
-        num_high_mitochondrial=int((shares > HIGH_SHARE).sum()),
-        num_doublets=num_doublets,
-        doublet_note=note,
-    )
-
-
-def _sample(rows: Rows) -> Rows:
-    """Return all cells of a file or, if it is large, runs of cells that are evenly spread over it."""
-    if rows.shape[0] <= MAX_SAMPLED_CELLS:
-        return rows
-    length = MAX_SAMPLED_CELLS // NUM_RUNS
-    starts = np.linspace(0, rows.shape[0] - length, NUM_RUNS).astype(int).tolist()
-    return Rows(sparse.vstack([sparse.csr_matrix(rows.block(start, start + length)) for start in starts], "csr"))
+    if not note:
+        scores, threshold, note = doublet_scores(rows, droplets)
+        num_doublets = None if scores is None else int((scores > threshold).sum())
+    return {
+        "num_seen": len(cells),
+        "num_empty": int((~filled).sum()),
+        "num_few_genes": int((num_genes < FEW_GENES).sum()),
+        "median_genes": float(np.median(num_genes)),
+        "median_counts": float(np.median(totals)) if findings.kind == "counts" else None,
+        "num_mitochondrial_genes": int(is_mito.sum()),
+        "median_mitochondrial": float(np.median(shares[filled])) if is_mito.any() and filled.any() else None,
+        "num_high_mitochondrial": int((shares > HIGH_SHARE).sum()),
+        "num_doublets": num_doublets,
+        "doublet_note": note,
+    }
 
 
 def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
@@ -180,24 +166,14 @@ def why_no_doublets(findings: Findings) -> str:
     return ""
 
 
-def count_doublets(rows: Rows, droplets: Droplets | None = None) -> tuple[int | None, str]:
-    """Count likely doublets by `doublet_scores`; return the number and "", or None and the reason."""
-    scores, threshold, note = doublet_scores(rows, droplets)
-    return (None if scores is None else int((scores > threshold).sum())), note
-
-
 def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.ndarray | None, float, str]:
-    """Score each cell with scanpy's Scrublet.
-
-    Scrublet simulates doublets by adding up pairs of cells, and scores each cell by how many of its neighbours are
-    simulated. The threshold is the minimum between the two modes of the scores of the simulated doublets.
+    """Score each cell with scanpy's Scrublet (Wolock, Lopez and Klein 2019).
 
     Returns
     -------
-    The score of each cell, or None; the threshold above which a cell is a likely doublet; the reason if there are no
-    scores. Empty cells, and barcodes that cannot be cells, have the score NaN.
-
-    Source: Wolock, Lopez and Klein 2019.
+    The score of each cell, or None; the threshold above which a cell is a likely doublet, the minimum between the two
+    modes of the scores of simulated doublets; the reason if there are no scores. Empty cells, and barcodes that cannot
+    be cells, have the score NaN.
     """
     scanpy = import_scanpy()
     numbers = np.arange(rows.shape[0]) if droplets is None else np.sort(droplets.cells)

@@ -91,7 +91,7 @@ class Query:
 
     def of_model(self, model: SavedModel) -> "Query":
         """Return the same cells with the genes of another model."""
-        return replace(self, plan=_plan(self.var, self.plan.findings, model, self.cfg, self.path))
+        return replace(self, plan=map_to_model(self.var, self.plan.findings, model, self.cfg, self.path))
 
     def all_cells(self) -> csr_matrix:
         """Return all aligned cells."""
@@ -112,18 +112,9 @@ def find_expression(
 
 
 def map_to_model(
-    cells: AnnData | BackedH5ad,
-    findings: Findings,
-    model: SavedModel,
-    cfg: MatchingConfig,
-    path: str = "the data",
+    var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: MatchingConfig, path: str = "the data"
 ) -> Alignment:
-    """Map the genes of a file to those of a model, even if they share few genes; see `require_fit`."""
-    return _plan(gene_table(cells, findings.source), findings, model, cfg, path)
-
-
-def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: MatchingConfig, path: str) -> Alignment:
-    """Map the genes of a gene table to those of a model."""
+    """Map the genes in the `gene_table` of a file to those of a model, even if they share few; see `require_fit`."""
     return plan_alignment(
         var,
         findings,
@@ -139,7 +130,7 @@ def _plan(var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: Matchin
 
 
 def require_fit(
-    cells: AnnData | BackedH5ad,
+    var: pd.DataFrame,
     plan: Alignment,
     model: SavedModel,
     cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
@@ -149,7 +140,6 @@ def require_fit(
 
     `preprocess` has no option min_overlap: it uses the default of `predict`.
     """
-    var = gene_table(cells, plan.findings.source)
     require_overlap(
         plan.overlap,
         PredictConfig.min_overlap if isinstance(cfg, PreprocessConfig) else cfg.min_overlap,
@@ -178,11 +168,12 @@ def find_query(
         remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
         expected = f"raw counts, on which the model {model.name} was trained"
         raise InputError(f"{findings.text} of {path}", expected, remedy)
-    plan = map_to_model(cells, findings, model, cfg, path)
-    require_fit(cells, plan, model, cfg, path)
+    var = gene_table(cells, findings.source)
+    plan = map_to_model(var, findings, model, cfg, path)
+    require_fit(var, plan, model, cfg, path)
     for note in [findings.sentence, *plan.overlap.notes]:
         log.info("%s: %s", path, note)
-    return Query(path, rows, plan, gene_table(cells, findings.source), cfg)
+    return Query(path, rows, plan, var, cfg)
 
 
 def require_short(query: Query, model: SavedModel) -> None:
@@ -190,8 +181,8 @@ def require_short(query: Query, model: SavedModel) -> None:
     attention = model.config.get("attention", {})
     network = model.config.get("model", {})
     is_exact = attention.get("name") == EXACT_ATTENTION and network.get("encoder") and network.get("depth")
-    is_exact = is_exact and network.get("queries") != "cell"
-    if not is_exact or model.scales.get("encoder") == 0:  # with a scale of 0, the encoder is not run
+    # With a scale of 0, the encoder is not run.
+    if not is_exact or network.get("queries") == "cell" or model.scales.get("encoder") == 0:
         return
     longest = query.plan.num_genes
     if model.config["tokens"]["unexpressed"] not in ("full", "all"):
@@ -199,9 +190,7 @@ def require_short(query: Query, model: SavedModel) -> None:
     if longest + 1 > attention["max_length"]:
         found = f"{longest + 1} tokens in a cell of {query.path}"
         expected = f"at most {attention['max_length']} with the exact attention of the model"
-        raise InputError(
-            found, expected, "use a model with another attention, or train a model with a larger attention.max_length"
-        )
+        raise InputError(found, expected, "use a model with another attention, or with a larger attention.max_length")
 
 
 def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:

@@ -77,24 +77,13 @@ class Reference:
         return [f"{note}." for note in (self.rare.note, self.rare.few_note) if note] + self.split.notes
 
 
-@dataclass
-class _Labelled:
-    """The labels and the split of the cells that have passed the filters."""
-
-    is_usable: np.ndarray  # whether each cell has a label to train on, boolean
-    labels: np.ndarray  # index of the label of each usable cell, int64
-    names: list[str]
-    terms: Terms
-    split: Split  # of the usable cells
-    rare: LabelSelection
-    batches: np.ndarray | None  # index of the batch of each usable cell, int64
-    batch_names: list[str]
-
-
-def _label(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | Path, max_val: float) -> _Labelled:
+def _label(
+    obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | Path, max_val: float
+) -> tuple[np.ndarray, Reference]:
     """Settle the labels of cells that have passed the filters, and split these cells.
 
     `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
+    Returns the rows with a label to train on, and a reference without their expression.
     """
     log_coarser(obs, labels, cfg.label_key)
     rare = settle_rare_labels(labels, cfg.data, path)
@@ -116,7 +105,19 @@ def _label(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | P
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
     split = split_cells(numbers, names, sides, capped, cfg.seed)
     batch_names, batches = settle_batches(obs, numbers, cfg.batch_key, path)
-    return _Labelled(usable, numbers, names, terms, split, rare, batches, batch_names)
+    return np.flatnonzero(usable), Reference(
+        x=csr_matrix((0, 0)),
+        labels=numbers,
+        label_names=names,
+        terms=terms,
+        genes=[],
+        summary="",
+        split=split,
+        rare=rare,
+        cell_names=np.empty(0, dtype=object),
+        batches=batches,
+        batch_names=batch_names,
+    )
 
 
 def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
@@ -185,30 +186,21 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     has_split_key = cfg.data.split_key is not None
     max_val = math.inf if isinstance(source, Sample) or has_split_key else MAX_VAL_CELLS
-    labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
-    cell_names = cell_names[kept]
+    rows, labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
+    labelled.cell_names = cell_names[kept][rows]
     num_genes = len(collection.genes)
     panel = ""
     if cfg.conditions.genes is not None:
         collection = _reduce_to_panel(collection, cfg.conditions.genes, cfg.species)
         panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
-    if not isinstance(source, Sample):
-        origin = f"{len(sources)} files{panel}"
-        return _stream_reference(collection, labelled, cfg, origin, cell_names=cell_names, sample_val=has_split_key)
-    summary = _filter_summary(source, collection, num_genes, cfg.data.target_sum) + panel
-    return Reference(
-        x=collection.read(np.flatnonzero(labelled.is_usable)),
-        labels=labelled.labels,
-        label_names=labelled.names,
-        terms=labelled.terms,
-        genes=collection.genes,
-        summary=summary,
-        split=labelled.split,
-        rare=labelled.rare,
-        cell_names=cell_names[labelled.is_usable],
-        batches=labelled.batches,
-        batch_names=labelled.batch_names,
-    )
+    labelled.genes = collection.genes
+    if isinstance(source, Sample):
+        labelled.x = collection.read(rows)
+        labelled.summary = _filter_summary(source, collection, num_genes, cfg.data.target_sum) + panel
+        return labelled
+    summaries = dict.fromkeys(part.summary for part in collection.parts)
+    labelled.summary = "; ".join([*summaries, f"{len(sources)} files{panel}"])
+    return _load_sample(labelled, collection, rows, cfg.seed, sample_val=has_split_key)
 
 
 def _filter_summary(source: Sample, collection: Collection, num_genes: int, target_sum: float) -> str:
@@ -228,23 +220,18 @@ def _filter_summary(source: Sample, collection: Collection, num_genes: int, targ
     return f"{summary}; {cells_dropped} cells and {genes_dropped} genes dropped by the filters"
 
 
-def _stream_reference(
-    collection: Collection,
-    labelled: _Labelled,
-    cfg: TrainConfig,
-    origin: str,
-    *,
-    cell_names: np.ndarray,
-    sample_val: bool,
+def _load_sample(
+    labelled: Reference, collection: Collection, cells: np.ndarray, seed: int, *, sample_val: bool
 ) -> Reference:
     """Return a reference whose training cells stay on disk; cells for linear fits and validation are loaded.
 
-    `origin` ends the summary. With `sample_val`, only a sample of the validation cells is loaded.
+    `cells` are the numbers of the labelled cells in the collection. With `sample_val`, only a sample of the validation
+    cells is loaded.
     """
     split = labelled.split
     labels = labelled.labels
-    fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, cfg.seed)]
-    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if sample_val else split.val
+    fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, seed)]
+    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, seed)] if sample_val else split.val
     notes = [f"Cells stayed on disk while the encoder learned from {len(split.train):,} of them."]
     if len(fit) < len(split.train):
         notes.append(f"Linear fits are on a sample of {len(fit):,} of these, each label in proportion.")
@@ -253,31 +240,23 @@ def _stream_reference(
     for note in notes:
         log.info("%s", note)
     loaded = np.concatenate([fit, val])
-    numbers = np.flatnonzero(labelled.is_usable)
-    summary = "; ".join([*dict.fromkeys(part.summary for part in collection.parts), origin])
     rows = np.arange(len(fit)), np.arange(len(fit), len(loaded))
-    return Reference(
-        x=collection.read(numbers[loaded]),
+    return replace(
+        labelled,
+        x=collection.read(cells[loaded]),
         labels=labels[loaded],
-        label_names=labelled.names,
-        terms=labelled.terms,
-        genes=collection.genes,
-        summary=summary,
         split=Split(*rows, split.done, [*split.notes, *notes]),
-        rare=labelled.rare,
-        cell_names=cell_names[numbers[loaded]],
+        cell_names=labelled.cell_names[loaded],
         batches=None if labelled.batches is None else labelled.batches[loaded],
-        batch_names=labelled.batch_names,
-        stream=Stream(collection, numbers[split.train], labels[split.train]),
+        stream=Stream(collection, cells[split.train], labels[split.train]),
     )
 
 
 def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
     """Read about 20,000 cells, or all if there are fewer, of `cfg.unlabelled`; None without such files.
 
-    From more cells, a random sample is drawn with the same share of each file. Files that can stay on disk are read
-    block by block. Cells are normalised like the reference, but not filtered by `data.min_genes`, as a panel has few
-    genes. A file with fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed.
+    Cells are normalised like the reference, but not filtered by `data.min_genes`, as a panel has few genes. A file with
+    fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed.
 
     Returns
     -------
@@ -286,10 +265,8 @@ def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None
     if not cfg.unlabelled:
         return None
     files = [Path(name) for name in cfg.unlabelled]
-    on_disk = [stored_bytes(file) is not None for file in files]
     sources = [
-        file if is_on_disk else Sample(read_cells(file, cfg.orientation), file)
-        for file, is_on_disk in zip(files, on_disk, strict=True)
+        Sample(read_cells(file, cfg.orientation), file) if stored_bytes(file) is None else file for file in files
     ]
     unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)

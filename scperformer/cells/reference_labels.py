@@ -10,6 +10,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
+from scperformer.cells.splits import values_of
 from scperformer.config.groups import DataConfig
 from scperformer.config.steps import TrainConfig
 from scperformer.labels.ontology import UNKNOWN_TERM, find_terms, joined_by_terms, read_pairs
@@ -88,12 +89,7 @@ def log_coarser(obs: pd.DataFrame, labels: pd.Series, label_key: str) -> None:
 def log_left_out(texts: pd.Series, labels: pd.Series, rare: "LabelSelection") -> None:
     """Log the cells that are left out: without a label, with a text that means no label, and of rare labels.
 
-    Parameters
-    ----------
-    texts
-        What the column of labels says of each cell.
-    labels
-        The label of each cell; NaN for texts that mean no label.
+    `texts` is the column of labels; in `labels`, texts that mean no label are NaN.
     """
     no_labels = texts[labels.isna()].value_counts().to_dict()
     numbers = {
@@ -106,7 +102,7 @@ def log_left_out(texts: pd.Series, labels: pd.Series, rare: "LabelSelection") ->
 
 
 def rare_labels(labels: pd.Series, min_cells: int) -> dict[str, int]:
-    """Return the labels with fewer than `min_cells` cells and their numbers of cells, in alphabetical order."""
+    """Return the labels with fewer than `min_cells` cells and their numbers of cells, sorted by name."""
     counts = labels.value_counts()
     return {str(label): int(counts[label]) for label in sorted(counts.index[counts < min_cells])}
 
@@ -173,25 +169,15 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
 def settle_batches(
     obs: pd.DataFrame, labels: np.ndarray, key: str | None, path: str | Path
 ) -> tuple[list[str], np.ndarray | None]:
-    """Return the names of the batches in a column of obs, sorted, and the index of the batch of each cell, int64.
+    """Return the sorted names of the batches in a column of obs, and the index of the batch of each cell, int64.
 
-    `labels` has the index of the label of each cell. Without a key there are no batches.
-
-    Raises
-    ------
-    InputError
-        The column is missing, cells have no value in it, all have the same, or no label occurs in two batches.
+    `labels` is the index of the label of each cell. Without a key there are no batches. A column with one value, or
+    batches that share no label, are refused.
     """
     if key is None:
         return [], None
     remedy = "set batch_key=... to the column of batches, or leave it out"
-    if key not in obs:
-        expected = f"batch_key to be one of {listed(obs.columns)}"
-        raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
-    values = label_texts(obs[key])
-    if missing := int(values.isna().sum()):
-        found = f"{missing} labelled cells of {path} without a value in obs['{key}']"
-        raise InputError(found, "a batch for each labelled cell", remedy)
+    values = values_of(obs, key, "batch_key", remedy, np.ones(len(obs), dtype=bool), path)
     names, batches = np.unique(values.to_numpy(str), return_inverse=True)
     if len(names) < 2:
         found = f"one value ('{names[0]}') in obs['{key}'] of the labelled cells"
@@ -220,12 +206,8 @@ def settle_terms(
 ) -> Terms:
     """Find the ontology ids of labels, and their tree, from `label_tree`, `label_keys` or the ontology; log both.
 
-    Parameters
-    ----------
-    obs, labels
-        The labelled cells, and the label of each as text.
-    merged
-        The label of merged rare labels, which has neither an id nor a parent.
+    `labels` is the label of each labelled cell in `obs`. `merged` is the label of merged rare labels, which has neither
+    an id nor a parent.
 
     Raises
     ------
@@ -233,7 +215,15 @@ def settle_terms(
         A file or column cannot be used, or the parents do not form a tree over the labels.
     """
     names = sorted(set(labels.tolist()))
-    terms, ontology = find_terms(names, _given_terms(obs, labels, names, cfg, path, merged), cfg.ontology)
+    column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
+    given = dict.fromkeys(names, UNKNOWN_TERM)
+    if column in obs:  # all cells of a label must have the same id
+        ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
+        given |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1 and name != merged}
+    elif cfg.ontology_key is not None:
+        remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
+        raise InputError(f"no column '{column}' in obs of {path}", "a column with ontology ids", remedy)
+    terms, ontology = find_terms(names, list(given.values()), cfg.ontology)
     num_known = sum(term != UNKNOWN_TERM for term in terms)
     shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
     log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
@@ -247,22 +237,6 @@ def settle_terms(
         outline = tree.outline if len(tree.outline) <= MAX_OUTLINE else f"{len(tree.nodes)} nodes, on the model card"
         log.info("label tree of %d levels: %s", tree.num_levels, outline)
     return Terms(terms, tree, None if ontology is None else ontology.version)
-
-
-def _given_terms(
-    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: TrainConfig, path: str | Path, merged: str | None
-) -> list[str]:
-    """Return the ontology id of each label in a column of obs; all cells of a label must have the same id."""
-    column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
-    given = dict.fromkeys(names, UNKNOWN_TERM)
-    if column in obs:
-        ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
-        given |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1 and name != merged}
-    elif cfg.ontology_key is not None:
-        found = f"no column '{column}' in obs of {path}"
-        remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
-        raise InputError(found, "a column with ontology ids", remedy)
-    return list(given.values())
 
 
 def _given_tree(

@@ -13,16 +13,10 @@ def cell_hashes(values: csr_matrix) -> np.ndarray:
     The values of a cell are divided by the smallest of them and rounded: counts, counts per million and what logarithms
     of these are taken back to all become the counts, if one of them is 1. Each gene has a fixed random number of 64
     bits, and the sum of their products is the hash, so that genes without expression do not matter.
+    The hash of a cell that expresses fewer than 20 genes is 0: it is equal to no cell.
 
-    Parameters
-    ----------
-    values
-        Expression that is no logarithm, 0 or more, without stored zeros, N x G; the genes of all compared cells must
-        have the same order.
-
-    Returns
-    -------
-    0 for cells that express fewer than 20 genes, which are equal to no cell.
+    `values` is expression that is no logarithm, 0 or more, without stored zeros, N x G; the genes of all compared cells
+    must have the same order.
     """
     # RandomState gives the same numbers in all versions of NumPy: hashes are kept in models.
     factors = np.random.RandomState(0).randint(0, 2**64, size=values.shape[1], dtype=np.uint64)

@@ -67,14 +67,8 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int, least: int 
 def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
     """Choose whole groups for validation with about the requested share of the cells; no label loses its last group.
 
-    Parameters
-    ----------
-    groups, labels
-        Index of the group and of the label of each cell, N; every index from 0 occurs.
-
-    Returns
-    -------
-    Indices of the chosen groups, sorted; None if each group has all cells of some label.
+    `groups` and `labels` are the indices of the group and of the label of each cell; every index from 0 occurs. Returns
+    the indices of the chosen groups, sorted; None if each group has all cells of some label.
     """
     table = np.zeros((groups.max() + 1, labels.max() + 1), dtype=np.int64)
     np.add.at(table, (groups, labels), 1)
@@ -97,22 +91,29 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
     return np.sort(best) if best else None
 
 
-def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
-    """Return the values of `data.split_key` as text; None for a stratified split.
-
-    A labelled cell without a value, or with a value that is no side of a column split, is refused.
-    """
-    key = data.split_key
-    if key is None:
-        return None
-    remedy = "set data.split_key to another column, or choose data.split=stratified"
+def values_of(
+    obs: pd.DataFrame, key: str, option: str, remedy: str, labelled: np.ndarray, path: str | Path
+) -> pd.Series:
+    """Return a column of obs, which an option names, as text; labelled cells without a value are refused."""
     if key not in obs:
-        expected = f"data.split_key to be one of {listed(obs.columns)}"
+        expected = f"{option} to be one of {listed(obs.columns)}"
         raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
     values = label_texts(obs[key])
     if missing := int((values.isna() & labelled).sum()):
         found = f"{missing} labelled cells of {path} without a value in obs['{key}']"
         raise InputError(found, "a value for each labelled cell", remedy)
+    return values
+
+
+def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
+    """Return the values of `data.split_key` as text; None for a stratified split.
+
+    A labelled cell without a value, or with a value that is no side of a column split, is refused.
+    """
+    if (key := data.split_key) is None:
+        return None
+    remedy = "set data.split_key to another column, or choose data.split=stratified"
+    values = values_of(obs, key, "data.split_key", remedy, labelled, path)
     if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):
         advice = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
         raise InputError(f"{_quoted(wrong)} in obs['{key}'] of {path}", "train, val or test", advice)
@@ -156,12 +157,7 @@ def split_cells(
 ) -> Split:
     """Split cells into training and validation cells according to `data.split`.
 
-    Parameters
-    ----------
-    labels, label_names
-        Index of the label of each cell, N; every index of `label_names` occurs.
-    values
-        Group or side of each cell; None for `data.split=stratified`.
+    `labels` is the index of the label of each cell; `values` its group or side, None for a stratified split.
 
     Raises
     ------
@@ -182,18 +178,20 @@ def split_cells(
         if len(rows) == 0:
             remedy = f"mark some cells as '{side}'" if by_column else "add cells: no label has two"
             raise InputError(f"no labelled {side} cell with {where}", "cells on both sides", remedy)
+
+    def counted(which: np.ndarray) -> dict[str, int]:
+        total = np.bincount(labels, minlength=len(label_names))
+        return {label_names[label]: int(total[label]) for label in np.flatnonzero(which)}
+
     num_train, num_val = (np.bincount(labels[rows], minlength=len(label_names)) for rows in (split.train, split.val))
-    if (num_train == 0).any():
-        lost = named({label_names[label]: int(num_val[label]) for label in np.flatnonzero(num_train == 0)})
+    if lost := counted(num_train == 0):
         remedy = "mark cells of these labels as 'train', or as 'test' to leave them out"
-        found = f"labels whose cells are all '{VAL}' in {where}: {lost}"
+        found = f"labels whose cells are all '{VAL}' in {where}: {named(lost)}"
         raise InputError(found, "training cells of each label", remedy)
     key = {"key": data.split_key} if data.split_key else {}
     sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
     split.done = {"how": data.split, **key, **sizes, **split.done}
-    if (num_val == 0).any():
-        total = np.bincount(labels, minlength=len(label_names))
-        without = {label_names[label]: int(total[label]) for label in np.flatnonzero(num_val == 0)}
+    if without := counted(num_val == 0):
         note = f"no validation cell, and so no score, for these labels: {named(without)}"
         log.warning("%s", note)
         split.done["labels_without_val_cells"] = without

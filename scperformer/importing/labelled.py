@@ -10,7 +10,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import join_names, listed
-from scperformer.cells.counts import recover_counts
+from scperformer.cells.normalisation import recover_counts
 from scperformer.cells.query import find_query
 from scperformer.cells.reference_labels import require_labels
 from scperformer.cells.splits import stratified_sample

@@ -97,10 +97,10 @@ def _check_expression(
     if (droplets := findings.droplets) is not None:
         result["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        quality = measure_quality(rows, gene_table(cells, findings.source), findings, cfg.doublets)
-        result["quality"] = asdict(quality)
+        var = gene_table(cells, findings.source)
+        result["quality"] = measure_quality(rows, var, findings, cfg.doublets)
     try:
-        plan = map_to_model(cells, findings, model, cfg, path)
+        plan = map_to_model(var, findings, model, cfg, path)
     except InputError:
         if cfg.label_key is None:
             raise
@@ -114,8 +114,8 @@ def _check_expression(
         train = TrainConfig(inputs=[path], label_key=cfg.label_key, orientation=cfg.orientation, **options)
         make_reference(sample, train)
         return
-    require_fit(cells, plan, model, predict, path)
-    query = Query(path, rows, plan, gene_table(cells, findings.source), cfg)
+    require_fit(var, plan, model, predict, path)
+    query = Query(path, rows, plan, var, cfg)
     find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
     parts = [(query.of_model(part) if model.studies else query, part, kept) for part, kept in known]
     found = [_compared(*part) for part in parts]

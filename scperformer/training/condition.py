@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.cells.counts import recover_counts, thin
-from scperformer.cells.normalisation import normalise_counts
+from scperformer.cells.normalisation import normalise_counts, recover_counts, thin
 from scperformer.cells.query import Query
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel

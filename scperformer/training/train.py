@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
-from scperformer.cells.counts import recover_counts
+from scperformer.cells.normalisation import recover_counts
 from scperformer.cells.on_disk import Sample, settle_in_memory
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes, linear

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, random
 
-from scperformer.cells.counts import recover_counts, thin
 from scperformer.cells.detect import detect_expression
-from scperformer.cells.normalisation import normalise, normalise_counts
+from scperformer.cells.normalisation import normalise, normalise_counts, recover_counts, thin
 
 
 @pytest.fixture
