@@ -312,11 +312,11 @@ def import_model(
     InputError
         It is damaged or of an unknown format, or a model of this name is there.
     """
-    from scperformer.importing.folders import run_import
+    from scperformer.importing.folders import import_model as import_one
 
     named = {"name": name, "reference": reference, "label_key": label_key, "output": output, "overwrite": overwrite}
     cfg = config_of("models", options, action="import", inputs=[os.fspath(path)], **named)
-    return _trained(run_import(cfg)[0])
+    return _trained(import_one(Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg))
 
 
 @step("models")

@@ -10,7 +10,7 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import did_you_mean
 from scperformer.base.progress import say
 from scperformer.config.steps import ModelsConfig
-from scperformer.importing.folders import described, run_import
+from scperformer.importing.folders import import_model
 from scperformer.model.content import INFO
 from scperformer.model.folder import CARD, read_model
 from scperformer.model.library import PACKAGED_MODEL, library_folder
@@ -22,7 +22,7 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
     """List models, or show or import one; return the folders of these models."""
     library = Path(cfg.output) if cfg.output else library_folder()
     if cfg.action == "import":
-        return run_import(cfg)
+        return [import_model(Path(path), library, cfg) for path in cfg.inputs]
     return _list_models(library, only=cfg.inputs[0] if cfg.action == "show" else None)
 
 
@@ -42,7 +42,7 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
             raise InputError(f"no model '{only}'", "a model of 'scperformer models list'", f"{remedy}name another one")
     for folder in folders:
         try:
-            text = described(read_model(folder))
+            text = read_model(folder).summary
         except InputError as error:
             text = f"cannot be used: {error}"
         packaged = " (packaged)" if folder == PACKAGED_MODEL else ""

@@ -11,20 +11,17 @@ from typing import Any
 import numpy as np
 
 from scperformer.config.steps import ModelsConfig
-from scperformer.importing.pickles import NUMPY, Global, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
+from scperformer.importing.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
 
 NAME = "a model of CellTypist (.pkl)"
 TARGET_SUM = 10_000.0  # CellTypist's cells are ln(1 + counts per 10,000 of all genes)
 CLIP = 10.0  # of standardised expression, from above alone
-# Modules and names that such a file has beside those of NumPy: estimators, the loss of an SGD classifier, the state of
-# a random generator, and lists of genes that came from pandas.
-MODULES = ("sklearn.", "celltypist.", "numpy.random")
-LOSSES = "_loss"
-OTHERS = {
-    *(("copyreg", "_reconstructor"), ("copy_reg", "_reconstructor")),
-    *((builtins, "object") for builtins in ("builtins", "__builtin__")),
-    *(("pandas.core.indexes.base", name) for name in ("_new_Index", "Index")),
-}
+# Beside NumPy's: estimators, the loss of an SGD classifier, the state of a random generator, genes from pandas.
+KNOWN = (
+    *NUMPY,
+    *("sklearn.", "celltypist.", "numpy.random.", "_loss.", "copyreg._reconstructor", "copy_reg._reconstructor"),
+    *("builtins.object", "__builtin__.object", "pandas.core.indexes.base._new_Index", "pandas.core.indexes.base.Index"),
+)
 TESTED = (
     "scores and labels equal those of CellTypist 1.5.0 and 1.7.1 (scikit-learn 1.1.3, 1.7.2) on models made with "
     "these; no published model was at hand"
@@ -41,40 +38,43 @@ def read_celltypist(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]
 
     The text of a ValueError says how it is damaged, or that it is another pickle.
     """
-    content = read_pickle(path, _is_known)
-    if isinstance(content, Made) and content.maker == Global("celltypist.models", "Model"):
+    content = read_pickle(path, KNOWN)
+    if isinstance(content, Made) and content.maker == "celltypist.models.Model":
         state = state_of(content, "model of CellTypist")
-        parts = [state.get(name) for name in ("classifier", "scaler", "description")]
+        parts: list[Any] = [state.get(name) for name in ("classifier", "scaler", "description")]
     elif isinstance(content, dict) and {"Model", "Scaler_"} <= content.keys():
         parts = [content.get(name) for name in ("Model", "Scaler_", "description")]
     else:
         raise ValueError("a pickle without a model and a scaler")
     classifier = state_of(parts[0], "classifier")
     scaler = state_of(parts[1], "scaler")
-    _require_entries(classifier, "classifier", ("classes_", "features", "coef_", "intercept_"))
-    _require_entries(scaler, "scaler", ("scale_",))
+    for what, state, wanted in (
+        ("classifier", classifier, ("classes_", "features", "coef_", "intercept_")),
+        ("scaler", scaler, ("scale_",)),
+    ):
+        if missing := [name for name in wanted if name not in state]:
+            raise ValueError(f"a {what} without {', '.join(missing)}")
     labels = [str(label) for label in array_of(classifier["classes_"], "classes_").ravel()]
     genes = [str(gene) for gene in array_of(classifier["features"], "features").ravel()]
     weights = _weights(classifier, scaler, len(genes), len(labels))
     means = np.maximum(weights["mean"], 0)
+    release = parts[0].state.get("_sklearn_version")
+    estimator = parts[0].maker.rpartition(".")[2]
+    about = parts[2] if isinstance(parts[2], dict) else {}
+    said = {name: str(plain(about.get(name), name) or "") for name in ("version", "date", "source", "url", "details")}
     return {
-        "origin": {"tool": "CellTypist", "estimator": _estimator(parts[0]), "tested": TESTED} | _description(parts[2]),
+        "origin": {
+            "tool": "CellTypist",
+            "estimator": f"{estimator}, scikit-learn {release}" if isinstance(release, str) else estimator,
+            "tested": TESTED,
+            **{name: " ".join(text.split())[:500] for name, text in said.items()},
+        },
         "genes": genes,
         "labels": labels,
         "config": {"target_sum": TARGET_SUM, "network": {"name": "standardised", "clip": CLIP}},
         "weights": weights,
         "gene_means": means if means.any() else None,
     }
-
-
-def _is_known(found: Global) -> bool:
-    names = (found.module, found.name)
-    return names in NUMPY or names in OTHERS or found.module.startswith(MODULES) or found.module == LOSSES
-
-
-def _require_entries(state: Mapping[str, Any], what: str, names: tuple[str, ...]) -> None:
-    if missing := [name for name in names if name not in state]:
-        raise ValueError(f"a {what} without {', '.join(missing)}")
 
 
 def _weights(
@@ -108,7 +108,7 @@ def _weights(
 
 def _numbers(value: Any, what: str) -> np.ndarray:
     """Return an array of finite numbers as float64; a single number has the shape (1,)."""
-    is_array = isinstance(value, Made) and value.maker.name != "scalar"
+    is_array = isinstance(value, Made) and not value.maker.endswith(".scalar")
     array = array_of(value, what) if is_array else np.array([plain(value, what)])
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{what} that are not numbers")
@@ -116,18 +116,3 @@ def _numbers(value: Any, what: str) -> np.ndarray:
     if not np.isfinite(array).all():
         raise ValueError(f"{what} that are not finite")
     return array
-
-
-def _estimator(classifier: Any) -> str:
-    """Return the class of a classifier with the version of scikit-learn that wrote it."""
-    release = classifier.state.get("_sklearn_version")
-    return f"{classifier.maker.name}, scikit-learn {release}" if isinstance(release, str) else classifier.maker.name
-
-
-def _description(description: Any) -> dict[str, str]:
-    """Return what a model says of itself, one line each: `version`, `date`, `source`, `url`, `details`."""
-    if not isinstance(description, dict):
-        return {}
-    wanted = ("version", "date", "source", "url", "details")
-    texts = {name: " ".join(str(plain(description.get(name), name) or "").split()) for name in wanted}
-    return {name: text[:500] for name, text in texts.items()}

@@ -1,19 +1,30 @@
-"""Import a model: check it as a whole, and write it into the folder of models, whole or not at all."""
+"""Import a model: recognise it, read it, check it as a whole, and write it into the folder of models, or not at all."""
 
+import hashlib
 import logging
+import platform
 import re
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from scperformer.base.errors import InputError, one_line
+import numpy as np
+
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
+from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
 from scperformer.config.steps import ModelsConfig
+from scperformer.importing import celltypist, scbert, scvi_tools
 from scperformer.importing.labelled import with_labelled_cells
 from scperformer.importing.name_files import read_names
-from scperformer.importing.origin import foreign_model
-from scperformer.importing.reading import read_in_child
-from scperformer.importing.recognise import FORMATS, Format, recognise
+from scperformer.importing.pickles import read_in_child
+from scperformer.io.gene_names import guess_species
+from scperformer.labels.ontology import PACKAGED_TERMS, UNKNOWN_TERM, find_terms
 from scperformer.model.archive import ARCHIVES, copy_from_archive
 from scperformer.model.folder import (
     MODEL,
@@ -24,25 +35,31 @@ from scperformer.model.folder import (
     read_model,
     write_model,
 )
-from scperformer.model.library import library_folder
 from scperformer.model.load import rebuild
-from scperformer.model.saved_model import SavedModel
+from scperformer.model.saved_model import ANNOTATOR, ENCODER, SavedModel
 
 log = logging.getLogger(__name__)
 
-FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
-MAX_SHOWN_LABELS = 20  # of a model; its card has all
+
+class Format(NamedTuple):
+    """A format of another tool."""
+
+    name: str  # for messages, such as "a model of CellTypist (.pkl)"
+    is_it: Callable[[Path], bool]  # looks at the first bytes or the names in a file or folder; never raises
+    # The arguments of `foreign_model`, given the options and the names in files beside the model; it runs in a child
+    # process. The text of a ValueError says how the file is damaged.
+    read: Callable[[Path, ModelsConfig, Mapping[str, list[str]]], dict[str, Any]]
+
+
+# In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools, and old ones
+# begin as pickles do.
+FORMATS = (
+    Format(scvi_tools.NAME, scvi_tools.is_scvi_tools, scvi_tools.read_scvi_tools),
+    Format(scbert.NAME, scbert.is_scbert, scbert.read_scbert),
+    Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
+)
 MODELS = f"{ARCHIVES}; or {', '.join(known.name for known in FORMATS)}"
-
-
-def described(saved: SavedModel) -> str:
-    """Return the labels, the number of genes and the tissue of a model on one line."""
-    shown = [*saved.labels[:MAX_SHOWN_LABELS], *(["..."] if len(saved.labels) > MAX_SHOWN_LABELS else [])]
-    labels = f"{len(saved.labels)} labels ({', '.join(shown)})" if saved.labels else "encoder without labels"
-    tissue = "" if saved.tissue is None else f", tissue {saved.tissue}"
-    lacks = f"; from {saved.imported['tool']}" if saved.imported else ""
-    lacks += f", without {', '.join(saved.lacks)}" if saved.lacks else ""
-    return one_line(f"{labels}, {len(saved.genes)} genes{tissue}{lacks}")
+FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
 
 
 def import_model(path: Path, library: Path, cfg: ModelsConfig | None = None) -> Path:
@@ -65,22 +82,25 @@ def import_model(path: Path, library: Path, cfg: ModelsConfig | None = None) -> 
     cfg = cfg or ModelsConfig(action="import", inputs=[str(path)])
     if not path.exists():
         raise InputError(f"no file or folder {path}", MODELS, "check the path")
-    foreign = recognise(path)
+    foreign = next((known for known in FORMATS if known.is_it(path)), None)
     if foreign is not None:
-        return _import_foreign(path, foreign, library, cfg)
-    if cfg.reference is not None:
+        saved, target = _import_foreign(path, foreign, library, cfg)
+    elif cfg.reference is not None:
         found = f"reference={cfg.reference} beside a model of scperformer"
         raise InputError(found, "a model of another tool, which has no labelled cells", "leave reference out")
-    if path.is_file():
+    elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
             folder = Path(temporary) / path.name  # the name is in the text of errors
             folder.mkdir()
             copy_from_archive(path, folder, MODELS)
-            return _import_folder(folder, library, cfg)
-    return _import_folder(path, library, cfg)
+            saved, target = _import_folder(folder, library, cfg)
+    else:
+        saved, target = _import_folder(path, library, cfg)
+    log.info("imported: %s, with %s; use it with model_path=%s", target, saved.summary, target.name)
+    return target
 
 
-def _import_folder(path: Path, library: Path, cfg: ModelsConfig) -> Path:
+def _import_folder(path: Path, library: Path, cfg: ModelsConfig) -> tuple[SavedModel, Path]:
     """Copy a folder of our own into the library, as it is: its hash stays."""
     saved = read_model(path)
     # Both refuse damaged content, which otherwise only the first annotated file would meet.
@@ -96,32 +116,28 @@ def _import_folder(path: Path, library: Path, cfg: ModelsConfig) -> Path:
             raise damaged_model(path, "it changed while it was copied")
     if target.name != saved.name:
         log.info("its author calls the model '%s'", saved.name)
-    _log_imported(saved, target)
-    return target
+    return saved, target
 
 
-def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ModelsConfig) -> Path:
+def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ModelsConfig) -> tuple[SavedModel, Path]:
     """Write a model of another tool as a model folder into the library."""
     names = {what: read_names(file, what) for what in ("genes", "labels") if (file := getattr(cfg, what)) is not None}
     files = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
-        described = read_in_child(lambda: foreign.read(path, cfg, names), size)
-        saved = foreign_model(Path(described.pop("path", path)), cfg, **described)
+        found = read_in_child(lambda: foreign.read(path, cfg, names), size)
+        saved = foreign_model(Path(found.pop("path", path)), cfg, **found)
+        target = _target(saved.name, path, library, cfg)  # refused before labelled cells are read
         if cfg.reference is not None and cfg.label_key is not None:
-            _target(saved.name, path, library, cfg)  # refused before the cells are read
             saved = with_labelled_cells(saved, cfg.reference, cfg.label_key)
     except InputError:
         raise
     except ValueError as error:
-        found = f"{path} with {error}"
         remedy = "download or copy it again, or export it again with the tool that made it"
-        raise InputError(found, foreign.name, remedy) from error
-    target = _target(saved.name, path, library, cfg)
+        raise InputError(f"{path} with {error}", foreign.name, remedy) from error
     rebuild(saved, path)
     write_model(saved, target, overwrite=cfg.overwrite)
-    _log_imported(saved, target)
-    return target
+    return saved, target
 
 
 def _target(name: str, path: Path, library: Path, cfg: ModelsConfig) -> Path:
@@ -132,11 +148,89 @@ def _target(name: str, path: Path, library: Path, cfg: ModelsConfig) -> Path:
     return library / name
 
 
-def _log_imported(saved: SavedModel, target: Path) -> None:
-    log.info("imported: %s, with %s; use it with model_path=%s", target, described(saved), target.name)
+def foreign_model(
+    path: Path,
+    cfg: ModelsConfig,
+    *,
+    origin: Mapping[str, str],
+    genes: Sequence[str],
+    labels: Sequence[str],
+    config: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    gene_means: np.ndarray | None = None,
+    notes: Sequence[str] = (),
+) -> SavedModel:
+    """Return a model of another tool as a saved model, which has neither evidence nor reference cells yet.
+
+    Parameters
+    ----------
+    path
+        The file that the user has.
+    origin
+        What the file says of itself: `tool` and `tested` (in which versions the scores were compared), maybe `version`,
+        `date`, `source` and `licence`.
+    labels
+        In the order of the scores; none for an encoder.
+    config
+        `target_sum`, and `network` with the name and the options of a kind of network (model/imported.py); or
+        tokens, model, attention and head, if the model is one of our networks.
+    weights
+        By their names in the network, without the prefix `model.`.
+    gene_means
+        Mean ln(1 + cp10k) of each gene where the model was trained; None: all genes weigh the same.
+    notes
+        What a user of the model has to know, for its card.
+
+    Raises
+    ------
+    ValueError
+        A gene or label is there twice, or cannot be a name; the text says which.
+    """
+    for what, names in (("gene", genes), ("label", labels)):
+        if why := next(filter(None, map(name_problem, names)), None):
+            raise ValueError(f"a {what} that {why}")
+        if repeated := next((name for name, num in Counter(names).items() if num > 1), None):
+            raise ValueError(f"the {what} '{shortened(repeated)}' twice")
+    if len(labels) == 1:
+        raise ValueError("a single label")
+    terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
+    facts = {"file": path.name, "sha256": _checksum(path)}
+    facts |= {name: value for name, value in origin.items() if value}
+    optional = {
+        "notes": list(notes),
+        "tissue": cfg.tissue,
+        "ontology": None if ontology is None else ontology.version,
+        "licence": cfg.licence or facts.get("licence"),
+    }
+    provenance = {
+        "reference": f"a model of {facts['tool']}",
+        "label_key": "",
+        "num_cells": 0,
+        "seed": 0,
+        "species": cfg.species or guess_species(list(genes)),
+        "imported": facts,
+        "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
+        **({} if labels else {"corpus": []}),
+        **{name: value for name, value in optional.items() if value},
+    }
+    return SavedModel(
+        name=cfg.name or path.name.removesuffix(path.suffix),
+        genes=list(genes),
+        gene_means=np.ones(len(genes), dtype=np.float32) if gene_means is None else gene_means.astype(np.float32),
+        labels=list(labels),
+        ontology_term_ids=terms,
+        config=dict(config),
+        kind=ANNOTATOR if labels else ENCODER,
+        metrics={"scales": {}},
+        provenance=provenance,
+        weights={f"model.{name}": array for name, array in weights.items()},
+    )
 
 
-def run_import(cfg: ModelsConfig) -> list[Path]:
-    """Import the models that the options name, one after the other; return their folders in the library."""
-    library = Path(cfg.output) if cfg.output else library_folder()
-    return [import_model(Path(path), library, cfg) for path in cfg.inputs]
+def _checksum(path: Path) -> str:
+    """Return the SHA-256 of a file; of a folder, the SHA-256 of the names and checksums of its files."""
+    if path.is_file():
+        return sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    lines = "".join(f"{file.relative_to(path).as_posix()} {sha256(file)}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.importing.pickles import NUMPY, Global, Made, array_of, looks_like_pickle, read_pickle, state_of
-from scperformer.importing.reading import read_in_child
+from scperformer.importing.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
 from scperformer.io.read import read_cells
 
 EXPECTED = "a text file with one name in each line, a pickled array or list of names, a .npy file or an h5ad file"
-SKLEARN = "sklearn.preprocessing"  # of a fitted LabelEncoder
+ENCODER = "sklearn.preprocessing."  # of a fitted LabelEncoder
 
 
 def read_names(path: str, what: str) -> list[str]:
@@ -29,36 +28,26 @@ def read_names(path: str, what: str) -> list[str]:
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no file {what}={path}", EXPECTED, "check the path")
+
+    def pickled() -> list[str]:
+        content = read_pickle(file, (*NUMPY, ENCODER, "pandas."))
+        if isinstance(content, Made) and content.maker.startswith(ENCODER):
+            content = state_of(content, "label encoder").get("classes_")
+        return list(array_of(content, "names").ravel())
+
     try:
-        names = _names_in(file)
+        if file.suffix == ".h5ad":
+            names = list(read_cells(file, "auto").var_names)
+        elif file.suffix == ".npy":
+            names = list(np.load(file, allow_pickle=False).ravel())
+        elif looks_like_pickle(file):
+            names = read_in_child(pickled, file.stat().st_size)
+        else:
+            names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what}={path} with content that is not text", EXPECTED, "name another file") from error
     except ValueError as error:
         raise InputError(f"{what}={path} with {error}", EXPECTED, "name another file") from error
     if not names:
         raise InputError(f"{what}={path} without names", EXPECTED, "name another file")
-    return names
-
-
-def _names_in(file: Path) -> list[str]:
-    if file.suffix == ".h5ad":
-        return [str(name) for name in read_cells(file, "auto").var_names]
-    if file.suffix == ".npy":
-        return [str(name) for name in np.load(file, allow_pickle=False).ravel()]
-    if looks_like_pickle(file):
-        return read_in_child(lambda: _pickled_names(file), file.stat().st_size)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError("content that is not text") from error
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _pickled_names(file: Path) -> list[str]:
-    content = read_pickle(file, _is_encoder)
-    if isinstance(content, Made) and content.maker.module.startswith(SKLEARN):
-        content = state_of(content, "label encoder").get("classes_")
-    return [str(name) for name in array_of(content, "names").ravel()]
-
-
-def _is_encoder(found: Global) -> bool:
-    """Whether a pickle of names, of a table's index or of label encoders may name a global."""
-    return (found.module, found.name) in NUMPY or found.module.startswith((SKLEARN, "pandas."))
+    return [str(name) for name in names]

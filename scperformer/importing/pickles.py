@@ -1,61 +1,94 @@
-"""Pickles, read without executing anything: functions and classes stay names.
+"""Pickles, read in a child process without executing anything: functions and classes stay names.
 
 Python's unpickler imports what a file names and calls it. Here it gets an inert class in place of each name, whose
 objects only record with which arguments, state and items they were made. `array_of` and `plain` make arrays and values
-of these, if their bytes fit their declared types and shapes. A pickle can still take time and memory without end:
-reading.py limits both.
+of these, if their bytes fit their declared types and shapes. A pickle can still take time and memory without end, which
+the child process limits.
 """
 
 import math
 import pickle
-import sys
+import re
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from scperformer.base.child import DONE, FAILED, has_children, run_in_child, why_it_ended
+
+COPIES = 8  # of the bytes of a file, in the memory of the child
 MAX_BYTES = 2**29  # of a file; the largest models of CellTypist have some 100 MB
 STARTS = (b"(", b"}", b"]", b"c")  # first bytes of protocols 0 and 1: of containers and globals
 END = b"."
-PLAIN = (str, bytes, int, float, bool, type(None))
 # What NumPy writes to make its arrays again; the names of two modules have changed over time.
-NUMPY = {
-    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
-    *(("numpy", name) for name in ("ndarray", "dtype")),
-    ("_codecs", "encode"),
-    *((builtins, name) for builtins in ("builtins", "__builtin__") for name in ("bytearray", "bytes")),
-}
+NUMPY = (
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    *("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer", "numpy.ndarray", "numpy.dtype"),
+    *(f"{builtins}.{name}" for builtins in ("builtins", "__builtin__") for name in ("bytearray", "bytes")),
+    "_codecs.encode",
+)
+TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
-@dataclass(frozen=True)
-class Global:
-    """The name of a function or class."""
+def read_in_child(read: Callable[[], Any], size: int) -> Any:
+    """Return what `read` returns: mappings, lists, plain values and arrays.
 
-    module: str
-    name: str
+    Parameters
+    ----------
+    size
+        Bytes of the file that it reads.
 
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+    Raises
+    ------
+    ValueError
+        As `read` raises it (an `InputError` is one); and if it takes too much time or memory, or crashes.
+    """
+
+    def work() -> None:
+        try:
+            answer = read()
+        except ValueError as error:
+            answer = error
+        pickle.dump(answer, file)
+        file.flush()
+
+    with tempfile.TemporaryFile() as file:  # it has no name: nothing of it remains if a process is killed
+        status = DONE
+        if has_children():
+            try:
+                status = run_in_child(work, size, COPIES * size)
+            except OSError as error:
+                raise ValueError(f"content that no process can read ({error.strerror})") from error
+        else:
+            work()
+        if status == FAILED:
+            raise ValueError("content that cannot be read within limits of time and memory")
+        if status != DONE:
+            raise ValueError(f"damaged content ({why_it_ended(status, 'the library that reads it')})")
+        file.seek(0)
+        answer = pickle.load(file)  # of our own child
+    if isinstance(answer, ValueError):
+        raise answer
+    return answer
 
 
 class Made:
-    """An object that a pickle asks for, which is never made: its global, arguments, state and items.
+    """An object that a pickle asks for, which is never made: the name of its class, its arguments, state and items.
 
-    Each global has a subclass of its own, which stands for it.
+    Each class has a subclass of its own, which stands for it.
     """
 
-    maker: ClassVar[Global]
+    maker: ClassVar[str]
     args: tuple[Any, ...]
     state: Any
     items: dict[Any, Any]
 
     def __new__(cls, *args: Any) -> "Made":
         # Protocols 0 and 1 make the objects of most classes by a function of copyreg.
-        if cls.maker.name == "_reconstructor" and args and isinstance(args[0], type) and issubclass(args[0], Made):
+        if cls.maker.endswith("._reconstructor") and args and isinstance(args[0], type) and issubclass(args[0], Made):
             cls = args[0]
         made = object.__new__(cls)
         made.args = args
@@ -75,22 +108,28 @@ class Made:
         return f"an object of {self.maker}"  # arguments may be nested without end
 
 
-def stand_in(found: Global, allowed: Callable[[Global], bool]) -> type[Made]:
-    """Return the class that stands for a global; a ValueError names one that a file may not have."""
-    if not allowed(found):
-        raise ValueError(f"a pickle with '{str(found)[:100]}', which such a file does not have")
-    return type("Made", (Made,), {"maker": found})
+def stand_in(name: str, allowed: tuple[str, ...]) -> type[Made]:
+    """Return the class that stands for a function or class; a ValueError names one that a file may not have.
+
+    Parameters
+    ----------
+    allowed
+        Names; those that end with a dot stand for all that begin like them.
+    """
+    if name not in allowed and not name.startswith(tuple(start for start in allowed if start.endswith("."))):
+        raise ValueError(f"a pickle with '{name[:100]}', which such a file does not have")
+    return type("Made", (Made,), {"maker": name})
 
 
 class _Unpickler(pickle.Unpickler):
-    """Python's unpickler, for which each global is a stand-in."""
+    """Python's unpickler, for which each function or class is a stand-in."""
 
-    def __init__(self, data: bytes, allowed: Callable[[Global], bool]):
+    def __init__(self, data: bytes, allowed: tuple[str, ...]):
         super().__init__(BytesIO(data))
         self.allowed = allowed
 
     def find_class(self, module: str, name: str) -> type[Made]:
-        return stand_in(Global(module, name), self.allowed)
+        return stand_in(f"{module}.{name}", self.allowed)
 
 
 def looks_like_pickle(path: Path) -> bool:
@@ -105,18 +144,18 @@ def looks_like_pickle(path: Path) -> bool:
         return file.read(1) == END
 
 
-def read_pickle(path: Path, allowed: Callable[[Global], bool]) -> Any:
+def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
     """Return the content of a pickle, in which objects are `Made` and nothing is executed.
 
     Parameters
     ----------
     allowed
-        Whether a file of this kind may name a global.
+        The functions and classes that it may name, as in `stand_in`.
 
     Raises
     ------
     ValueError
-        The file is damaged, too large, of a newer protocol, or has globals that it may not have; the text says which.
+        The file is damaged, too large, of a newer protocol, or names others; the text says which.
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
@@ -137,96 +176,82 @@ def state_of(value: Any, what: str) -> dict[str, Any]:
 
 
 def plain(value: Any, what: str) -> Any:
-    """Return a text, number, bool or None; NumPy's scalars become values of Python."""
-    if isinstance(value, Made) and value.maker.name == "scalar" and len(value.args) == 2:
-        kind = _dtype(value.args[0], what)
-        data = _bytes(value.args[1], what)
-        if kind is None or len(data) != kind.itemsize:
-            raise ValueError(f"{what} whose bytes do not fit its type")
-        return _from_bytes(data, kind, what)[0].item()
-    if not isinstance(value, PLAIN):
+    """Return a text, number, bool or None; NumPy's scalars become values of Python.
+
+    Raises
+    ------
+    ValueError
+        It is another value; `what` names it in the text.
+    """
+    if isinstance(value, Made) and value.maker.endswith(".scalar"):
+        try:
+            (number,) = np.frombuffer(_bytes(value.args[1]), dtype=_dtype(value.args[0])).tolist()
+        except (AttributeError, IndexError, SystemError, TypeError, ValueError) as error:
+            raise ValueError(f"{what} that is neither text nor a number") from error
+        return number
+    if not isinstance(value, str | bytes | int | float | None):
         raise ValueError(f"{what} that is neither text nor a number")
     return value
 
 
 def array_of(value: Any, what: str) -> np.ndarray:
-    """Return the array that a pickle describes: of numbers, of text of one length, or of objects that are plain values.
+    """Return the array that a pickle describes: of numbers, or of objects that are texts and other plain values.
 
     Raises
     ------
     ValueError
         It is not an array, or its bytes do not fit its type and shape; `what` names it in the text.
     """
+    try:
+        return _array_of(value, what)
+    # Python ends in a SystemError at characters that do not exist.
+    except (AttributeError, LookupError, OverflowError, RecursionError, SystemError, TypeError, ValueError) as error:
+        raise ValueError(f"{what} that are no array of numbers or text") from error
+
+
+def _array_of(value: Any, what: str) -> np.ndarray:
     if isinstance(value, list | tuple):
-        return _of_objects([plain(entry, what) for entry in value], (len(value),), "C", what)
-    if not isinstance(value, Made):
-        raise ValueError(f"no array of {what}")
-    if value.maker.name == "_new_Index":  # of pandas
-        content = value.args[1] if len(value.args) == 2 and isinstance(value.args[1], dict) else {}
-        return array_of(content.get("data"), what) if isinstance(content.get("data"), Made) else array_of(None, what)
-    if value.maker.name == "_frombuffer" and len(value.args) == 4:  # protocol 5
+        return _of_objects(value, what)
+    if value.maker.endswith("._new_Index"):  # of pandas
+        return _array_of(value.args[1]["data"], what)
+    if value.maker.endswith("._frombuffer"):  # protocol 5
         data, dtype, shape, order = value.args
-    elif value.maker.name == "_reconstruct" and isinstance(value.state, tuple) and len(value.state) == 5:
+    else:
         _, shape, dtype, is_fortran, data = value.state
         order = "F" if is_fortran else "C"
-    else:
-        raise ValueError(f"no array of {what}")
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
-        raise ValueError(f"{what} of a shape that no array has")
-    kind = _dtype(dtype, what)
-    if kind is None:
-        if not isinstance(data, list):
-            raise ValueError(f"{what} whose values do not fit its shape")
-        return _of_objects([plain(entry, what) for entry in data], shape, order, what)
-    data = _bytes(data, what)
-    if len(data) != math.prod(shape) * kind.itemsize or order not in ("C", "F"):
-        raise ValueError(f"{what} whose bytes do not fit its shape")
-    return _from_bytes(data, kind, what).reshape(shape, order=order)
+    kind = _dtype(dtype)
+    flat = _of_objects(data, what) if kind.hasobject else np.frombuffer(_bytes(data), dtype=kind)
+    if flat.dtype.kind in "US":
+        flat = _of_objects(flat.tolist(), what)
+    if not isinstance(shape, tuple) or flat.size != math.prod(shape):
+        raise ValueError("a shape that does not fit")
+    return flat.reshape(shape, order=order)
 
 
-def _from_bytes(data: bytes, kind: np.dtype, what: str) -> np.ndarray:
-    """Return numbers or text; text has a code point in each four bytes, and Python fails on those that do not exist."""
-    if (
-        kind.kind == "U"
-        and (np.frombuffer(data, dtype=np.dtype("u4").newbyteorder(kind.byteorder)) > sys.maxunicode).any()
-    ):
-        raise ValueError(f"{what} with characters that do not exist")
-    return np.frombuffer(data, dtype=kind)
-
-
-def _of_objects(values: list[Any], shape: tuple[int, ...], order: Any, what: str) -> np.ndarray:
-    if len(values) != math.prod(shape):
-        raise ValueError(f"{what} whose values do not fit its shape")
+def _of_objects(values: Any, what: str) -> np.ndarray:
     flat = np.empty(len(values), dtype=object)
-    flat[:] = values
-    return flat.reshape(shape, order="F" if order == "F" else "C")
+    flat[:] = [plain(value, what) for value in values]
+    return flat
 
 
-def _dtype(value: Any, what: str) -> np.dtype | None:
-    """Return the type of numbers or text that a pickle describes; None: objects."""
-    code = value.args[0] if isinstance(value, Made) and value.maker == Global("numpy", "dtype") and value.args else None
+def _dtype(value: Any) -> np.dtype:
+    """Return the type of numbers, text or objects that a pickle describes."""
+    code = value.args[0]
+    if value.maker != "numpy.dtype" or not isinstance(code, str):
+        raise TypeError("no type")
     if code in ("O8", "O4", "O", "|O"):
-        return None
-    is_known = isinstance(code, str) and code[:1] in tuple("fiubUS") and code[1:].isdecimal() and len(code) < 8
-    state = value.state if isinstance(value, Made) else None
-    order: Any = state[1] if isinstance(state, tuple) and len(state) > 1 else "="
-    if not is_known or code is None or order not in ("<", ">", "=", "|") or code[1:] == "0":
-        raise ValueError(f"{what} of a type that is neither numbers nor text")
-    try:
-        return np.dtype(code).newbyteorder(order)
-    except TypeError as error:
-        raise ValueError(f"{what} of a type that is neither numbers nor text") from error
+        return np.dtype(object)
+    if not TYPE.fullmatch(code):
+        raise TypeError("a type that is neither numbers nor text")
+    return np.dtype(code).newbyteorder("=" if value.state is None else value.state[1])
 
 
-def _bytes(value: Any, what: str) -> bytes:
+def _bytes(value: Any) -> bytes:
     """Return bytes; protocols 0 to 2 write them as text that is encoded."""
-    if isinstance(value, Made) and value.maker.name in ("encode", "bytearray", "bytes"):
+    if isinstance(value, Made) and value.maker in NUMPY:
         value = value.args[0] if value.args else b""
     if isinstance(value, str):
-        try:
-            return value.encode("latin1")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{what} whose bytes are text") from error
+        return value.encode("latin1")
     if not isinstance(value, bytes | bytearray):
-        raise ValueError(f"{what} without its bytes")
+        raise TypeError("no bytes")
     return bytes(value)

@@ -17,8 +17,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
 from scperformer.config.steps import ModelsConfig
-from scperformer.importing.dense import Steps, batch_norm
-from scperformer.importing.pickles import MAX_BYTES, NUMPY, Global, array_of
+from scperformer.importing.pickles import MAX_BYTES, NUMPY, array_of
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
 
 NAME = "a model folder of scvi-tools with a scANVI model (model.pt)"
@@ -27,22 +26,7 @@ SIGN = b"attr_dict"  # the entry of such a file that no other has
 BATCH_NORM_EPSILON = 1e-3
 LAYER_NORM_EPSILON = 1e-5
 # Objects in such a file that are not needed: the history of the training, for example, is a table of pandas.
-MODULES = ("pandas.", "numpy.", "scvi.", "anndata.", "torch.")
-BUILTINS = (
-    "bool",
-    "bytearray",
-    "bytes",
-    "complex",
-    "dict",
-    "float",
-    "int",
-    "list",
-    "object",
-    "set",
-    "slice",
-    "str",
-    "tuple",
-)
+KNOWN = ("pandas.", "numpy.", "scvi.", "anndata.", "torch.", "builtins.", "__builtin__.", *NUMPY)
 # Options that make another network; a model with another value is refused.
 USUAL = {
     "latent_distribution": "normal",
@@ -77,7 +61,7 @@ def read_scvi_tools(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]
     The text of a ValueError says how it is damaged, or why it cannot be used.
     """
     file = path / FILE if path.is_dir() else path
-    content = read_torch(file, _is_known)
+    content = read_torch(file, KNOWN)
     weights = weights_of(content, "model_state_dict")
     attributes = content.get("attr_dict")
     registry = _entry(attributes, "registry_")
@@ -86,15 +70,17 @@ def read_scvi_tools(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]
         found = f"{path} with a model {str(kind)[:50]} of scvi-tools"
         raise InputError(found, "a scANVI model (SCANVI), which has a classifier", "import a model that annotates")
     options = _options(_entry(attributes, "init_params_"))
-    _require_usual(options, weights)
-    genes = [str(gene) for gene in array_of_text(content.get("var_names"), "var_names")]
-    num_labels = _num_labels(weights)
-    labels = _categories(registry, "labels")[:num_labels]  # the last of them is that of cells without a label
+    for name in weights:
+        if name.startswith(("z_encoder.", "classifier.")) and not np.isfinite(weights[name]).all():
+            raise ValueError(f"weights '{name[:100]}' that are not finite numbers")
+    genes = [str(gene) for gene in array_of(content.get("var_names"), "var_names").ravel()]
+    batch, notes = _batch(options, registry, cfg)
+    is_normed = options.get("use_layer_norm", "none") in ("encoder", "both")
+    network, arrays, num_labels = _layers(weights, len(genes), is_normed, batch)
+    labels = _categories(registry, "labels")[:num_labels]  # the category of cells without a label comes last
     if len(labels) < num_labels:
         raise ValueError(f"{len(labels)} labels for a classifier of {num_labels}")
-    steps, embedding, notes = _layers(weights, options, registry, len(genes), cfg)
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
-    described = {"labels of cells without a label": unlabelled if isinstance(unlabelled, str) else ""}
     # It is called what its folder is called, as its only file is always called model.pt.
     whole = path.absolute() if path.is_dir() else path.absolute().parent if path.name == FILE else path
     return {
@@ -105,19 +91,14 @@ def read_scvi_tools(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]
             "file": FILE,
             "sha256": sha256(file),
             "tested": TESTED,
-            **described,
+            "labels of cells without a label": unlabelled if isinstance(unlabelled, str) else "",
         },
         "genes": genes,
         "labels": labels,
-        "config": {"target_sum": None, "network": steps.network(scores=steps.last, embedding=embedding)},
-        "weights": steps.weights,
+        "config": {"target_sum": None, "network": network},
+        "weights": arrays,
         "notes": [NOTE, *notes],
     }
-
-
-def _is_known(found: Global) -> bool:
-    is_plain = found.module in ("builtins", "__builtin__") and found.name in BUILTINS
-    return is_plain or (found.module, found.name) in NUMPY or found.module.startswith(MODULES)
 
 
 def _entry(mapping: Any, name: str) -> Mapping[str, Any]:
@@ -127,70 +108,24 @@ def _entry(mapping: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def array_of_text(value: Any, what: str) -> list[Any]:
-    """Return the entries of an array of text."""
-    return list(array_of(value, what).ravel())
-
-
 def _options(init_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which a model was made; those for its network are nested."""
+    """Return the options with which a model was made; those of its network are nested. Refuse other networks."""
     options = dict(_entry(init_params, "non_kwargs"))
     for name, value in _entry(init_params, "kwargs").items():
         options |= value if isinstance(value, dict) else {name: value}
-    return options
-
-
-def _require_usual(options: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> None:
-    """Refuse a model whose network is computed in another way than those that are known."""
     for name, usual in USUAL.items():
         if (value := options.get(name, usual)) != usual:
             raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {usual})")
     for name in ("extra_encoder_kwargs", "classifier_parameters"):
         if options.get(name):
             raise ValueError(f"{name}, with which no model can be imported")
-    for name in weights:
-        if name.startswith(("z_encoder.", "classifier.")) and not np.isfinite(weights[name]).all():
-            raise ValueError(f"weights '{name[:100]}' that are not finite numbers")
+    return options
 
 
 def _categories(registry: Mapping[str, Any], field_name: str) -> list[str]:
     """Return the categories of a field: the labels or the batches, in the order of their numbers."""
     state = _entry(_entry(_entry(registry, "field_registries"), field_name), "state_registry")
-    return [str(name) for name in array_of_text(state.get("categorical_mapping"), f"the {field_name}")]
-
-
-def _num_labels(weights: Mapping[str, np.ndarray]) -> int:
-    last = _last_of_classifier(weights)
-    return len(weights[f"{last}.bias"])
-
-
-def _last_of_classifier(weights: Mapping[str, np.ndarray]) -> str:
-    """Return the name of the last layer of the classifier: behind its hidden layers, or alone."""
-    for name in ("classifier.classifier.1", "classifier.classifier.0"):
-        if f"{name}.weight" in weights and f"{name}.bias" in weights:
-            return name
-    raise ValueError("no classifier")
-
-
-def _layers(
-    weights: Mapping[str, np.ndarray],
-    options: Mapping[str, Any],
-    registry: Mapping[str, Any],
-    num_genes: int,
-    cfg: ModelsConfig,
-) -> tuple[Steps, int, list[str]]:
-    """Return the encoder and the classifier as steps, the number of the latent mean, and a note about the batch."""
-    batch, notes = _batch(options, registry, cfg)
-    is_normed = options.get("use_layer_norm", "none") in ("encoder", "both")
-    steps = Steps()
-    width = _add_hidden(steps, weights, "z_encoder.encoder", num_genes, is_normed, batch)
-    width = _add_linear(steps, weights, "z_encoder.mean_encoder", width)
-    latent = steps.last
-    last = _last_of_classifier(weights)
-    if last.endswith(".1"):
-        width = _add_hidden(steps, weights, "classifier.classifier.0", width, is_normed, None)
-    _add_linear(steps, weights, last, width)
-    return steps, latent, notes
+    return [str(name) for name in array_of(state.get("categorical_mapping"), f"the {field_name}").ravel()]
 
 
 def _batch(
@@ -215,68 +150,69 @@ def _batch(
         found = "a scANVI model that encodes batches" + ("" if cfg.batch is None else f", and batch={cfg.batch}")
         remedy = f"{near}add batch=... of the batch as which cells are to be read"
         raise InputError(found, f"one of its batches: {known}", remedy)
-    note = f"Cells are read as those of the batch '{cfg.batch}'; its batches are {', '.join(batches[:20])}."
+    note = f"Cells are read as cells of the batch '{cfg.batch}'; its batches are {', '.join(batches[:20])}."
     return np.array([name == cfg.batch for name in batches], dtype=np.float64), [note[:1000]]
 
 
-def _add_hidden(
-    steps: Steps,
-    weights: Mapping[str, np.ndarray],
-    name: str,
-    width: int,
-    is_normed: bool,
-    batch: np.ndarray | None,
-) -> int:
-    """Add hidden layers: a product, a batch norm if there is one, maybe a layer norm, and ReLU; return their width."""
-    number = 0
-    while f"{name}.fc_layers.Layer {number}.0.weight" in weights:
-        layer = f"{name}.fc_layers.Layer {number}"
-        weight, bias = _linear(weights, f"{layer}.0")
+def _layers(
+    weights: Mapping[str, np.ndarray], num_genes: int, is_normed: bool, batch: np.ndarray | None
+) -> tuple[dict[str, Any], dict[str, np.ndarray], int]:
+    """Return the encoder and the classifier as a network `dense` (model/imported.py), its weights, and its width."""
+    steps: list[dict[str, Any]] = []
+    arrays: dict[str, np.ndarray] = {}
+    width = num_genes
+
+    def weight_of(name: str) -> np.ndarray:
+        if name not in weights:
+            raise ValueError(f"no weights '{name}'")
+        return weights[name].astype(np.float64)
+
+    def add_dense(name: str, norm: str = "", batch: np.ndarray | None = None) -> None:
+        """Add a product and a bias, computed with the code of the batch and the batch norm that follows."""
+        nonlocal width
+        weight = weight_of(f"{name}.weight").T
+        bias = weight_of(f"{name}.bias")
+        if weight.ndim != 2 or bias.shape != weight.shape[1:]:
+            raise ValueError(f"weights '{name}' of shapes that do not fit")
         if batch is not None and len(weight) == width + len(batch):
             bias = bias + batch @ weight[width:]
             weight = weight[:width]
-        _require_width(weight, width, layer)
-        if f"{layer}.1.running_var" in weights:
-            gain, offset = _weight(weights, f"{layer}.1.weight"), _weight(weights, f"{layer}.1.bias")
-            mean, variance = (_weight(weights, f"{layer}.1.running_{part}") for part in ("mean", "var"))
-            factor, shift = batch_norm(gain, offset, mean, variance, BATCH_NORM_EPSILON)
-            _require_width(weight.T, len(factor), layer)
+        if len(weight) != width:
+            raise ValueError(f"weights '{name}' for {len(weight)} instead of {width} numbers")
+        if f"{norm}.running_var" in weights:
+            parts = [weight_of(f"{norm}.{part}") for part in ("weight", "bias", "running_mean", "running_var")]
+            gain, shift, mean, variance = parts
+            if any(part.shape != bias.shape for part in parts) or not (variance >= 0).all():
+                raise ValueError(f"a batch norm '{norm}' that does not fit")
+            factor = gain / np.sqrt(variance + BATCH_NORM_EPSILON)
             weight = weight * factor
-            bias = bias * factor + shift
-        steps.dense(weight, bias)
-        if is_normed:
-            steps.add("standardise", epsilon=LAYER_NORM_EPSILON)
-        steps.add("relu")
+            bias = bias * factor + (shift - mean * factor)
         width = len(bias)
-        number += 1
-    if number == 0:
-        raise ValueError(f"no layers {name}")
-    return width
+        steps.append({"kind": "dense", "width": width})
+        arrays[f"weight_{len(steps)}"] = np.ascontiguousarray(weight)
+        arrays[f"bias_{len(steps)}"] = bias
 
+    def add_hidden(name: str, batch: np.ndarray | None = None) -> None:
+        number = 0
+        while f"{name}.fc_layers.Layer {number}.0.weight" in weights:
+            layer = f"{name}.fc_layers.Layer {number}"
+            add_dense(f"{layer}.0", f"{layer}.1", batch)
+            if is_normed:
+                steps.append({"kind": "standardise", "epsilon": LAYER_NORM_EPSILON})
+            steps.append({"kind": "relu"})
+            number += 1
+        if number == 0:
+            raise ValueError(f"no layers {name}")
 
-def _add_linear(steps: Steps, weights: Mapping[str, np.ndarray], name: str, width: int) -> int:
-    """Add a product and a bias; return its width."""
-    weight, bias = _linear(weights, name)
-    _require_width(weight, width, name)
-    steps.dense(weight, bias)
-    return len(bias)
-
-
-def _linear(weights: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights of a product, in x out, and its bias, float64."""
-    weight = _weight(weights, f"{name}.weight").T
-    bias = _weight(weights, f"{name}.bias")
-    if weight.ndim != 2 or bias.shape != weight.shape[1:]:
-        raise ValueError(f"weights '{name}' of shapes that do not fit")
-    return weight, bias
-
-
-def _weight(weights: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    if name not in weights:
-        raise ValueError(f"no weights '{name}'")
-    return weights[name].astype(np.float64)
-
-
-def _require_width(weight: np.ndarray, width: int, name: str) -> None:
-    if len(weight) != width:
-        raise ValueError(f"weights '{name}' for {len(weight)} instead of {width} numbers")
+    add_hidden("z_encoder.encoder", batch)
+    add_dense("z_encoder.mean_encoder")
+    latent = len(steps)
+    # The last layer of the classifier is behind hidden ones, or alone.
+    names = [f"classifier.classifier.{place}" for place in (1, 0)]
+    last = next((name for name in names if f"{name}.weight" in weights and f"{name}.bias" in weights), None)
+    if last is None:
+        raise ValueError("no classifier")
+    if last == names[0]:
+        add_hidden(names[1])
+    add_dense(last)
+    return {"name": "dense", "steps": steps, "scores": len(steps), "embedding": latent}, arrays, width

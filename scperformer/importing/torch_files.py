@@ -4,7 +4,7 @@ Objects of other packages in such a file, such as a table of pandas, are `Made`,
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scperformer.importing.pickles import Global, stand_in
+from scperformer.importing.pickles import stand_in
 
 PICKLE = "/data.pkl"  # in the folder that is named for the file
 HEAD_BYTES = 256  # the name of the pickle, which comes first, is within these
@@ -28,18 +28,18 @@ def is_torch_file(path: Path) -> bool:
     return head.startswith(OLD_START) or (head.startswith(b"PK") and PICKLE.encode() in head)
 
 
-def read_torch(path: Path, others: Callable[[Global], bool] = lambda _: False) -> Any:
+def read_torch(path: Path, others: tuple[str, ...] = ()) -> Any:
     """Return the content of a file that torch has saved: mappings, lists, plain values, and tensors as arrays.
 
     Parameters
     ----------
     others
-        Whether the file may name a global beside those of torch; objects of these are `Made`.
+        Functions and classes that it may name beside those of torch, as in `stand_in`; their objects are `Made`.
 
     Raises
     ------
     ValueError
-        The file is damaged, of torch before 1.6, or has globals that it may not have; the text says which.
+        The file is damaged, of torch before 1.6, or names what it may not; the text says which.
     """
     with path.open("rb") as file:
         if file.read(len(OLD_START)) == OLD_START:
@@ -49,8 +49,7 @@ def read_torch(path: Path, others: Callable[[Global], bool] = lambda _: False) -
         harmless: list[Any] = [(lambda *_: OrderedDict(), "collections.defaultdict")]
         with torch.serialization.safe_globals(harmless):
             for name in torch.serialization.get_unsafe_globals_in_checkpoint(path):
-                module, _, function = name.rpartition(".")
-                harmless.append((stand_in(Global(module, function), others), name))
+                harmless.append((stand_in(name, others), name))
         with torch.serialization.safe_globals(harmless):
             return _with_arrays(torch.load(path, map_location="cpu", weights_only=True))
     except UnpicklingError as error:

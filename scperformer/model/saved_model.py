@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from scperformer.base.errors import one_line
 from scperformer.labels.tree import LabelTree
 from scperformer.model.held_out import HeldOut
 from scperformer.model.reference_cells import ReferenceCells
@@ -17,6 +18,7 @@ BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
 SCORES = ("accuracy", "macro_f1", "loss")  # of a branch on out-of-fold cells
 ENCODER_FACTS = ("kind", "size", "attention", "device")  # that a model records about its encoder, in words
 HASHES = "reference.hashes"  # in the weights: a hash of each cell of the reference (cells/repeats.py), uint64
+MAX_SHOWN_LABELS = 20  # in its summary; its card has all
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 
@@ -93,6 +95,16 @@ class SavedModel:
         adapting = ["adapting to panels and depth"]
         can_adapt = self.has_reference_cells or "adapted_from" in self.provenance
         return (evidence if self.held_out is None else []) + ([] if can_adapt else adapting)
+
+    @property
+    def summary(self) -> str:
+        """The labels, the number of genes, the tissue and the origin, on one line."""
+        shown = [*self.labels[:MAX_SHOWN_LABELS], *(["..."] if len(self.labels) > MAX_SHOWN_LABELS else [])]
+        labels = f"{len(self.labels)} labels ({', '.join(shown)})" if self.labels else "encoder without labels"
+        tissue = "" if self.tissue is None else f", tissue {self.tissue}"
+        origin = f"; from {self.imported['tool']}" if self.imported else ""
+        lacks = f", without {', '.join(self.lacks)}" if self.lacks else ""
+        return one_line(f"{labels}, {len(self.genes)} genes{tissue}{origin}{lacks}")
 
     @property
     def how_to_complete(self) -> str:
