@@ -33,7 +33,7 @@ from sklearn.metrics import accuracy_score, f1_score
 import scperformer as scp
 from scperformer.labels.joining import StudyLabels, join_labels
 from scperformer.model.confidence import calibration_error
-from scperformer.model.load import JoinedModel, Model
+from scperformer.model.load import Model
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.model.shift import OTHER
@@ -341,7 +341,7 @@ def joined(models: dict[str, Model]) -> Model:
         held_out=None,
         studies=parts,
     )
-    return JoinedModel(whole, first.path, list(models.values()))
+    return Model(whole, first.path, members=list(models.values()))
 
 
 def calls_of(model: Model, query: ad.AnnData) -> np.ndarray:

@@ -12,6 +12,7 @@ from .api.using import embed as embed
 from .api.using import evaluate as evaluate
 from .api.using import explain as explain
 from .api.using import report as report
+from .api.using import tokens as tokens
 from .attention.additive import Additive as Additive
 from .attention.base import Attention as Attention
 from .attention.base import AttentionOptions as AttentionOptions

@@ -188,7 +188,7 @@ def make_annotation(
     speed = f"{in_time(seconds)} ({num_called / seconds:,.0f} cells/s)"
     unknown = f"{record['num_unknown']:,} flagged unknown"
     log.info("%s: %s cells annotated%s in %s, %s", query.path, f"{len(obs):,}", earlier, speed, unknown)
-    has_own = adapted.model.labels_are_independent
+    has_own = adapted.model.saved.has_independent_labels
     return Annotation(cfg.key_added, obs, details, read, without_slashes(saved.labels), record, has_own)
 
 
@@ -222,7 +222,7 @@ def _column_groups(
     # Under constraints, the label that the linear branch alone would give is not known.
     counts_encoder = both_have_a_part(saved.scales) and not is_constrained
     expected = adapted.record["expected_accuracy"]
-    if adapted.model.labels_are_independent:
+    if adapted.model.saved.has_independent_labels:
         groups.append(OwnColumns(labels, cfg.mode == "prob_match", cfg.p_thres))
     # Scores for several studies are already divided by the factors of these.
     factor = 1.0 if adapted.shift is None or adapted.members else adapted.shift.factor

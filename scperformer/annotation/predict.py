@@ -119,7 +119,7 @@ def embed_cells(
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
-    if not model.has_encoder:
+    if not model.saved.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
     with _adapted_to(cells, model, cfg, path, whole) as adapted:
         return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
@@ -170,7 +170,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
 
 def _require_own_probabilities(model: Model, cfg: PredictConfig) -> None:
     """Refuse `mode=prob_match` for a model whose labels share one probability: at most one is above a half."""
-    if cfg.mode == "prob_match" and not model.labels_are_independent:
+    if cfg.mode == "prob_match" and not model.saved.has_independent_labels:
         found = f"mode=prob_match and the model {model.saved.name}, whose probabilities add up to 1"
         raise InputError(found, "a model of CellTypist", "use alpha=0.1, which gives each cell a set of labels")
 

@@ -14,3 +14,4 @@ from .using import embed as embed
 from .using import evaluate as evaluate
 from .using import explain as explain
 from .using import report as report
+from .using import tokens as tokens

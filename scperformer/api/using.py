@@ -18,6 +18,7 @@ from scperformer.config.steps import CheckConfig, EvaluateConfig, ExplainConfig,
 from scperformer.io.read import open_cells
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.attention.tokens import Batch
     from scperformer.model.load import Model
     from scperformer.results.check import Checks
     from scperformer.results.evaluate import Evaluation
@@ -212,6 +213,45 @@ def embed(
         return embed_cells(cells, ready, cfg, whole=whole)
     with open_cells(os.fspath(cells), cfg.orientation) as opened:
         return embed_cells(opened, ready, cfg, os.fspath(cells), whole)
+
+
+@step("predict")
+def tokens(
+    adata: AnnData,
+    model: "Model | File | None" = None,
+    *,
+    species: str = PredictConfig.species,
+    options: Options | None = None,
+) -> "Batch":
+    """Return the tokens of cells, for `model.network` in code of your own.
+
+    Genes and values are recognised as by `annotate`: cells are aligned to the genes of the model and normalised.
+
+    Parameters
+    ----------
+    model
+        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
+    options
+        More options of `predict` by their full names.
+
+    Returns
+    -------
+    The tokens of all cells in their order: `tokens[rows]` are of some cells, `tokens.to(device)` is a copy on a device.
+
+    Raises
+    ------
+    InputError
+        The cells have no usable expression, or too few genes of the model.
+    """
+    from scperformer.cells.query import find_query
+    from scperformer.model.batches import Cells
+
+    named = {"species": species, "model_path": path_of(model)}
+    cfg = config_of("predict", options, inputs=paths_of(adata, several=False), **named)
+    ready = loaded(model, cfg)
+    query = find_query(adata, ready.saved, cfg, "the cells")
+    cells = Cells(query.all_cells(), ready.tokens, measured=query.measured)
+    return cells.batch(np.arange(len(cells)))
 
 
 @step("evaluate")

@@ -36,7 +36,7 @@ from scperformer.model.folder import (
     write_model,
 )
 from scperformer.model.load import rebuild
-from scperformer.model.saved_model import ANNOTATOR, ENCODER, SavedModel
+from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,6 @@ def foreign_model(
         labels=list(labels),
         ontology_term_ids=terms,
         config=dict(config),
-        kind=ANNOTATOR if labels else ENCODER,
         metrics={"scales": {}},
         provenance=provenance,
         weights={f"model.{name}": array for name, array in weights.items()},

@@ -56,7 +56,7 @@ class Init:
 
     def provenance(self, num_known_genes: int) -> dict[str, Any]:
         """Return the entry `init` of the provenance of the model that is trained."""
-        names = {"name": self.saved.name, "hash": self.saved.hash, "kind": self.saved.kind}
+        names = {"name": self.saved.name, "hash": self.saved.hash}
         licence = {"licence": self.saved.provenance["licence"]} if self.saved.imported else {}
         return names | {"num_known_genes": num_known_genes} | licence
 

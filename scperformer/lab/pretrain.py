@@ -21,7 +21,7 @@ from scperformer.lab.masked import MaskedLearner, MaskedModel, train_masked
 from scperformer.lab.masked_genes import MaskedGenesLearner, MaskedPerformer, new_masked_performer
 from scperformer.model.batches import Cells, gene_means
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.saved_model import ENCODER, SavedModel
+from scperformer.model.saved_model import SavedModel
 from scperformer.training.loaders import source_of_cells
 from scperformer.training.run_folder import (
     Diverged,
@@ -109,7 +109,6 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | 
         log.warning("the encoder predicts no better than the naive guess: %s", remedy)
     return SavedModel(
         name=folder.stem.removesuffix(".encoder"),
-        kind=ENCODER,
         genes=corpus.genes,
         gene_means=gene_means(corpus.x),
         labels=[],

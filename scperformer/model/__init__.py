@@ -10,16 +10,16 @@
 - effects: Factors by which another study measures genes in all of its cells: how large they are, and cells without
   them.
 - fusion: The probabilities of several models of one tissue joined, each of which knows some of the labels.
-- held_out: Calls of cells of the reference by fits without them: the evidence for confidences, sets of labels and
+- held_out: Out-of-fold predictions of cells of the reference: the evidence for confidences, sets of labels and
   novelty.
-- imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in
-  `KINDS`.
 - novelty: Novelty of cells: the distance to the nearest label in a few directions of expression.
 - reference_cells: Cells of the reference that a model keeps, as counts: with them it adapts to the genes and the
   depth of a file.
 - saved_model: A trained model as plain data, without torch.
-- card: The model card: what a person should know before using a model, as Markdown; no program reads it.
+- card: The model card: what a person should know before using the model, as Markdown; no program reads it.
 - content: The content of a bundle.json, checked: it may come from anywhere.
+- imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in
+  `KINDS`.
 - library: Where models are: in the package, in the folder of imported models, or where the user says.
 - folder: The folder that holds a model, written and read without torch.
 - archive: Model folders in .zip archives, which may come from anywhere: the known files are copied out, nothing is

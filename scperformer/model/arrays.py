@@ -12,9 +12,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 MAX_UNPACKED = 2 * 2**30  # bytes; 20,000 cells with 5,000 expressed genes have .4 GB
-MAX_HEADER = 1000  # characters; those that NumPy writes for our arrays have 118
-BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (4, 8)}  # of the numbers of each kind
-# Of zipfile and NumPy; a RuntimeError is one about a password, or about a way of packing that zipfile does not have.
+MAX_HEADER = 1000  # characters; NumPy writes 118 for our arrays
+BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (4, 8)}  # of a number of each kind
+# Of zipfile and NumPy; a RuntimeError is about a password, or about compression that zipfile does not have.
 ERRORS = (
     *(OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, OverflowError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError),
@@ -23,9 +23,7 @@ READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def read_arrays(path: Path, kinds: Mapping[str, str], most_values: int) -> dict[str, np.ndarray]:
-    """Read these arrays; the text of a ValueError says how they are damaged.
-
-    Types and sizes are compared as they are declared, before anything is unpacked.
+    """Read arrays after their declared types and sizes have been checked; the text of a ValueError is the problem.
 
     Parameters
     ----------
@@ -36,16 +34,19 @@ def read_arrays(path: Path, kinds: Mapping[str, str], most_values: int) -> dict[
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            wrong = _wrong(archive, kinds, most_values)
-            if not wrong:
-                return {name: _array(archive, name) for name in kinds}
+            if not (problem := _problem(archive, kinds, most_values)):
+                arrays = {}
+                for name in kinds:
+                    with archive.open(f"{name}.npy") as file:
+                        arrays[name] = npy.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
+                return arrays
     except ERRORS as error:
         raise ValueError(f"'{path.name}' unreadable") from error
-    raise ValueError(f"'{path.name}' {wrong}")
+    raise ValueError(f"'{path.name}' {problem}")
 
 
-def _wrong(archive: zipfile.ZipFile, kinds: Mapping[str, str], most_values: int) -> str:
-    """Return what is wrong with the types and sizes that arrays declare; "" if nothing is."""
+def _problem(archive: zipfile.ZipFile, kinds: Mapping[str, str], most_values: int) -> str:
+    """Return the problem of the types and sizes that arrays declare; "" if there is none."""
     num_bytes = 0
     num_values = 0
     for name, allowed in kinds.items():
@@ -61,8 +62,3 @@ def _wrong(archive: zipfile.ZipFile, kinds: Mapping[str, str], most_values: int)
         num_values += math.prod(shape)
     is_large = num_bytes > MAX_UNPACKED or num_values > most_values
     return f"of {num_values:,} numbers and {num_bytes:,} bytes when unpacked" if is_large else ""
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    with archive.open(f"{name}.npy") as file:
-        return npy.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)

@@ -1,45 +1,102 @@
 """The content of a bundle.json, checked: it may come from anywhere."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scperformer.base.messages import name_problem
 from scperformer.labels.tree import LabelTree
-from scperformer.model.saved_model import ANNOTATOR, BRANCHES, ENCODER, ENCODER_FACTS, SCORES
+from scperformer.model.saved_model import BRANCHES, ENCODER_FACTS, SCORES
 
 INFO = "bundle.json"
 # Entries that are fields of SavedModel, and their types.
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
 PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # annotations record these
-MAX_STUDIES = 99  # of a reference
-ORIGIN = ("tool", "file", "sha256", "tested")  # that an imported model records about where it is from
-NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # entries of each group, by the kind of model
-    ANNOTATOR: {"config": ("target_sum",), "metrics": ("scales",), "provenance": tuple(PROVENANCE)},
-    ENCODER: {"config": ("target_sum", "tokens", "model", "attention"), "provenance": ("corpus", "seed")},
+ORIGIN = ("tool", "file", "sha256", "tested")  # what an imported model records about its origin
+# Entries that models with labels need, and encoders without; entries that are groups of entries.
+WITH_LABELS = {"config": ("target_sum",), "metrics": ("scales",), "provenance": tuple(PROVENANCE)}
+ENCODER = {"config": ("target_sum", "tokens", "model", "attention"), "provenance": ("corpus", "seed")}
+GROUPS = {
+    "config": ("tokens", "model", "attention", "head", "network"),
+    "metrics": ("scales", "encoder", "out_of_fold"),
+    "provenance": ("batches", "imported", "kept_cells"),
 }
 
 
 def require_sound_content(info: Mapping[str, Any]) -> None:
     """Refuse missing entries, other types and names that cannot be names; the text of a ValueError says which."""
-    _require_entries(info)
-    _require_names(info)
-    _require_values(info)
-    _require_studies(info)
-    read_tree(info)
+    if problem := next(_problems(info), None):
+        raise ValueError(f"'{INFO}' {problem}")
+
+
+def _problems(info: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems of a bundle.json in words; each check relies on the checks before it."""
+    kinds = CONTENT | {"files": dict}
+    yield from (f"without {name}" for name, kind in kinds.items() if not _is(info.get(name), kind))
+    labels, terms, config, metrics, made = (info[name] for name in CONTENT if name != "name")
+    for group, names in (WITH_LABELS if labels else ENCODER).items():
+        if missing := [name for name in names if name not in info[group]]:
+            yield f"without {', '.join(missing)} in {group}"
+    for group, names in GROUPS.items():
+        yield from (f"with {name} that is no group" for name in names if not _is(info[group].get(name, {}), dict))
+    for name, kind in PROVENANCE.items():
+        value = made.get(name, kind())
+        if not _is(value, kind) or (kind is int and not 0 <= value < 2**63):
+            yield f"with a {name} that is not of type {kind.__name__}, or out of range"
+
+    origin = made.get("imported", {})
+    encoder = metrics.get("encoder", dict.fromkeys(ENCODER_FACTS, "x"))
+    if set(encoder) != set(ENCODER_FACTS):
+        yield f"with an encoder that is not described by {', '.join(ENCODER_FACTS)}"
+    if "imported" in made and not {*ORIGIN} <= origin.keys():
+        yield f"with an origin that is not described by {', '.join(ORIGIN)}"
+    batches = made.get("batches", {"names": []}).get("names")
+    texts: dict[str, Any] = {
+        "the name": [info["name"]],
+        "a label": labels,
+        "an ontology term": terms,
+        "a batch": batches if _is(batches, list) else [None],
+        "a description of the encoder": encoder.values(),
+        "an origin": [*origin, *origin.values()],
+    }
+    texts |= {f"a {name}": [made[name]] for name in ("tissue", "ontology", "species", "licence") if name in made}
+    for what, names in texts.items():
+        yield from (f"with {what} that {why}" for why in map(name_problem, names) if why)
+    if len(set(labels)) < len(labels):
+        yield "with a label twice"
+    if len(terms) != len(labels):
+        yield f"with {len(terms)} ontology terms for {len(labels)} labels"
+
+    total = config["target_sum"]
+    if not (_is_number(total) and total > 0) and not (total is None and "network" in config):
+        yield "with a target_sum that is not a number above 0"
+    fold = metrics.get("out_of_fold", {})
+    scales = metrics.get("scales", {})
+    parts = fold.get("branches", {})
+    scores = fold.get("batches", {})
+    if not set(scales) <= set(BRANCHES) or not _is(parts, dict) or not _is(scores, dict):
+        yield "with numbers of other branches, or of no batches"
+    accuracies = scores.get("accuracy", [])
+    if not all(_is(part, dict) for part in parts.values()) or not _is(accuracies, list):
+        yield "with scores that are no group"
+    numbers = [config.get("min_genes", 0), made.get("expected_accuracy"), *scales.values()]
+    numbers += [fold.get("accuracy", "") if fold else 0, scores.get("gene_effects", 0), *accuracies]
+    numbers += [part.get(name, 0) for part in (fold, *parts.values()) for name in SCORES]
+    if not all(number is None or _is_number(number) for number in numbers):
+        yield "with scales or scores that are not numbers"
 
 
 def read_tree(info: Mapping[str, Any]) -> LabelTree | None:
     """Return the label tree, or None without one; the text of a ValueError says how it is damaged."""
     if "tree" not in info:
         return None
-    tree: dict[str, Any] = info["tree"] if isinstance(info["tree"], dict) else {}
+    tree: dict[str, Any] = info["tree"] if _is(info["tree"], dict) else {}
     parents = tree.get("parents")
     terms = tree.get("terms")
     if not isinstance(parents, dict) or not isinstance(terms, dict):
         raise ValueError(f"'{INFO}' with a label tree without parents and terms")
-    for name in (text for group in (parents, terms) for pair in group.items() for text in pair):
-        if why := name_problem(name):
+    for why in map(name_problem, (text for group in (parents, terms) for pair in group.items() for text in pair)):
+        if why:
             raise ValueError(f"'{INFO}' with a node of the label tree that {why}")
     try:
         return LabelTree(info["labels"], parents, terms)
@@ -47,113 +104,9 @@ def read_tree(info: Mapping[str, Any]) -> LabelTree | None:
         raise ValueError(f"'{INFO}' with a label tree with {error}") from error
 
 
-def _require_entries(info: Mapping[str, Any]) -> None:
-    for name, kind in {**CONTENT, "files": dict}.items():
-        if not isinstance(info.get(name), kind):
-            raise ValueError(f"'{INFO}' without {name}")
-    if info.get("kind", ANNOTATOR) not in NEEDED:
-        raise ValueError(f"'{INFO}' of an unknown kind")
-    for group, names in NEEDED[info.get("kind", ANNOTATOR)].items():
-        if missing := [name for name in names if name not in info[group]]:
-            raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _require_names(info: Mapping[str, Any]) -> None:
-    provenance = info["provenance"]
-    encoder = info["metrics"].get("encoder", dict.fromkeys(ENCODER_FACTS, "x"))
-    if not isinstance(encoder, dict) or set(encoder) != set(ENCODER_FACTS):
-        raise ValueError(f"'{INFO}' with an encoder that is not described by {', '.join(ENCODER_FACTS)}")
-    batches = provenance.get("batches", {"names": []})
-    if not isinstance(batches, dict) or not isinstance(batches.get("names"), list):
-        raise ValueError(f"'{INFO}' with batches without names")
-    texts = {
-        "the name": [info["name"]],
-        "a label": info["labels"],
-        "an ontology term": info["ontology_term_ids"],
-        "a batch": batches["names"],
-        "a tissue": [provenance["tissue"]] if "tissue" in provenance else [],
-        "a description of the encoder": list(encoder.values()),
-        "a release of the ontology": [provenance["ontology"]] if "ontology" in provenance else [],
-        "a species or licence": [provenance[name] for name in ("species", "licence") if name in provenance],
-        "an origin": _origin(provenance),
-    }
-    for what, names in texts.items():
-        if why := next(filter(None, map(name_problem, names)), None):
-            raise ValueError(f"'{INFO}' with {what} that {why}")
-
-
-def _origin(provenance: Mapping[str, Any]) -> list[Any]:
-    """Return the texts about the origin of an imported model."""
-    origin = provenance.get("imported", {})
-    if not isinstance(origin, dict) or ("imported" in provenance and not {*ORIGIN} <= origin.keys()):
-        raise ValueError(f"'{INFO}' with an origin that is not described by {', '.join(ORIGIN)}")
-    return [*origin.keys(), *origin.values()]
-
-
-def _require_studies(info: Mapping[str, Any]) -> None:
-    """Refuse studies without a name or without numbers of labels."""
-    studies = info.get("studies", [])
-    if not isinstance(studies, list) or len(studies) > MAX_STUDIES or len(studies) == 1:
-        raise ValueError(f"'{INFO}' with studies that are not 2 to {MAX_STUDIES}")
-    for study in studies:
-        meaning = study.get("meaning") if isinstance(study, dict) else None
-        if not isinstance(meaning, list) or not all(isinstance(row, list) for row in meaning):
-            raise ValueError(f"'{INFO}' with a study without the meaning of its labels")
-        if not all(isinstance(place, int) and not isinstance(place, bool) for row in meaning for place in row):
-            raise ValueError(f"'{INFO}' with a study whose labels are not numbered")
-        if why := name_problem(study.get("name")):
-            raise ValueError(f"'{INFO}' with a study whose name {why}")
-
-
-def _require_values(info: Mapping[str, Any]) -> None:
-    labels = info["labels"]
-    terms = info["ontology_term_ids"]
-    total = info["config"]["target_sum"]
-    scales = info["metrics"].get("scales", {})
-    fold = info["metrics"].get("out_of_fold", {})
-    expected = info["provenance"].get("expected_accuracy")
-    groups = [info["config"].get(group, {}) for group in ("tokens", "model", "attention", "head", "network")]
-    is_fold = isinstance(fold, dict) and (not fold or _is_finite(fold.get("accuracy")))
-    are_scales = isinstance(scales, dict) and set(scales) <= set(BRANCHES) and all(map(_is_finite, scales.values()))
-    sound = {
-        "a label twice": len(set(labels)) == len(labels),
-        f"{len(terms)} ontology terms for {len(labels)} labels": len(terms) == len(labels),
-        "a target_sum that is not a number above 0": (_is_finite(total) and total > 0)
-        or (total is None and "network" in info["config"]),
-        "a min_genes that is not a number": _is_finite(info["config"].get("min_genes", 0)),
-        "options that are not a group of options": all(isinstance(group, dict) for group in groups),
-        "an expected accuracy that is not a number": is_fold and (expected is None or _is_finite(expected)),
-        "kept cells that are not described": isinstance(info["provenance"].get("kept_cells", {}), dict),
-        "scales that are not numbers, or of other branches": are_scales,
-        "scores of branches that are not numbers": is_fold and _are_scores(fold),
-        "scores of batches that are not numbers": is_fold and _are_batch_scores(fold.get("batches", {})),
-    }
-    for problem in (text for text, is_sound in sound.items() if not is_sound):
-        raise ValueError(f"'{INFO}' with {problem}")
-    for name, kind in PROVENANCE.items():
-        value = info["provenance"].get(name, kind())
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"'{INFO}' with a {name} that is not of type {kind.__name__}")
-        if isinstance(value, int) and not 0 <= value < 2**63:
-            raise ValueError(f"'{INFO}' with a {name} out of range")
-
-
-def _are_scores(fold: Mapping[str, Any]) -> bool:
-    """Whether all scores of both branches, and of each of them, are numbers."""
-    branches = fold.get("branches", {})
-    parts = [fold, *branches.values()] if isinstance(branches, dict) else [None]
-    return all(
-        isinstance(part, dict) and all(_is_finite(part[name]) for name in SCORES if name in part) for part in parts
-    )
-
-
-def _are_batch_scores(scores: Any) -> bool:
-    """Whether the accuracies of batches and their gene effects are numbers."""
-    if not isinstance(scores, dict) or not isinstance(scores.get("accuracy", []), list):
-        return False
-    accuracies = [accuracy for accuracy in scores.get("accuracy", []) if accuracy is not None]
-    return all(map(_is_finite, [scores.get("gene_effects", 0), *accuracies]))
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    return (_is(value, int) or _is(value, float)) and math.isfinite(value)

@@ -4,12 +4,12 @@
     bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
     genes.tsv           the model's genes in order, with their mean expression in the reference
     cells.npz           cells of the reference, if the model stores any (reference_cells.py)
-    held_out.npz        calls of cells that the fit did not see (held_out.py)
+    held_out.npz        out-of-fold predictions of cells of the reference (held_out.py)
     MODEL_CARD.md       what a person should know before using the model (card.py)
     study1/, study2/    of a reference of several studies: a model folder of each
 
 Reading it executes nothing. A folder may come from anywhere with checksums that fit: its content is checked for types,
-names, ranges and finite numbers. `load_model` compares its weights with the network that its configuration describes.
+names, ranges and finite numbers. `load_model` compares its weights with the network of its configuration.
 """
 
 import hashlib
@@ -23,18 +23,16 @@ import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside, sha256
-from scperformer.base.messages import did_you_mean
+from scperformer.base.messages import did_you_mean, name_problem
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
-from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
+from scperformer.model.held_out import HELD_OUT, read_held_out
 from scperformer.model.library import library_folder
 from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
-from scperformer.model.saved_model import ANNOTATOR, SavedModel, Study
+from scperformer.model.saved_model import SavedModel, Study
 
-FORMAT_VERSION = 7
-LATER_VERSION = 8  # of models of other tools, and of several studies
-READABLE = (FORMAT_VERSION, LATER_VERSION)
+FORMAT_VERSION = 8
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 CARD = "MODEL_CARD.md"
@@ -42,10 +40,10 @@ MAX_FILE_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read a
 PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")  # files for people, which may be missing
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
-MAX_EXTRA_BYTES = 64 * 2**20  # larger files that a model does not need are left out of copies
+MAX_EXTRA_BYTES = 64 * 2**20  # larger files for people are left out of copies
 MODEL = FolderKind("a model")
 MAX_NAME_SHOWN = 100  # characters of a name in a message
-STUDY = re.compile(r"study[1-9]\d?")  # the folder of a study in that of a model
+STUDY = re.compile(r"study[1-9]\d?")  # a subfolder with the model of a study
 
 
 def write_model(
@@ -57,37 +55,34 @@ def write_model(
 
 
 def _write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> None:
-    """Write the files of a model into a folder, and those of each of its studies into a folder there."""
+    """Write the files of a model into a folder, and the model of each study into a subfolder."""
     from safetensors.numpy import save
 
     # Not safetensors' save_file: only their owner could read its files, but models are shared.
-    weights = {name: np.ascontiguousarray(array) for name, array in saved.weights.items()}
-    (folder / WEIGHTS).write_bytes(save(weights))
+    content = {WEIGHTS: save({name: np.ascontiguousarray(array) for name, array in saved.weights.items()})}
     rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
-    (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
-    version = LATER_VERSION if saved.imported or saved.studies else FORMAT_VERSION
-    info: dict[str, Any] = {"format_version": version, "kind": saved.kind}
-    info |= {name: getattr(saved, name) for name in CONTENT}
+    content[GENES] = ("\n".join(["gene\tmean", *rows]) + "\n").encode()
+    if saved.reference_cells is not None:
+        content[CELLS_FILE] = saved.reference_cells.to_bytes()
+    if saved.held_out is not None:
+        content[HELD_OUT] = saved.held_out.to_bytes()
+    for name, data in (content | dict(more)).items():
+        (folder / name).write_bytes(data)
+    proven = list(content)
+    info: dict[str, Any] = {"format_version": FORMAT_VERSION} | {name: getattr(saved, name) for name in CONTENT}
     if saved.tree is not None:
         info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
-    if saved.reference_cells is not None:
-        (folder / CELLS_FILE).write_bytes(saved.reference_cells.to_bytes())
-    if saved.held_out is not None:
-        (folder / HELD_OUT).write_bytes(saved.held_out.to_bytes())
-    proven = [name for name in PROVEN if (folder / name).is_file()]
-    studies: list[dict[str, Any]] = []
+    if saved.studies:
+        info["studies"] = []
     for number, study in enumerate(saved.studies, start=1):
         part = folder / f"study{number}"
         part.mkdir()
         _write_into(part, study.saved, {})
         meaning = [np.flatnonzero(row).tolist() for row in study.meaning]
-        studies.append({"name": study.name, "meaning": meaning})
+        info["studies"].append({"name": study.name, "meaning": meaning})
         proven.append(f"{part.name}/{INFO}")
-    info |= {"studies": studies} if studies else {}
     info["files"] = {name: sha256(folder / name) for name in proven}
     (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for name, content in more.items():
-        (folder / name).write_bytes(content)
     (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
 
 
@@ -117,7 +112,7 @@ def read_model(path: str | Path) -> SavedModel:
 
 
 def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells | None:
-    """Read the cells that a model stores, or return None; refuse damaged ones."""
+    """Read the reference cells that a model stores, or return None; refuse damaged ones."""
     if not saved.has_reference_cells:
         return saved.reference_cells
     try:
@@ -128,20 +123,15 @@ def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells 
 
 
 def files_of_model(saved: SavedModel, folder: Path) -> list[str]:
-    """Return the names of the files of a model: all that it needs, and those of `EXTRAS` that can be copied safely."""
-    needed = [INFO, WEIGHTS, GENES]
-    needed += [CELLS_FILE] if saved.has_reference_cells else []
-    needed += [HELD_OUT] if saved.held_out else []
+    """Return the names of the files of a model: all that it needs, and `EXTRAS` unless they are links or too large."""
+    files = [INFO, WEIGHTS, GENES]
+    files += [CELLS_FILE] if saved.has_reference_cells else []
+    files += [HELD_OUT] if saved.held_out else []
     for part, place in parts_of(saved, folder) if saved.studies else ():
-        needed += [f"{place.name}/{name}" for name in files_of_model(part, place)]
-    extras = [folder / name for name in EXTRAS]
-    safe = [
-        file.name
-        for file in extras
-        # A link could lead to any file of the user.
-        if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES
-    ]
-    return needed + safe
+        files += [f"{place.name}/{name}" for name in files_of_model(part, place)]
+    extras = [folder / name for name in EXTRAS if (folder / name).is_file()]
+    # A link could lead to any file of the user.
+    return files + [file.name for file in extras if not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES]
 
 
 def damaged_model(folder: Path, problem: str) -> InputError:
@@ -158,62 +148,63 @@ def _read_model(folder: Path) -> SavedModel:
         version = info["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"'{INFO}' unreadable") from error
-    if version not in READABLE or isinstance(version, bool):
-        older = isinstance(version, int) and version < FORMAT_VERSION
+    if version != FORMAT_VERSION:
+        is_older = isinstance(version, int) and version < FORMAT_VERSION
         update = "update scperformer (pip install --upgrade scperformer)"
-        remedy = "train the model again with this version" if older else update
-        raise InputError(
-            f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}, or {LATER_VERSION}", remedy
-        )
+        remedy = "train the model again with this version" if is_older else update
+        raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
     require_sound_content(info)
     _require_checksums(folder, info["files"])
     weights = _read_weights(folder)
     genes, means = _read_genes(folder)
-    _require_sound_arrays(weights, means, len(genes), len(info["labels"]))
+    num_labels = len(info["labels"])
+    _require_sound_arrays(weights, means, len(genes), num_labels)
+    is_fitted_here = info["labels"] and not info.get("studies") and "imported" not in info["provenance"]
+    if is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
+        raise ValueError(f"no weights '{min(missing)}'")
+    held_out = None
+    if HELD_OUT in info["files"]:  # of several studies without a profile, as each study has its own
+        kinds = {"has_profile": not info.get("studies"), "some": "imported" in info["provenance"]}
+        held_out = read_held_out(folder, len(genes), num_labels, **kinds)
     return SavedModel(
         **{name: info[name] for name in CONTENT},
         genes=genes,
         gene_means=means,
         weights=weights,
-        kind=info.get("kind", ANNOTATOR),
         has_reference_cells=CELLS_FILE in info["files"],
-        held_out=_read_held_out(folder, info, len(genes)) if HELD_OUT in info["files"] else None,
+        held_out=held_out,
         studies=_read_studies(folder, info),
         tree=read_tree(info),
         hash=hashlib.sha256(text.encode()).hexdigest(),
     )
 
 
-def _read_held_out(folder: Path, info: Mapping[str, Any], num_genes: int) -> HeldOut:
-    """Read the held-out calls; of several studies they have no profile, as each study has its own."""
-    kinds = {"has_profile": not info.get("studies"), "some": "imported" in info["provenance"]}
-    return read_held_out(folder, num_genes, len(info["labels"]), **kinds)
-
-
 def _read_studies(folder: Path, info: Mapping[str, Any]) -> list[Study]:
     """Read the models of the studies of a folder; the text of a ValueError says how they are damaged."""
+    entries = info.get("studies", [])
+    if not isinstance(entries, list) or len(entries) == 1 or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"'{INFO}' with studies that are not 2 or more")
     studies = []
-    for number, entry in enumerate(info.get("studies", []), start=1):
+    for number, entry in enumerate(entries, start=1):
         part = folder / f"study{number}"
+        if why := name_problem(entry.get("name")):
+            raise ValueError(f"'{INFO}' with a study whose name {why}")
         if f"{part.name}/{INFO}" not in info["files"]:
             raise ValueError(f"'{INFO}' without the checksum of {part.name}")
         saved = _read_model(part)
         if saved.studies or not saved.is_annotator:
             raise ValueError(f"'{part.name}' that is not a model of one study")
-        studies.append(Study(entry["name"], saved, _meaning(entry["meaning"], len(saved.labels), len(info["labels"]))))
+        rows = entry.get("meaning")
+        meaning = np.zeros((len(saved.labels), len(info["labels"])), dtype=bool)
+        if not isinstance(rows, list) or len(rows) != len(meaning) or not all(isinstance(row, list) for row in rows):
+            raise ValueError(f"'{INFO}' without the meaning of each label of {part.name}")
+        for row, places in zip(meaning, rows, strict=True):
+            are_labels = [type(place) is int and 0 <= place < len(row) for place in places or [None]]
+            if not all(are_labels):
+                raise ValueError(f"'{INFO}' with labels of studies that stand for no label")
+            row[places] = True
+        studies.append(Study(entry["name"], saved, meaning))
     return studies
-
-
-def _meaning(columns: list[list[int]], num_labels: int, num_joint: int) -> np.ndarray:
-    """Return which joint labels each label of a study stands for, from their numbers."""
-    meaning = np.zeros((num_labels, num_joint), dtype=bool)
-    if len(columns) != num_labels:
-        raise ValueError(f"'{INFO}' with other labels than those of its studies")
-    for row, places in zip(meaning, columns, strict=True):
-        if not places or min(places) < 0 or max(places) >= num_joint:
-            raise ValueError(f"'{INFO}' with labels of studies that stand for no label")
-        row[places] = True
-    return meaning
 
 
 def _require_checksums(folder: Path, checksums: Mapping[str, Any]) -> None:
@@ -221,8 +212,8 @@ def _require_checksums(folder: Path, checksums: Mapping[str, Any]) -> None:
         if name not in checksums:
             raise ValueError(f"'{INFO}' without the checksum of {name}")
     for name, checksum in checksums.items():
-        is_of_study = STUDY.fullmatch(Path(name).parent.name) is not None and name == f"{Path(name).parent.name}/{INFO}"
-        is_known = name in PROVEN or is_of_study
+        study, _, file = name.partition("/")
+        is_known = name in PROVEN or (file == INFO and STUDY.fullmatch(study))
         if not is_known or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
             raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
 

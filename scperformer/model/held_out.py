@@ -1,6 +1,6 @@
-"""Calls of cells of the reference by fits without them: the evidence for confidences, sets of labels and novelty.
+"""Out-of-fold predictions of cells of the reference: the evidence for confidences, sets of labels and novelty.
 
-    held_out.npz   per held-out cell: logits, label, novelty score; and the profile that novelty scores are made with
+    held_out.npz   per held-out cell: logits, label, novelty score; and the profile from which novelty scores are made
 
 Reading it executes nothing, and sizes are checked before anything is unpacked.
 """
@@ -14,9 +14,10 @@ import numpy as np
 from scperformer.model.arrays import read_arrays
 
 HELD_OUT = "held_out.npz"
-CELL_ARRAYS = ("logits", "labels", "scores")
-PROFILE = ("weights", "vectors", "means", "whitening", "outside")
-ARRAY_KINDS = dict.fromkeys((*CELL_ARRAYS, *PROFILE), "f") | {"labels": "iu"}  # of numbers
+# The arrays of cells and of the profile, and the kinds of their numbers.
+CELL_ARRAYS = {"logits": "f", "labels": "iu", "scores": "f"}
+PROFILE = {"weights": "f", "vectors": "f", "means": "f", "whitening": "f", "outside": "f"}
+FLOAT32 = ("logits", "weights", "vectors")
 MAX_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
 
 
@@ -24,10 +25,10 @@ MAX_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 mill
 class HeldOut:
     """N held-out cells of C labels, and the profile of the labels (see model/novelty.py)."""
 
-    logits: np.ndarray  # float32, N x C, scaled as those of the model
+    logits: np.ndarray  # float32, N x C, scaled as the model's
     labels: np.ndarray  # int64, N: index of the true label
     scores: np.ndarray  # float64, N: of novelty
-    profile: dict[str, np.ndarray]  # the parts of a `Profile`; empty of several studies, which have one each
+    profile: dict[str, np.ndarray]  # the parts of a `Profile`; empty for several studies, which have one each
 
     def to_bytes(self) -> bytes:
         """Return the content of held_out.npz."""
@@ -40,18 +41,14 @@ class HeldOut:
 def read_held_out(
     folder: Path, num_genes: int, num_labels: int, *, has_profile: bool = True, some: bool = False
 ) -> HeldOut:
-    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged.
+    """Read the held-out cells of a model folder; the text of a ValueError says how they are damaged.
 
-    With `some`, the profile may be of some of the labels, as that of an imported model is.
+    With `some`, the profile may have some of the labels only, as in imported models.
     """
-    kinds = ARRAY_KINDS if has_profile else {name: ARRAY_KINDS[name] for name in CELL_ARRAYS}
-    arrays = read_arrays(folder / HELD_OUT, kinds, MAX_VALUES)
+    arrays = read_arrays(folder / HELD_OUT, CELL_ARRAYS | (PROFILE if has_profile else {}), MAX_VALUES)
     num_cells = arrays["labels"].size
-    shapes: dict[str, tuple[int, ...]] = {
-        "logits": (num_cells, num_labels),
-        "labels": (num_cells,),
-        "scores": (num_cells,),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"logits": (num_cells, num_labels), "labels": (num_cells,)}
+    shapes["scores"] = (num_cells,)
     if has_profile:
         num_profiled = min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
         num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
@@ -70,7 +67,7 @@ def read_held_out(
         raise ValueError(f"'{HELD_OUT}' with labels that the model does not have")
     if has_profile and (arrays["outside"][:, 1] <= 0).any():
         raise ValueError(f"'{HELD_OUT}' with a standard deviation that is not above 0")
-    types = {"labels": np.int64, "logits": np.float32, "weights": np.float32, "vectors": np.float32}
-    arrays = {name: array.astype(types.get(name, np.float64)) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        arrays[name] = array.astype(np.int64 if name == "labels" else np.float32 if name in FLOAT32 else np.float64)
     logits, labels, scores = (arrays.pop(name) for name in CELL_ARRAYS)
     return HeldOut(logits, labels, scores, arrays)

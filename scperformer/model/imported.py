@@ -8,7 +8,7 @@ Shape letters: N cells, G genes, C labels.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from scipy.sparse import csr_matrix
 from scipy.special import expit, softmax
 from torch import nn
 from torch.nn.functional import layer_norm
+
+from scperformer.model.saved_model import STANDARDISED
 
 CELLS_PER_PRODUCT = 256  # scored at a time
 MAX_STEPS = 1000  # of dense layers
@@ -42,7 +44,6 @@ class ImportedNetwork(nn.Module):
     only_sums = True  # no tokens are needed
     has_both = False
     needs_own_batch = False
-    independent_labels: ClassVar[bool] = False  # whether the tool gives each label a probability of its own
 
     def __init__(self, num_genes: int, num_labels: int, options: Mapping[str, Any]):
         super().__init__()
@@ -88,7 +89,6 @@ class StandardisedLinear(ImportedNetwork):
     each label is the sigmoid of its score.
     """
 
-    independent_labels = True
     weight: torch.Tensor
     bias: torch.Tensor
     mean: torch.Tensor
@@ -202,7 +202,7 @@ def _is_index(value: Any, end: int) -> bool:
     return type(value) is int and 0 <= value < end
 
 
-KINDS: dict[str, type[ImportedNetwork]] = {"standardised": StandardisedLinear, "dense": DenseLayers}
+KINDS: dict[str, type[ImportedNetwork]] = {STANDARDISED: StandardisedLinear, "dense": DenseLayers}
 
 
 def imported_network(num_genes: int, num_labels: int, described: Mapping[str, Any]) -> ImportedNetwork:

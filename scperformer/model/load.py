@@ -4,31 +4,26 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from anndata import AnnData
 from torch.overrides import TorchFunctionMode
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem
-from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.progress import progress
-from scperformer.cells.query import find_query
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig, checked
-from scperformer.config.steps import PredictConfig
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
-from scperformer.model.batches import Cells
 from scperformer.model.folder import damaged_model, parts_of, read_model
 from scperformer.model.imported import ImportedNetwork, imported_network
-from scperformer.model.inference import CPU_BATCH_CELLS, predicting, torch_state_kept
+from scperformer.model.inference import torch_state_kept
 from scperformer.model.library import require_annotator, resolve_model
 from scperformer.model.network import CellTypeModel, LinearModel
 from scperformer.model.performer import Performer
@@ -60,130 +55,59 @@ class _NothingDrawn(TorchFunctionMode):
 
 @dataclass(repr=False)
 class Model:
-    """A trained model that can annotate: what was saved, the network in eval mode and the logistic regression."""
+    """A trained model that can annotate: what was saved, and the network in eval mode.
+
+    A model of several studies has no network but `members`, a model of each study, whose probabilities are joined.
+    """
 
     saved: SavedModel
     path: Path
-    network: CellTypeModel | ImportedNetwork
-    baseline: LinearModel | None  # None: an imported model without labelled cells
-    adapted: "dict[str, Model]" = field(
-        default_factory=dict, repr=False
-    )  # models adapted to files, by the key of the file's condition
+    own_network: CellTypeModel | ImportedNetwork | None = None
+    members: "list[Model]" = field(default_factory=list)
+    adapted: "dict[str, Model]" = field(default_factory=dict)  # models refitted to files, by the key of the condition
+
+    @property
+    def network(self) -> CellTypeModel | ImportedNetwork:
+        """The network, a plain torch module; a model of several studies is refused."""
+        if self.own_network is None:
+            remedy = f"name the model of a study, such as model_path={self.members[0].path}"
+            found = f"the model {self.saved.name} of {len(self.members)} studies"
+            raise InputError(found, "a model of one study in this place", remedy)
+        return self.own_network
 
     @property
     def tokens(self) -> TokensConfig:
-        return TokensConfig(**self.saved.config.get("tokens", {}))  # imported networks have no tokens
+        """The options of its tokens; imported networks have no tokens."""
+        return TokensConfig(**self.saved.config.get("tokens", {}))
 
-    def batch(self, adata: AnnData, **options: Any) -> Batch:
-        """Return the tokens of all cells for `network`, a plain torch module, in the order of the cells.
+    @cached_property
+    def baseline(self) -> LinearModel | None:
+        """Logistic regression; None: an imported model without labelled cells, or several studies."""
+        weight = self.saved.weights.get("baseline.weight")
+        bias = self.saved.weights.get("baseline.bias")
+        return None if weight is None or bias is None else LinearModel(weight, bias)
 
-        Genes and values are recognised as by `annotate`: cells are aligned to the genes of the model and normalised.
-        `batch[rows]` has some of the cells, and `batch.to(device)` is a copy on a device.
-
-        Parameters
-        ----------
-        options
-            Options of `predict` by their names, such as `source="layers/counts"`.
-
-        Raises
-        ------
-        InputError
-            The cells have no usable expression, or too few genes of the model.
-        """
-        query = find_query(adata, self.saved, PredictConfig(inputs=["AnnData in memory"], **options), "the cells")
-        cells = Cells(query.all_cells(), self.tokens, measured=query.measured)
-        return cells.batch(np.arange(len(cells)))
-
-    @torch.inference_mode()
-    def encode(self, adata: AnnData, **options: Any) -> torch.Tensor:
-        """Return the vectors of cells that the encoder gives the head, float32 N x D, as `batch` recognises them."""
-        if isinstance(self.network, ImportedNetwork):
-            raise InputError(f"the imported model {self.saved.name}", "a model with an encoder", "use embed instead")
-        batch = self.batch(adata, **options)
-        with torch_state_kept(), predicting(self.network):
-            parts = [self.network.cell_vectors(batch[rows]) for rows in torch.arange(len(batch)).split(CPU_BATCH_CELLS)]
-        return torch.cat(parts)
-
-    @property
-    def labels_are_independent(self) -> bool:
-        """Whether each label has a probability of its own, which together do not sum to 1, as CellTypist gives them."""
-        return self.network.independent_labels
-
-    @property
-    def has_encoder(self) -> bool:
-        return self.network.encoder is not None
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What a user should know about the model: labels, genes, tissue, expected accuracy and folder."""
+    def __repr__(self) -> str:
         saved = self.saved
-        metrics = self.saved.metrics
+        metrics = saved.metrics
         facts = {
+            "studies": ", ".join(study.name for study in saved.studies),
             "labels": f"{len(saved.labels)}: {', '.join(saved.labels)}",
             "genes": f"{len(saved.genes):,}, such as {', '.join(saved.genes[:3])}",
             "tissue": saved.tissue or "not stated",
+            "imported from": saved.imported.get("tool", ""),
+            "cannot": ", ".join(saved.lacks),
         }
-        if imported := saved.imported:
-            facts["imported from"] = f"{imported['tool']}, {imported['file']}"
-        if saved.lacks:
-            facts["cannot"] = ", ".join(saved.lacks)
         if encoder := metrics.get("encoder"):
             facts["encoder"] = f"{encoder['kind']}: {encoder['size']}"
         if fold := metrics.get("out_of_fold"):
-            facts["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like those of its reference"
+            facts["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like its reference"
         if ours := metrics.get("model"):
             baseline = f"logistic regression {metrics['baseline']['accuracy']:.3f}"
-            cells = f"{metrics['num_val_cells']:,} validation cells"
-            facts["accuracy"] = f"{ours['accuracy']:.3f} ({baseline}) on {cells}"
-        return facts | {"folder": str(self.path)}
-
-    def __repr__(self) -> str:
-        lines = (f"  {name:<18} {text}" for name, text in self.facts.items())
-        return "\n".join([f"Model {self.saved.name} ({self.saved.hash[:12]})", *lines])
-
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self.facts.items())
-        return f"<p>Model <b>{escape(self.saved.name)}</b></p><table>{rows}</table>"
-
-
-class JoinedModel(Model):
-    """A trained model of several studies: a model of each, whose probabilities are joined for each file."""
-
-    def __init__(self, saved: SavedModel, path: Path, members: list[Model]):
-        self.saved = saved
-        self.path = path
-        self.members = members
-        self.adapted = {}
-
-    @property
-    def refusal(self) -> InputError:
-        """The error of a step that needs one network."""
-        return InputError(
-            f"the model {self.saved.name} of {len(self.members)} studies",
-            "a model of one study in this place",
-            f"name the model of a study, such as model_path={self.members[0].path}",
-        )
-
-    @property
-    def network(self) -> CellTypeModel:  # type: ignore[override]
-        """Refuse: each study has a network of its own."""
-        raise self.refusal
-
-    labels_are_independent = False  # type: ignore[assignment]
-
-    @property
-    def has_encoder(self) -> bool:
-        return any(member.has_encoder for member in self.members)
-
-    @property
-    def baseline(self) -> None:  # type: ignore[override]
-        """There is no logistic regression on all studies."""
-        return
-
-    @property
-    def facts(self) -> dict[str, str]:
-        names = ", ".join(study.name for study in self.saved.studies)
-        return {"studies": f"{len(self.members)}: {names}"} | super().facts
+            facts["accuracy"] = f"{ours['accuracy']:.3f} ({baseline}) on {metrics['num_val_cells']:,} validation cells"
+        facts["folder"] = str(self.path)
+        lines = [f"  {name:<18} {text}" for name, text in facts.items() if text]
+        return "\n".join([f"Model {saved.name} ({saved.hash[:12]})", *lines])
 
 
 def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
@@ -247,10 +171,8 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     if why == "imported":  # it is called what its user calls it
         saved = replace(saved, name=path.name)
     require_annotator(saved, path)
-    checksum = saved.hash[:12]
-    labels = listed(saved.labels)
     text = "model %s (%s, %s): %s genes, %d labels: %s"
-    log.info(text, saved.name, why, checksum, f"{len(saved.genes):,}", len(saved.labels), labels)
+    log.info(text, saved.name, why, saved.hash[:12], f"{len(saved.genes):,}", len(saved.labels), listed(saved.labels))
     if saved.studies:
         names = listed(study.name for study in saved.studies)
         log.info("its reference has %d studies: %s", len(saved.studies), names)
@@ -267,14 +189,10 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
 def as_model(saved: SavedModel, path: Path) -> Model:
     """Build the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
     if saved.studies:
-        return JoinedModel(saved, path, [as_model(part, place) for part, place in parts_of(saved, path)])
+        return Model(saved, path, members=[as_model(part, place) for part, place in parts_of(saved, path)])
     network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel | ImportedNetwork)
-    missing = [name for name in ("baseline.weight", "baseline.bias") if name not in saved.weights]
-    if missing and not (saved.imported and len(missing) == 2):
-        raise damaged_model(path, f"no weights '{missing[0]}'")
-    baseline = None if missing else LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
-    return Model(saved, path, network.eval(), baseline)
+    return Model(saved, path, network.eval())
 
 
 def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:

@@ -129,8 +129,6 @@ class CellTypeModel(nn.Module):
     that the network starts as the linear branch alone.
     """
 
-    independent_labels = False  # the probabilities of labels add up to 1
-
     def __init__(
         self,
         num_genes: int,

@@ -11,29 +11,27 @@ from scperformer.labels.tree import LabelTree
 from scperformer.model.held_out import HeldOut
 from scperformer.model.reference_cells import ReferenceCells
 
-# Kinds of model: with labels, or an encoder alone.
-ANNOTATOR = "annotator"
-ENCODER = "encoder"
 BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
 SCORES = ("accuracy", "macro_f1", "loss")  # of a branch on out-of-fold cells
-ENCODER_FACTS = ("kind", "size", "attention", "device")  # that a model records about its encoder, in words
+ENCODER_FACTS = ("kind", "size", "attention", "device")  # the description of the encoder, in words
 HASHES = "reference.hashes"  # in the weights: a hash of each cell of the reference (cells/repeats.py), uint64
 MAX_SHOWN_LABELS = 20  # in its summary; its card has all
+STANDARDISED = "standardised"  # the name of a network of CellTypist, in config["network"]
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 
 @dataclass
 class Study:
-    """One study of a reference of several: a model of its own."""
+    """One of several studies of a reference: a model of its own."""
 
     name: str  # as users know it, such as the name of its file
     saved: "SavedModel"
-    meaning: np.ndarray  # which labels of the whole each label of the study stands for, boolean
+    meaning: np.ndarray  # the joint labels that each label of the study stands for, boolean
 
 
 @dataclass(kw_only=True)
 class SavedModel:
-    """A trained model as plain data: G genes, C labels."""
+    """A trained model as plain data: G genes, C labels; an encoder (from `pretrain`) has no labels."""
 
     name: str
     genes: list[str]  # in order
@@ -46,15 +44,18 @@ class SavedModel:
     # model.*: the network's state; baseline.weight, baseline.bias; reference.hashes
     weights: dict[str, np.ndarray] = field(repr=False)
     hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
-    kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
-    reference_cells: ReferenceCells | None = field(
-        default=None, repr=False
-    )  # written with the model; `load_reference_cells` reads them again
-    has_reference_cells: bool = False  # the folder that it was read from has kept cells
-    tree: LabelTree | None = None  # over the labels; models of earlier versions have none
-    held_out: HeldOut | None = field(default=None, repr=False)  # None: a model of format 4 or before, or no evidence
-    # Of a reference of several studies. The whole then has their labels and genes, and no weights of its own.
+    # written with the model; `load_reference_cells` reads them again
+    reference_cells: ReferenceCells | None = field(default=None, repr=False)
+    has_reference_cells: bool = False  # its folder stores cells of the reference
+    tree: LabelTree | None = None  # over the labels
+    held_out: HeldOut | None = field(default=None, repr=False)
+    # The joint model of several studies has their labels and genes, and no weights of its own.
     studies: list[Study] = field(default_factory=list, repr=False)
+
+    @property
+    def is_annotator(self) -> bool:
+        """Whether it can annotate: an encoder without labels cannot."""
+        return bool(self.labels)
 
     @property
     def tissue(self) -> str | None:
@@ -63,17 +64,17 @@ class SavedModel:
 
     @property
     def batch_names(self) -> list[str]:
-        """The batches of the reference, whole ones of which were held out; empty if they are not known."""
+        """The batches of the reference, each of which was held out as a whole; empty if they are not known."""
         return list(self.provenance.get("batches", {}).get("names", ()))
 
     @property
     def batch_effects(self) -> float:
-        """The largest gene effects (model/shift.py) between a batch of the reference and the others; 0: not known."""
+        """The largest batch effect (model/shift.py) between a batch of the reference and the others; 0: not known."""
         return float(self._batch_scores.get("gene_effects", 0.0))
 
     @property
     def batch_accuracies(self) -> list[float]:
-        """The accuracy of the calls of each batch by fits to others, where it is known."""
+        """The accuracy on each batch of a fit to the other batches, where it is known."""
         return [float(accuracy) for accuracy in self._batch_scores.get("accuracy", ()) if accuracy is not None]
 
     @property
@@ -83,18 +84,17 @@ class SavedModel:
 
     @property
     def imported(self) -> Mapping[str, str]:
-        """Where a model of another tool is from: `tool`, `file`, `sha256`, `tested` and more; empty for our own."""
+        """The origin of an imported model: `tool`, `file`, `sha256`, `tested` and more; empty for our own."""
         return self.provenance.get("imported", {})
 
     @property
     def lacks(self) -> list[str]:
-        """What an imported model cannot do, for which it has no labelled cells; empty for our own models."""
+        """What an imported model cannot do without labelled cells; empty for our own models."""
         if not self.imported or not self.is_annotator:
             return []
         evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
-        adapting = ["adapting to panels and depth"]
         can_adapt = self.has_reference_cells or "adapted_from" in self.provenance
-        return (evidence if self.held_out is None else []) + ([] if can_adapt else adapting)
+        return (evidence if self.held_out is None else []) + ([] if can_adapt else ["adapting to panels and depth"])
 
     @property
     def summary(self) -> str:
@@ -108,7 +108,9 @@ class SavedModel:
 
     @property
     def how_to_complete(self) -> str:
-        """What its user can do so that the model has held-out calls and kept cells."""
+        """The remedy if a model lacks out-of-fold predictions and reference cells."""
+        if self.studies:
+            return "name the model of one study, such as study1 in its folder"
         if not self.imported:
             return "train it again"
         if "network" in self.config:
@@ -116,9 +118,14 @@ class SavedModel:
         return "train a model on labelled cells, starting from it with init"
 
     @property
-    def is_annotator(self) -> bool:
-        """Whether it can annotate: an encoder without labels cannot."""
-        return self.kind == ANNOTATOR
+    def has_encoder(self) -> bool:
+        """Whether it, or the model of one of its studies, has an encoder."""
+        return bool(self.config.get("model", {}).get("encoder")) or any(one.saved.has_encoder for one in self.studies)
+
+    @property
+    def has_independent_labels(self) -> bool:
+        """Whether each label has a probability of its own, which need not add up to 1, as in CellTypist."""
+        return self.config.get("network", {}).get("name") == STANDARDISED
 
     @property
     def scales(self) -> dict[str, float]:
@@ -127,11 +134,10 @@ class SavedModel:
 
     @property
     def branch_scores(self) -> dict[str, dict[str, float]]:
-        """Out-of-fold `accuracy`, `macro_f1` and `loss` of `linear`, `encoder` and `both`; empty if not recorded."""
+        """Out-of-fold `accuracy`, `macro_f1` and `loss` of `linear`, `encoder` and `both`; empty for one branch."""
         fold = self.metrics.get("out_of_fold", {})
         parts = {**fold.get("branches", {}), "both": fold}
-        is_recorded = all(name in scores for scores in parts.values() for name in SCORES)  # not by earlier versions
-        if not is_recorded or parts.keys() != {*BRANCHES, "both"}:
+        if parts.keys() != {*BRANCHES, "both"} or not all(set(SCORES) <= set(scores) for scores in parts.values()):
             return {}
         return {part: {name: float(scores[name]) for name in SCORES} for part, scores in parts.items()}
 
@@ -140,7 +146,7 @@ class SavedModel:
         """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
 
         The weights are those of logistic regression; an encoder has none, and the means stand alone. Weights for
-        standardised expression, in which all genes vary alike, count without the means. Of several studies, a gene has
+        standardised expression, in which all genes vary alike, count without the means. A gene of several studies has
         its largest importance.
         """
         if self.studies:
@@ -148,8 +154,7 @@ class SavedModel:
             for study in self.studies:
                 for gene, value in zip(study.saved.genes, study.saved.importance.tolist(), strict=True):
                     best[gene] = max(best.get(gene, 0.0), value)
-            best = {gene: best[gene] for gene in self.genes}  # a gene may have another name in a study
-            return np.array(list(best.values()))
+            return np.array([best[gene] for gene in self.genes])  # a gene may have another name in a study
         if "model.deviation" in self.weights:
             return np.asarray(self.weights["model.weight"], dtype=np.float64).std(axis=1)
         means = np.asarray(self.gene_means, dtype=np.float64)

@@ -25,7 +25,7 @@ from scperformer.model.content import INFO
 from scperformer.model.effects import without_effects
 from scperformer.model.folder import MODEL, damaged_model, load_reference_cells, read_model, write_model
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import JoinedModel, Model, as_model, load_model
+from scperformer.model.load import Model, as_model, load_model
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.shift import FAR, OTHER, Shift
@@ -91,7 +91,7 @@ def adapt_model(
     InputError
         `adapt=true`, and the model keeps no cells; or `whole` has other genes or values than the file.
     """
-    if isinstance(model, JoinedModel):
+    if model.members:
         return _adapt_members(model, query, cfg, with_shift, whole)
     seen = query
     if whole is not None:
@@ -157,9 +157,7 @@ def _require_same_kind(query: Query, whole: Query) -> None:
         raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
 
 
-def _adapt_members(
-    model: JoinedModel, query: Query, cfg: PredictConfig, with_shift: bool, whole: Query | None
-) -> Adapted:
+def _adapt_members(model: Model, query: Query, cfg: PredictConfig, with_shift: bool, whole: Query | None) -> Adapted:
     """Adapt the model of each study to a file; all weigh the same, except that studies of another tissue weigh nothing.
 
     Larger weights for the studies that are nearer to the file did not make calls more accurate (docs/trust.md). A study
@@ -274,8 +272,6 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
         or fewer than 50 of them, are genes of the model.
     """
     require_absent(output, cfg.overwrite, MODEL)
-    if isinstance(model, JoinedModel):
-        raise model.refusal
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
         found = f"a model that keeps no cells ({model.path})"

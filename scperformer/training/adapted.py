@@ -169,4 +169,4 @@ def with_encoder_weight(model: Model, weight: float) -> Model:
     network.scale_branches(1.0, weight)
     scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
     saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
-    return replace(model, saved=saved, network=network)
+    return replace(model, saved=saved, own_network=network)

@@ -35,7 +35,7 @@ from scperformer.lab.initialise import Init, adopt_options
 from scperformer.labels.joining import JointLabels, StudyLabels, join_labels
 from scperformer.model.confidence import calibration
 from scperformer.model.held_out import HeldOut
-from scperformer.model.load import JoinedModel, as_model
+from scperformer.model.load import Model, as_model
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.adapt import adapt_model
 from scperformer.training.calls import call_block
@@ -291,7 +291,8 @@ def _call_by_others(
         threads=cfg.trainer.threads,
     )
     path = f"{study.name}, called by the other studies"
-    model = JoinedModel(replace(whole, studies=others), Path(), [as_model(other.saved, Path()) for other in others])
+    members = [as_model(other.saved, Path()) for other in others]
+    model = Model(replace(whole, studies=others), Path(), members=members)
     query = find_query(adata, model.saved, predict, path)
     adapted = adapt_model(model, query, predict, with_shift=True)
     calls = [call_block(adapted, start, predict) for start in adapted.query.starts()]

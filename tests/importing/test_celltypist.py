@@ -267,7 +267,7 @@ def test_a_model_says_where_it_is_from_and_what_it_cannot_do(cells, parts, tmp_p
     assert saved.ontology_term_ids[saved.labels.index("B cell" if "B cell" in saved.labels else saved.labels[0])]
     assert "without calibrated confidence, novelty" in ran.err
     shown = command("models", "show", "immune").out
-    for text in ("A model of CellTypist", sha256(path), "What it lacks: calibrated confidence", "CC BY 4.0", "v2"):
+    for text in ("A model of CellTypist", sha256(path), "It lacks: calibrated confidence", "CC BY 4.0", "v2"):
         assert text in shown
     cells.write_h5ad(tmp_path / "sample.h5ad")
     ran = command("predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1")

@@ -172,11 +172,8 @@ def encoder(tmp_path_factory):
 
 def test_the_folder_is_that_of_an_encoder(encoder):
     saved = read_model(encoder)
-    assert (saved.kind, saved.config["model"]["positions"], saved.config["model"]["queries"]) == (
-        "encoder",
-        "coexpression",
-        "cell",
-    )
+    assert not saved.is_annotator
+    assert (saved.config["model"]["positions"], saved.config["model"]["queries"]) == ("coexpression", "cell")
     assert isinstance(rebuild(saved, encoder), Performer)
     assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
     assert {"loss", "naive_loss", "best_epoch"} <= set(saved.metrics)

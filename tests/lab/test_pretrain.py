@@ -78,8 +78,7 @@ def test_its_genes_can_still_be_aligned_to(command, corpus, encoder):
 def test_the_folder_says_everything(corpus, tmp_path):
     output = run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'enc'}'", "seed=3", "tokens=bins"]))
     saved = read_model(output)
-    info = json.loads((output / INFO).read_text())
-    assert (saved.kind, info["kind"], saved.labels) == ("encoder", "encoder", [])
+    assert saved.labels == []
     made = saved.provenance
     assert [file["name"] for file in made["corpus"]] == ["part0.h5ad", "part1.h5ad"]
     assert [file["sha256"] for file in made["corpus"]] == [sha256(path) for path in corpus]
@@ -209,25 +208,13 @@ def test_refusals(command, corpus, tmp_path, case):
     assert not (tmp_path / "enc.run").exists()
 
 
-def test_an_encoder_of_an_unknown_kind_is_damaged(encoder, tmp_path):
+def test_an_encoder_without_its_corpus_is_damaged(encoder, tmp_path):
     output = Path(shutil.copytree(encoder, tmp_path / "other"))
     info = json.loads((output / INFO).read_text())
-    (output / INFO).write_text(json.dumps(info | {"kind": "other"}))
-    with pytest.raises(InputError, match=r"damaged model .*of an unknown kind"):
-        read_model(output)
     del info["provenance"]["corpus"]
     (output / INFO).write_text(json.dumps(info))
     with pytest.raises(InputError, match=r"without .*corpus"):
         read_model(output)
-
-
-def test_models_from_before_kinds_still_load(tiny_model, tmp_path):
-    shutil.copytree(tiny_model, tmp_path / "old")
-    info = json.loads((tmp_path / "old" / INFO).read_text())
-    del info["kind"]
-    (tmp_path / "old" / INFO).write_text(json.dumps(info))
-    assert read_model(tmp_path / "old").kind == "annotator"
-    assert scperformer.load_model(tmp_path / "old").saved.labels == ["B cell", "Monocyte", "T cell"]
 
 
 @pytest.mark.slow

@@ -38,10 +38,6 @@ def test_the_files_of_a_model_are_copied(folder):
     assert copied(packed(folder)) == FILES
 
 
-def test_the_first_bytes_show_the_kind(folder, tmp_path):
-    assert copied(packed(folder).rename(tmp_path / "model.download")) == FILES
-
-
 @pytest.mark.parametrize("prefix", ["", "./", "a/b/c/", "odd name é/"])
 def test_the_folder_may_be_anywhere_in_the_archive(prefix, tmp_path):
     path = tmp_path / "model.zip"
@@ -59,35 +55,14 @@ def test_files_of_other_names_are_left_out(folder):
     assert copied(packed(folder)) == FILES
 
 
-NO_FILE = "is neither a file nor a folder"
-
-
-@pytest.mark.parametrize("name", ["../evil", "/evil", "m/../../evil", "../bundle.json", "/genes.tsv"])
-def test_names_in_a_zip_that_lead_out_are_refused(name, folder):
+@pytest.mark.parametrize("name", ["../evil", "/evil", "m/../../evil", "../genes.tsv", "/genes.tsv"])
+def test_names_in_a_zip_never_lead_out(name, folder):
     path = packed(folder)
     with zipfile.ZipFile(path, "a") as file:
         file.writestr(name, "x")
-    with pytest.raises(InputError, match="lies outside"):
-        copied(path)
-
-
-@pytest.mark.parametrize("kind", [0o120777, 0o020666, 0o060666, 0o010666, 0o140666])
-def test_entries_of_a_zip_that_are_no_files_are_refused(kind, folder):
-    path = packed(folder)
-    with zipfile.ZipFile(path, "a") as file:
-        entry = zipfile.ZipInfo("model/cells.npz")
-        entry.external_attr = kind << 16
-        file.writestr(entry, "/etc/passwd")
-    with pytest.raises(InputError, match=NO_FILE):
-        copied(path)
-
-
-def test_a_file_twice_in_a_zip_is_refused(folder):
-    path = packed(folder)
-    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
-        file.writestr("model/genes.tsv", "x")
-    with pytest.raises(InputError, match="twice"):
-        copied(path)
+    before = sorted(path.parent.iterdir())
+    assert copied(path) == FILES
+    assert sorted(path.parent.iterdir()) == sorted([*before, path.parent / "target"])
 
 
 def test_an_encrypted_zip_is_refused(folder):

@@ -138,7 +138,7 @@ def test_mechanisms_that_cannot_read_genes_are_refused(name):
 
 @pytest.mark.parametrize("kind", ["packaged", "tiny"])
 def test_the_network_of_a_model_in_torch_gives_what_annotate_gives(kind, request):
-    """`batch` and `encode` recognise genes and values: here genes in another order, one of them unknown."""
+    """`tokens` recognises genes and values: here genes in another order, one of them unknown."""
     if kind == "packaged":
         model = scp.load_model()
         cells = ad.read_h5ad(Path(__file__).parents[2] / "data" / "pbmc3k.h5ad")[:9, ::-1].copy()
@@ -146,15 +146,11 @@ def test_the_network_of_a_model_in_torch_gives_what_annotate_gives(kind, request
     else:
         model = scp.load_model(request.getfixturevalue("tiny_model"))
         cells = request.getfixturevalue("counts_adata")[:9, ::-1].copy()
-    batch = model.batch(cells)
+    batch = scp.tokens(cells, model)
     with torch.no_grad():
         logits_BC, _ = model.network(batch)
         some_BC, _ = model.network(batch[[5, 2]])
     annotated = scp.annotate(cells.copy(), model, options={"adapt": "false"})
     np.testing.assert_allclose(logits_BC.softmax(-1), annotated.obsm["scperformer_proba"], atol=1e-4)
     torch.testing.assert_close(some_BC, logits_BC[[5, 2]], rtol=1e-3, atol=1e-3)
-    vectors = model.encode(cells)
-    assert vectors.shape == (9, model.saved.config["model"]["dim"])
-    with torch.no_grad():
-        torch.testing.assert_close(vectors, model.network.cell_vectors(batch), rtol=1e-3, atol=1e-3)
     assert not model.network.training
