@@ -19,18 +19,14 @@ from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of, text_colour_on
 from scperformer.labels.ontology_columns import NO_CALL
 from scperformer.labels.texts import require_no_containers
-from scperformer.results.cell_map import AUTO, draw
-from scperformer.results.composition import value_colours
-from scperformer.results.expression import measured_genes
-from scperformer.results.layout import MIN_CELLS
+from scperformer.results.cell_map import MAX_CELLS, MIN_CELLS, draw_cells
 from scperformer.results.read_annotations import of_cells, with_details
-from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels
+from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels, value_colours
 
 if TYPE_CHECKING:
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.explain import Explanation
 
-MAX_CELLS = 20_000  # the largest number of cells in a UMAP that is computed here
 File = str | os.PathLike[str]
 
 
@@ -110,7 +106,7 @@ def embedding(
         Columns of the annotation (call, label, confidence, novelty, ...), other columns of obs, or genes.
     basis
         Entry of obsm to draw, such as "X_pca". None: "X_umap" if the data have it, else a UMAP of their expression as
-        in the report, with at most 20,000 random cells.
+        in the report, with at most 12,000 random cells.
     key_added
         Prefix of the annotation.
     seed
@@ -160,15 +156,11 @@ def embedding(
 
 def _map_of_report(adata: AnnData, key: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the coordinates of the cells on the map of the report, M and M x 2."""
-    sample = of_cells(adata, key, for_map=True)
-    genes = None if sample.umap is not None else measured_genes(sample)
-    measured = [] if genes is None else [genes]
-    nothing = pd.Index([], dtype=object)
-    drawn = draw([sample], measured, nothing, all_read=True, how=AUTO, max_cells=MAX_CELLS, seed=seed)
-    if drawn.layout is None:
+    drawn = draw_cells([of_cells(adata, key, for_map=True)], MAX_CELLS, seed)
+    if drawn.xy is None:
         remedy = "choose more cells, or name an entry of obsm with basis=..."
         raise InputError(f"{adata.n_obs} cells for a UMAP", f"at least {MIN_CELLS} cells that differ", remedy)
-    return drawn.chosen, drawn.layout.xy
+    return drawn.rows, drawn.xy
 
 
 def composition(

@@ -380,7 +380,6 @@ def report(
     *,
     output: File | None = None,
     evaluation: "Evaluation | File | None" = None,
-    title: str = ReportConfig.title,
     key_added: str = ReportConfig.key_added,
     overwrite: bool = ReportConfig.overwrite,
     options: Options | None = None,
@@ -395,8 +394,6 @@ def report(
         The page; None: report.html beside the first file. Cells in memory need it.
     evaluation
         From `evaluate`, or its folder: the page then shows it.
-    title
-        Of the page.
     options
         More options of `report` by their full names, such as `{"max_cells": 5000}`.
 
@@ -414,7 +411,7 @@ def report(
     from scperformer.results.report import make_report
 
     made = evaluation if isinstance(evaluation, Evaluation) else None
-    named = {"title": title, "key_added": key_added, "overwrite": overwrite, "output": output}
+    named = {"key_added": key_added, "overwrite": overwrite, "output": output}
     named |= {"evaluation": None if made is not None else evaluation}
     cfg = config_of("report", options, inputs=paths_of(cells), **named)
     if not isinstance(cells, AnnData):

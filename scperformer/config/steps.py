@@ -343,17 +343,8 @@ class ReportConfig(_FileOptions):
     evaluation: str | None = None  # the folder that `evaluate` has written
     key_added: str = "scperformer"  # prefix of the annotation to read
     output: str | None = None  # null: report.html beside the first input
-    title: str = "Cell-type annotation"  # of the page
-    max_cells: int = option(50000, (lambda num: num >= 10, "10 or more"))  # cells on the map; of more, a random sample
-    # what places cells on the map; auto: X_umap of a single file that has it, else a UMAP of the expression
-    layout: str = choice("auto", "X_umap", "expression", "probabilities")
+    max_cells: int = option(12000, (lambda num: num >= 10, "10 or more"))  # cells on the map; of more, a random sample
     sample_key: str | None = None  # obs column with the sample of each cell; null: each file is a sample
-    # obs columns, such as a condition, by which the samples are grouped and compared; empty: those of the sample sheet,
-    # else all that have one value in each sample
-    group_by: list[str] = field(default_factory=list)
-    # obs column with clusters; null: those of the annotation, of leiden or another usual name, else made for the page
-    cluster_key: str | None = None
-    all_genes: bool = False  # list ribosomal and mitochondrial genes and MALAT1 among the markers, too
     seed: int = option(0, SEED)  # seed of the map and of the choice of its cells
 
 

@@ -40,8 +40,6 @@ def _shown(value: Any, kind: str) -> str:
         return "–"
     if kind.endswith("count"):
         return f"{int(value):,}"
-    if kind == "p":
-        return "<0.001" if value < 0.001 else f"{value:.3f}"
     if kind == "number":
         return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
     return {"share": _percent, "score": _score}.get(kind, str)(value)

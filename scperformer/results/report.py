@@ -7,8 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,173 +17,137 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.outputs import new_file, require_absent
-from scperformer.base.pictures import MIN_BIN_CALLS
-from scperformer.base.progress import progress
 from scperformer.config.steps import ReportConfig
 from scperformer.labels.ontology_columns import NO_CALL
-from scperformer.model.saved_model import branch_names, encoder_is_silent
-from scperformer.results import cell_map, cluster_labels as clusters, composition, expression, figures, layout, report_tables as tables, what_to_check
+from scperformer.results import cell_map, figures, report_tables as tables, what_to_check
 from scperformer.results.evaluate import Evaluation, read_evaluation
 from scperformer.results.pages import TEMPLATES, render_page
-from scperformer.results.read_annotations import Annotated, Failed, read_samples
+from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table, read_samples
 
 log = logging.getLogger(__name__)
 
-MANY_CELLS = 50_000  # of more cells, the map first shows hexagons
+NUM_FIRST_LABELS = 5  # labels in the summary
 
 
-@dataclass(kw_only=True)
-class Content:
-    """What a page is about: samples, their cells, and the expression of these cells."""
+def render(
+    samples: Sequence[Annotated],
+    failed: Sequence[Failed] = (),
+    evaluation: Evaluation | None = None,
+    *,
+    sample_key: str | None = None,
+    max_cells: int = cell_map.MAX_CELLS,
+    seed: int = 0,
+) -> tuple[str, str]:
+    """Return the HTML page about samples and their evaluation, and its first screen, for notebooks.
 
-    cfg: ReportConfig
-    samples: Sequence[Annotated]
-    failed: Sequence[Failed]
-    evaluation: Evaluation | None
-    labels: list[tables.Label]  # all labels, those with cells first
-    num_used: int  # labels with cells
-    cells: pd.DataFrame  # a row per cell of all samples, from `tables.all_cells`
-    summaries: list[dict[str, Any]]  # a summary per sample, from `tables.summarise`
-    genes: expression.GeneTable | None
-    quality: dict[str, pd.DataFrame]  # quality of the cells, for each sample whose expression could be read
-    composition: dict[str, Any]  # from `composition.composition_data`
-    drawn: cell_map.Drawn
-    clusters: clusters.Clusters | None
+    The same input and options give the same page.
 
-    @property
-    def used_names(self) -> list[str]:
-        """Names of the labels with cells."""
-        return [label.name for label in self.labels[: self.num_used]]
-
-    @cached_property
-    def known(self) -> list[int]:
-        """Places of the labels with cells, without unknown."""
-        return [place for place in range(self.num_used) if self.labels[place].name != NO_CALL]
-
-    @property
-    def final(self) -> npt.NDArray[np.object_]:
-        """The calls of the cells on the map."""
-        names = np.array([label.name for label in self.labels], dtype=object)
-        return names[self.cells["code"].to_numpy()[self.drawn.chosen]]
-
-    @property
-    def num_drawn(self) -> int:
-        """The number of cells on the map; 0 without a map."""
-        return 0 if self.drawn.layout is None else len(self.drawn.chosen)
-
-
-def read_content(
-    samples: Sequence[Annotated], failed: Sequence[Failed], evaluation: Evaluation | None, cfg: ReportConfig
-) -> Content:
-    """Summarise annotated samples, read their expression, and place their cells on the map."""
+    Parameters
+    ----------
+    sample_key
+        Column of obs with the sample of each cell, for the composition; None: each file is a sample.
+    max_cells
+        Cells on the map; of more, a random sample.
+    """
     labels = tables.order_labels(samples, evaluation)
-    cells = tables.all_cells(samples, labels)
-    num_used = cells["code"].nunique()
-    of_cell = composition.sample_of_cells(samples, cells, cfg.sample_key)
-    groups = composition.group_columns(samples, of_cell, list(dict.fromkeys(of_cell.tolist())), cfg.group_by)
-    model = expression.model_of(samples)
-    plans: expression.Plans = {}
-    profiles: list[expression.LabelProfile] = []
-    quality = {}
-    log.info("reading the expression of %d sample%s", len(samples), "s" if len(samples) > 1 else "")
-    with progress("reading the expression", total=len(samples), unit="samples") as shown:
-        for sample in samples:
-            codes = cells.loc[cells["sample"] == sample.name, "code"].to_numpy()
-            profile = expression.read_profile(sample, codes, len(labels), model, plans)
-            if profile is not None:
-                quality[sample.name] = profile.quality
-                profiles = expression.merged([*profiles, profile])
-            shown.update()
-    known = [place for place in range(num_used) if labels[place].name != NO_CALL]
-    genes = expression.combine(profiles, known, all_genes=cfg.all_genes)
-    shown_genes = pd.Index([], dtype=object) if genes is None else genes.genes[genes.shown(known)]
-    drawn = cell_map.draw(
-        samples,
-        [profile.genes for profile in profiles],
-        shown_genes,
-        all_read=len(quality) == len(samples),
-        how=cfg.layout,
-        max_cells=cfg.max_cells,
-        seed=cfg.seed,
+    cells = cell_table(samples)
+    called = [label for label in labels if label.name in set(cells["call"])]
+    summaries = [tables.summarise(sample, cells) for sample in samples]
+    composition = tables.composition_table(tables.sample_of_cells(samples, cells, sample_key), cells, labels)
+    drawn = cell_map.draw_cells(samples, max_cells, seed)
+    calls = cells["call"].to_numpy(object)[drawn.rows]
+    markers = {} if drawn.expression is None else cell_map.find_markers(drawn.expression, calls)
+    markers = {label.name: markers[label.name] for label in called if markers.get(label.name)}
+
+    names = [label.name for label in called]
+    colours = [label.colour for label in called]
+    counts = np.array([row[2:] for row in composition.rows])
+    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
+    charts.append(figures.confidence(cells, names, colours))
+    novelty = _novelty(samples)
+    if novelty is not None:
+        charts.append(figures.novelty(novelty[np.isfinite(novelty)], _novelty_limits(samples)))
+    if curves := _calibration_curves(samples):
+        charts.append(figures.reliability(curves))
+    if drawn.expression is not None and markers:
+        charts.append(figures.dots(markers, drawn.expression, calls))
+    if evaluation is not None:
+        charts.append(figures.confusion(_confusion(evaluation, labels)))
+    data: dict[str, Any] = {"unknown": NO_CALL, "figures": charts, "map": None}
+    if drawn.xy is not None:
+        columns = _map_columns(samples, cells, novelty, labels, evaluation, drawn.rows)
+        index = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows]
+        data["map"] = figures.cell_map(drawn.xy, index.tolist(), columns)
+
+    in_model = [label for label in called if label.in_model]
+    sizes = cells["call"].value_counts()
+    first = [label for label in called if label.name != NO_CALL][:NUM_FIRST_LABELS]
+    facts = samples[0].facts
+    dates = sorted(sample.facts["run"]["date"] for sample in samples if "run" in sample.facts)
+    content = {
+        "model": facts["model"],
+        "versions": dict(sorted(facts["versions"].items())),
+        "key": samples[0].key,
+        "dates": list(dict.fromkeys(dates[:1] + dates[-1:])),
+        "samples": summaries,
+        "failed": failed,
+        "num_cells": len(cells),
+        "num_unknown": int(cells["unknown"].sum()),
+        "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
+        "median": float(cells["confidence"].median()),
+        "labels": {label.name: label for label in labels},
+        "num_used": len(in_model),
+        "not_used": [label.name for label in labels if label.in_model and label not in in_model],
+        "first_labels": [(label, int(sizes[label.name]), sizes[label.name] / len(cells)) for label in first],
+        "trust_groups": what_to_check.trust_groups(summaries),
+        "checks": what_to_check.things_to_check(summaries, evaluation),
+        "agreement": tables.agreement(cells),
+        "metrics": evaluation.metrics if evaluation else None,
+        "encoder": facts["model"].get("encoder", {}),
+    }
+    scripts = page_scripts()
+    page = render_page(
+        "report.html.jinja",
+        **content,
+        composition=composition,
+        sample_key=sample_key,
+        num_drawn=len(drawn.rows),
+        map_source=drawn.source,
+        seed=seed,
+        sample_table=tables.sample_table(summaries, failed, evaluation),
+        confidence=tables.confidence_table(cells, labels),
+        unknown=tables.unknown_table(cells),
+        markers=tables.marker_table(markers, cells),
+        trust=tables.trust_table(summaries),
+        scores=tables.score_tables(evaluation) if evaluation else (),
+        inputs=tables.input_table(summaries),
+        figures={chart["name"] for chart in charts},
+        has_map=drawn.xy is not None,
+        data=_json_for_script(data),
+        scripts=scripts,
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     )
-    found = clusters.find_clusters(samples, drawn, cfg.cluster_key)
-    if found is not None and drawn.layout is not None:
-        in_cells = np.full(len(cells), "", dtype=object)
-        in_cells[drawn.chosen] = np.array(found.names, dtype=object)[found.codes]
-        cells["cluster"] = in_cells
-    return Content(
-        cfg=cfg,
-        samples=samples,
-        failed=failed,
-        evaluation=evaluation,
-        labels=labels,
-        num_used=num_used,
-        cells=cells,
-        summaries=[tables.summarise(sample, cells, labels) for sample in samples],
-        genes=genes,
-        quality=quality,
-        composition=composition.composition_data(samples, cells, labels, of_cell, groups),
-        drawn=drawn,
-        clusters=found,
-    )
+    return page, render_page("summary.html.jinja", **content)
 
 
-def _map(content: Content) -> dict[str, Any] | None:
-    """Return the map as plain data; None without a map."""
-    if content.drawn.layout is None:
-        return None
-    samples = content.samples
-    truth_key = None if content.evaluation is None else str(content.evaluation.metrics["truth_key"])
-    names = [label.name for label in content.labels]
-    columns = cell_map.map_columns(samples, content.cells, names, content.quality, content.drawn, truth_key)
-    pieces = [sample.obs.index.astype(str)[rows] for sample, rows in zip(samples, content.drawn.rows, strict=True)]
-    as_hexagons = len(content.cells) > MANY_CELLS
-    return cell_map.map_data(content.drawn, columns, np.concatenate(pieces).tolist(), as_hexagons=as_hexagons)
+def _novelty(samples: Sequence[Annotated]) -> npt.NDArray[np.float64] | None:
+    """Return the novelty of all cells, NaN where it is missing; None without any."""
+    columns = [
+        sample.column("novelty") if f"{sample.key}_novelty" in sample.obs else np.full(len(sample.obs), np.nan)
+        for sample in samples
+    ]
+    novelty = np.concatenate(columns).astype(float)
+    return novelty if np.isfinite(novelty).any() else None
 
 
-def _figures(content: Content) -> list[figures.Figure]:
-    """Return the figures of a page except the map and the composition; figures without content are left out."""
-    used = content.used_names
-    colours = [label.colour for label in content.labels[: content.num_used]]
-    charts = [figures.confidence(content.cells, used, colours)]
-    novelty = [sample.column("novelty") for sample in content.samples if f"{sample.key}_novelty" in sample.obs]
-    values = pd.concat(novelty).to_numpy(float) if novelty else np.array([])
-    if np.isfinite(values).any():
-        recorded = {float(sample.facts.get("novelty", {}).get("false_alarms", 0)) for sample in content.samples}
-        limits = sorted(1 - share for share in recorded if share > 0)
-        charts.append(figures.novelty(values[np.isfinite(values)], limits))
-    genes = content.genes
-    shown = np.array([], dtype=np.int64) if genes is None else genes.shown(content.known)
-    if genes is not None and len(shown):
-        names = [content.labels[place].name for place in content.known]
-        means = genes.means[content.known][:, shown]
-        charts.append(figures.dots(names, genes.genes[shown], means, genes.shares[content.known][:, shown]))
-    if content.quality:
-        kinds = {sample.facts["input"]["kind"] for sample in content.samples if sample.name in content.quality}
-        charts.append(figures.quality(content.quality, has_counts=kinds == {"counts"}))
-    if curves := _calibration_curves(content.samples):
-        charts.append(figures.reliability(curves, MIN_BIN_CALLS))
-    if content.evaluation is not None:
-        confusion = tables.confusion_table(content.evaluation, content.labels)
-        true = [row[0] for row in confusion.rows]
-        predicted = [title for title, _ in confusion.columns[2:]]
-        counts = np.array([row[2:] for row in confusion.rows])
-        charts.append(figures.heat_map("confusion-matrix", true, predicted, counts))
-    if content.clusters is not None:
-        names, called, counts = clusters.cluster_counts(content.clusters, content.final, used)
-        charts.append(figures.heat_map("clusters", names, called, counts))
-    if "baseline" in content.cells and (content.cells["label"] != content.cells["baseline"]).any():
-        counts = pd.crosstab(content.cells["label"], content.cells["baseline"])
-        order = [label.name for label in content.labels]
-        counts = counts.reindex(index=[name for name in order if name in counts.index])
-        counts = counts.reindex(columns=[name for name in order if name in counts.columns])
-        texts = (list(counts.index), list(counts.columns), counts.to_numpy())
-        charts.append(figures.heat_map("disagreements", *texts, "by the model,"))
-    return charts
+def _novelty_limits(samples: Sequence[Annotated]) -> list[float]:
+    """Return the novelties above which cells are unknown."""
+    alphas = {float(sample.facts.get("novelty", {}).get("false_alarms", 0)) for sample in samples}
+    return sorted(1 - alpha for alpha in alphas if alpha > 0)
 
 
 def _calibration_curves(samples: Sequence[Annotated]) -> dict[str, Any]:
-    """Return the calibration of held-out calls under each condition, with the names of its samples as key."""
+    """Return the calibration of out-of-fold predictions under each condition, with the names of its samples as key."""
     names: dict[str, list[str]] = {}
     bins = {}
     for sample in samples:
@@ -195,143 +157,33 @@ def _calibration_curves(samples: Sequence[Annotated]) -> dict[str, Any]:
     return {listed(names[condition]): bins[condition] for condition in names}
 
 
-def _facts(content: Content) -> dict[str, Any]:
-    """Return what the texts of a page say about the model, the samples and the cells, by the names in the template."""
-    samples = content.samples
-    cells = content.cells
-    facts = samples[0].facts
-    scales = samples[0].scales
-    return {
-        "model": facts["model"],
-        "versions": dict(sorted(facts["versions"].items())),
-        "key": samples[0].key,
-        "samples": content.summaries,
-        "failed": content.failed,
-        "num_cells": len(cells),
-        "num_unknown": int(cells["unknown"].sum()),
-        "labels": {label.name: label for label in content.labels},
-        "num_used": sum(label.in_model for label in content.labels[: content.num_used]),
-        "not_used": [label.name for label in content.labels[content.num_used :] if label.in_model],
-        "first_labels": _first_labels(content),
-        "trust_groups": what_to_check.trust_groups(content.summaries),
-        "threshold": tables.threshold(samples),
-        "flag_reasons": tables.flag_reasons(samples),
-        "agreement": tables.agreement(cells),
-        "checks": _checks(content),
-        "median": float(cells["confidence"].median()),
-        "levels": tables.levels(samples),
-        "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
-        "has_contributions": content.genes is not None and content.genes.contributions is not None,
-        "adapted": any(sample.adapted for sample in samples),
-        "metrics": content.evaluation.metrics if content.evaluation else None,
-        "scales": scales,
-        "encoder": samples[0].encoder,
-        "branches": branch_names(samples[0].encoder),
-        "encoder_is_silent": encoder_is_silent(scales),
-        "decides": any(summary["num_decided"] is not None for summary in content.summaries),
-        "min_cells": layout.MIN_CELLS,
-        "num_drawn": content.num_drawn,
-        "map_source": None if content.drawn.layout is None else content.drawn.layout.source,
-        "max_fitted": layout.MAX_FITTED,
-        "cluster_source": None if content.clusters is None else content.clusters.source,
-        "has_novelty": any(f"{sample.key}_novelty" in sample.obs for sample in samples),
-        "num_compared": len(content.composition["samples"]),
-        "sample_key": content.cfg.sample_key,
-        "group_names": list(content.composition["groups"]),
-        "runs": tables.runs(samples),
-        "max_detailed": tables.MAX_DETAILED,
-    }
+def _confusion(evaluation: Evaluation, labels: Sequence[tables.Label]) -> pd.DataFrame:
+    """Return the counts of true and predicted labels; rows and columns without cells are left out."""
+    names = [label.name for label in labels if label.name in evaluation.confusion.index]
+    counts = evaluation.confusion.loc[names, names]
+    return counts.loc[counts.sum(axis=1) > 0, counts.sum() > 0]
 
 
-def _checks(content: Content) -> list[str]:
-    """Return what to check before the labels are used."""
-    checks = what_to_check.things_to_check(content.summaries, content.evaluation)
-    if content.clusters is not None:
-        unknown = content.cells["unknown"].to_numpy(bool)[content.drawn.chosen]
-        checks += what_to_check.clusters_to_check(content.clusters, unknown)
-    return checks
-
-
-def _first_labels(content: Content) -> list[dict[str, Any]]:
-    """Return the most frequent calls without unknown: their labels, cells, and shares of all cells."""
-    codes = content.cells["code"].value_counts()
-    first = [place for place in content.known if place in codes.index][: tables.NUM_FIRST_LABELS]
-    num_cells = len(content.cells)
-    return [
-        {"label": content.labels[place], "num": int(codes[place]), "share": int(codes[place]) / num_cells}
-        for place in first
-    ]
-
-
-def _tables(content: Content) -> dict[str, Any]:
-    """Return the tables of a page by their names in the template; None or empty without content."""
-    samples = content.samples
-    cells = content.cells
-    labels = content.labels
-    summaries = content.summaries
-    evaluation = content.evaluation
-    genes = content.genes
-    found = content.clusters
-    cluster_table = None
-    if found is not None:
-        markers = clusters.cluster_markers(found, content.drawn, all_genes=content.cfg.all_genes)
-        cluster_table = clusters.cluster_table(found, cells.iloc[content.drawn.chosen], content.final, markers)
-    return {
-        "sample_table": tables.sample_table(summaries, content.failed, evaluation),
-        "composition": tables.composition_tables(content.composition),
-        "group_tables": composition.group_tables(content.composition),
-        "confidence": tables.confidence_table(cells, labels),
-        "unknown": tables.unknown_table(samples, cells),
-        "clusters": cluster_table,
-        "genes": tables.gene_tables(genes, labels, content.known) if genes is not None else None,
-        "quality": tables.quality_table(samples, content.quality) if content.quality else None,
-        "doublets": tables.doublet_table(samples, cells, labels),
-        "trust": tables.trust_tables(summaries, samples),
-        "scores": tables.score_tables(evaluation) if evaluation else [],
-        "confusion": tables.confusion_table(evaluation, labels) if evaluation else None,
-        "disagreements": tables.disagreement_table(cells),
-        "models_tables": [table for sample in samples if (table := tables.models_table(sample)) is not None],
-        "branch_scores": tables.branch_table(samples),
-        "inputs": tables.input_table(summaries),
-    }
-
-
-def render(
+def _map_columns(
     samples: Sequence[Annotated],
-    failed: Sequence[Failed] = (),
-    evaluation: Evaluation | None = None,
-    cfg: ReportConfig | None = None,
-) -> tuple[str, str]:
-    """Return the HTML page about samples and their evaluation, and its first screen, for notebooks.
-
-    The same input and options give the same page.
-    """
-    cfg = cfg or ReportConfig(inputs=[str(sample.path) for sample in samples])
-    content = read_content(samples, failed, evaluation, cfg)
-    data = {
-        "labels": [{"name": label.name, "colour": label.colour, "symbol": label.symbol} for label in content.labels],
-        "palette": figures.PALETTE,
-        "symbols": figures.SYMBOLS,
-        "unknown": NO_CALL,
-        "confidence": figures.CONFIDENCE_STOPS,
-        "expression": figures.EXPRESSION_STOPS,
-        "figures": _figures(content),
-        "composition": content.composition,
-        "map": _map(content),
-    }
-    scripts = page_scripts()
-    facts = _facts(content)
-    page = render_page(
-        "report.html.jinja",
-        title=cfg.title,
-        data=_json_for_script(data),
-        scripts=scripts,
-        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
-        seed=cfg.seed,
-        **facts,
-        **_tables(content),
-    )
-    return page, render_page("summary.html.jinja", **facts)
+    cells: pd.DataFrame,
+    novelty: npt.NDArray[np.float64] | None,
+    labels: Sequence[tables.Label],
+    evaluation: Evaluation | None,
+    rows: npt.NDArray[np.int64],
+) -> list[dict[str, Any]]:
+    """Return what colours the cells on the map: call, sample, confidence, novelty, and the true label."""
+    known = {label.name: (label.colour, label.symbol) for label in labels}
+    columns = [figures.categories("Call", cells["call"].iloc[rows], known)]
+    columns.append(figures.categories("Sample", cells["sample"].iloc[rows]))
+    columns.append(figures.numbers("Confidence", cells["confidence"].to_numpy()[rows], figures.CONFIDENCE_STOPS))
+    if novelty is not None:
+        columns.append(figures.numbers("Novelty", novelty[rows], figures.EXPRESSION_STOPS))
+    truth_key = None if evaluation is None else evaluation.metrics["truth_key"]
+    if truth_key is not None and all(truth_key in sample.obs for sample in samples):
+        truth = pd.Series(np.concatenate([as_text(sample.obs[truth_key]) for sample in samples]))
+        columns.append(figures.categories("True label", truth.iloc[rows], known))
+    return columns
 
 
 def page_scripts() -> list[str]:
@@ -394,7 +246,9 @@ def make_report(
         evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:
         _require_same_samples(evaluation, samples, cfg.evaluation or "the evaluation")
-    page, summary = render(samples, failed, evaluation, cfg)
+    page, summary = render(
+        samples, failed, evaluation, sample_key=cfg.sample_key, max_cells=cfg.max_cells, seed=cfg.seed
+    )
     with new_file(output, cfg.overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 
 import scperformer as scp
 from scperformer.base.errors import InputError
-from scperformer.results.cell_map import draw
+from scperformer.results.cell_map import draw_cells
 from scperformer.results.read_annotations import of_cells
 from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels
 
@@ -47,10 +47,7 @@ def test_unknown_columns_are_refused(annotated):
 def test_embedding_draws_the_map_of_the_report(annotated):
     [axes, _] = scp.pl.embedding(annotated)
     drawn = axes.collections[0].get_offsets()
-    sample = of_cells(annotated, "scperformer", for_map=True)
-    nothing = pd.Index([], dtype=object)
-    options = {"all_read": True, "how": "expression", "max_cells": 10_000, "seed": 0}
-    expected = draw([sample], [pd.Index(annotated.var_names)], nothing, **options).layout.xy
+    expected = draw_cells([of_cells(annotated, "scperformer", for_map=True)]).xy
     np.testing.assert_array_equal(np.sort(drawn, axis=0), np.sort(expected, axis=0))  # scanpy shuffles or sorts cells
     assert "X_umap" not in annotated.obsm
 

@@ -134,6 +134,8 @@ def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
             "source": "raw",
             "kind": "log1p",
             "total": float("nan"),
+            "log_base": np.e,
+            "relative": False,
             "notes": strings("X holds scaled values (negative), which cannot be used."),
         },
         "genes": {
@@ -155,6 +157,8 @@ def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
         },
         "config_json": json.dumps({"min_confidence": min_confidence, "batch_size": 64}),
         "num_unknown": 0,
+        "repeats": {"num_seen": 10, "num_cells": 0},
+        "warnings": strings(),
         "seconds": 1.5,
     }
 
