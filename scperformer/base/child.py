@@ -2,8 +2,7 @@
 
 Some damaged or hostile files make a library hang, crash or fill the memory: then the child ends, and not the command.
 It is a fork of this process, as a new interpreter needs seconds to import what it has. Forking is safe beside other
-threads if the work takes no lock that another thread may hold: h5py takes its lock before a fork. On macOS and Windows,
-which cannot fork safely, there is no child.
+threads if the work takes no lock that another thread may hold: h5py takes its lock before a fork.
 """
 
 import faulthandler
@@ -16,53 +15,58 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+CAN_FORK = sys.platform == "linux"  # macOS and Windows cannot fork safely
 CPU_SECONDS = 5  # limit of CPU time; unlike wall time, it does not depend on a slow disk or a busy machine
 BYTES_PER_SECOND = 10 * 2**20  # the limit grows by a second for so many bytes
 EXTRA_MEMORY = 2**30  # bytes beyond those of this process
-# Exit statuses of the child; a negative one is the number of the signal that ended it.
-DONE = 0
-FAILED = 1
-NO_MEMORY = 3
+NO_MEMORY = 3  # exit status of the child; a negative one is the number of the signal that ended it
 
 
-def has_children() -> bool:
-    """Whether this system can fork safely."""
-    return sys.platform == "linux"
-
-
-def run_in_child(work: Callable[[], None], size: int, memory: int = 0) -> int:
-    """Do work on a file in a child process; return its exit status.
+def run_in_child(work: Callable[[], None], size: int, library: str, memory: int = 0) -> bool:
+    """Do work on a file in a child process; return whether it was done: False if it failed or there is no process.
 
     Parameters
     ----------
     size
         Bytes of the file: CPU time is given in proportion.
+    library
+        The library that reads the file, for messages.
     memory
         Bytes that it may take beyond `EXTRA_MEMORY`.
 
     Raises
     ------
-    OSError
-        There cannot be another process.
+    ValueError
+        The work takes too much memory or time, or crashes; the text says which.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about threads; see the top of this file
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            return False
     if child == 0:
         _work_and_exit(work, CPU_SECONDS + size // BYTES_PER_SECOND, EXTRA_MEMORY + memory)
     try:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except BaseException:  # Ctrl-C, or the end of a job
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         raise
+    if status == NO_MEMORY:
+        raise ValueError("it takes far more memory than its size explains")
+    if status == -signal.SIGXCPU:
+        raise ValueError(f"{library} hangs on it")
+    if status < 0:
+        raise ValueError(f"it crashes {library}, {signal.Signals(-status).name}")
+    return status == 0
 
 
 def _work_and_exit(work: Callable[[], None], seconds: int, memory: int) -> NoReturn:
     """Do the work within the limits, then exit; runs in the child process."""
     import resource  # not on Windows
 
-    status = FAILED
+    status = 1
     try:
         gc.disable()  # it might close files that the parent writes
         faulthandler.disable()
@@ -79,17 +83,8 @@ def _work_and_exit(work: Callable[[], None], seconds: int, memory: int) -> NoRet
             _, hard = resource.getrlimit(kind)
             resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         work()
-        status = DONE
+        status = 0
     except MemoryError:
         status = NO_MEMORY
     finally:
         os._exit(status)
-
-
-def why_it_ended(status: int, library: str) -> str:
-    """Return what a file does to the library that reads it, given the status of a child that is not done."""
-    if status == NO_MEMORY:
-        return "it takes far more memory than its size explains"
-    if status == -signal.SIGXCPU:
-        return f"{library} hangs on it"
-    return f"it crashes {library}, {signal.Signals(-status).name}"

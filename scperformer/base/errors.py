@@ -64,9 +64,9 @@ class DiskFull(InputError):
 def _errno_of(error: BaseException) -> int | None:
     """Return the errno of a system error; None for other errors."""
     # h5py writes it into messages, also of errors that are not an OSError; anndata wraps an OSError in its own error.
-    in_text = re.search(r"errno = (\d+)|\[Errno (\d+)\]", str(error))
+    in_text = re.search(r"(?:errno = |\[Errno )(\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else None
-    return int(in_text[1] or in_text[2]) if number is None and in_text else number
+    return int(in_text[1]) if number is None and in_text else number
 
 
 def as_disk_full(error: BaseException, output: object = "") -> DiskFull | None:
@@ -74,9 +74,8 @@ def as_disk_full(error: BaseException, output: object = "") -> DiskFull | None:
     where = f" ({output})" if output else ""
     number = None if isinstance(error, InputError) else _errno_of(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(
-            f"the disk is full{where}", "room for the output", "free some space, or choose another output=..."
-        )
+        remedy = "free some space, or choose another output=..."
+        return DiskFull(f"the disk is full{where}", "room for the output", remedy)
     if number == errno.EFBIG:
         remedy = "raise the limit (ulimit -f), or choose another output=..."
         return DiskFull(f"the output exceeds the file size limit{where}", "a higher limit", remedy)
@@ -87,23 +86,17 @@ def as_input_error(error: BaseException) -> InputError | None:
     """Return a system error (disk, permissions, memory) as an `InputError`; None for other errors."""
     if isinstance(error, InputError):
         return error
-    text = str(error)
     # torch raises a plain RuntimeError if the system refuses memory.
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
-        remedy = (
-            "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
-        )
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
         return InputError("memory ran out", "enough memory", remedy)
     number = _errno_of(error)
     if number is None:
         return None
     path = error.filename if isinstance(error, OSError) and error.filename else ""
-    if full := as_disk_full(error, path):
-        return full
     where = f" ({path})" if path else ""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return InputError(f"no permission{where}", "readable files and writable folders", "check their owner and mode")
-    reason = os.strerror(number)
-    return InputError(
-        f"{reason}{where}", "a disk that can be read and written", "check the disk, then run the step again"
-    )
+    remedy = "check the disk, then run the step again"
+    other = InputError(f"{os.strerror(number)}{where}", "a disk that can be read and written", remedy)
+    return as_disk_full(error, path) or other

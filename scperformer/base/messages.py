@@ -13,12 +13,8 @@ MAX_LISTED_LENGTH = 130  # characters of a list of names in a message
 MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has about 150
 MIB = 2**20
 GIB = 2**30
-UNFIT_CATEGORIES = (
-    "Cc",
-    "Cs",
-    "Zl",
-    "Zp",
-)  # Unicode: control characters, surrogates, and separators of lines and paragraphs
+# Unicode: control characters, surrogates, and separators of lines and paragraphs.
+UNFIT_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 NO_COLUMNS = ("_index", ".", "..")  # names that no column of a table in an h5ad file or zarr store can have
 MIN_SIMILARITY = 0.5  # difflib's ratio of an unknown word and the name suggested for it
 FORMULA_START = r"^[=+\-@\t\r\n]"  # spreadsheets evaluate text that starts like this

@@ -23,7 +23,6 @@ ANOTHER_OUTPUT = "choose another output=..."
 NUM_SYNC_THREADS = 16  # files that are synced to the disk at the same time
 MAX_REMOVALS = 40  # attempts to remove an unfinished folder
 SECONDS_BETWEEN_REMOVALS = 0.05
-MAX_PATH = 1000  # characters of an output; Linux allows 4,096, and Python too few folders in each other for that
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,6 @@ def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = 
 
 
 def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -> None:
-    if len(str(path)) > MAX_PATH:
-        found = f"an output with a path of {len(str(path)):,} characters"
-        raise InputError(found, f"at most {MAX_PATH:,} characters", "choose a shorter one")
     if not path.exists():
         return
     if kind is None and path.is_dir():

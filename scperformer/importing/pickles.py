@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from scperformer.base.child import DONE, FAILED, has_children, run_in_child, why_it_ended
+from scperformer.base.child import CAN_FORK, run_in_child
 
 COPIES = 8  # of the bytes of a file, in the memory of the child
 MAX_BYTES = 2**29  # of a file; the largest models of CellTypist have some 100 MB
@@ -56,18 +56,13 @@ def read_in_child(read: Callable[[], Any], size: int) -> Any:
         file.flush()
 
     with tempfile.TemporaryFile() as file:  # it has no name: nothing of it remains if a process is killed
-        status = DONE
-        if has_children():
-            try:
-                status = run_in_child(work, size, COPIES * size)
-            except OSError as error:
-                raise ValueError(f"content that no process can read ({error.strerror})") from error
-        else:
-            work()
-        if status == FAILED:
-            raise ValueError("content that cannot be read within limits of time and memory")
-        if status != DONE:
-            raise ValueError(f"damaged content ({why_it_ended(status, 'the library that reads it')})")
+        try:
+            if not CAN_FORK:
+                work()
+            elif not run_in_child(work, size, "the library that reads it", COPIES * size):
+                raise ValueError("it cannot be read in a process with limits of time and memory")
+        except ValueError as error:
+            raise ValueError(f"damaged content ({error})") from error
         file.seek(0)
         answer = pickle.load(file)  # of our own child
     if isinstance(answer, ValueError):

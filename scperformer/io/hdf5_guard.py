@@ -13,7 +13,7 @@ from pathlib import Path
 
 import h5py
 
-from scperformer.base.child import DONE, EXTRA_MEMORY, FAILED, has_children, run_in_child, why_it_ended
+from scperformer.base.child import CAN_FORK, EXTRA_MEMORY, run_in_child
 from scperformer.base.errors import InputError
 from scperformer.io.safety import READ_ERRORS, require_contained
 
@@ -56,26 +56,6 @@ def inspect(path: str | Path) -> None:
                     node[()]
 
 
-def _watch(path: Path, size: int) -> None:
-    """Inspect a file of `size` bytes in a child process, and refuse the file if the child was killed."""
-
-    def work() -> None:
-        with _ignore_damage():
-            inspect(path)
-
-    status = FAILED
-    reason = "its limits cannot be set"
-    try:
-        status = run_in_child(work, size)
-    except OSError as error:
-        reason = str(error.strerror)
-    if status == FAILED:
-        log.warning("%s is opened although a child process could not inspect it (%s)", path, reason)
-    elif status != DONE:
-        effect = why_it_ended(status, "the HDF5 library")
-        raise InputError(f"{path} is damaged ({effect})", "a complete HDF5 file", "copy or download it again")
-
-
 def open_hdf5(path: str | Path) -> h5py.File:
     """Open an HDF5 file for reading; if it has not been opened before, a child process inspects it first.
 
@@ -90,7 +70,17 @@ def open_hdf5(path: str | Path) -> h5py.File:
     path = Path(path)
     state = path.stat()
     identity = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
-    if has_children() and identity not in _inspected:
-        _watch(path, state.st_size)
+
+    def work() -> None:
+        with _ignore_damage():
+            inspect(path)
+
+    if CAN_FORK and identity not in _inspected:
+        try:
+            if not run_in_child(work, state.st_size, "the HDF5 library"):
+                log.warning("%s is opened although a child process could not inspect it", path)
+        except ValueError as error:
+            found = f"{path} is damaged ({error})"
+            raise InputError(found, "a complete HDF5 file", "copy or download it again") from error
         _inspected.add(identity)
     return h5py.File(path, "r")

@@ -336,14 +336,3 @@ def test_kill_9_while_cells_in_memory_are_written(tmp_path, counts_adata, tiny_m
     done = subprocess.run([sys.executable, "-c", start, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cells.csv", "out.h5ad"]
-
-
-@pytest.mark.parametrize("make", [new_file, lambda path: new_folder(path, MADE)], ids=["file", "folder"])
-def test_a_path_of_3000_characters_is_refused(make, tmp_path):
-    """Python makes folders in each other by recursion, which ends after a thousand of them."""
-    message = r"an output with a path of \d,\d+ characters; expected at most 1,000"
-    with pytest.raises(InputError, match=message), make(tmp_path / ("y/" * 1500)):
-        pass
-    with pytest.raises(InputError, match=message):
-        require_absent(tmp_path / ("y" * 3000), False)
-    assert not list(tmp_path.iterdir())

@@ -33,7 +33,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "the command line is imported": (PREDICT, "scperformer.cli.cli", "<module>"),
     "options are composed": (PREDICT, "omegaconf", "<module>"),
     "torch is imported": (PREDICT, "torch", "<module>"),
-    "files are looked at": (PREDICT, "scperformer.io.hdf5_guard", "_watch"),
+    "files are looked at": (PREDICT, "scperformer.io.hdf5_guard", "open_hdf5"),
     "cells are opened": (PREDICT, "scperformer.io.h5ad", "open_stored"),
     "cells are called": (PREDICT, "scperformer.training.calls", "call_block"),
     "h5ad is written": (PREDICT, "scperformer.annotation.write", "_add"),
