@@ -184,7 +184,7 @@ def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> N
 def test_a_changed_option_concerns_its_step_and_those_after_it(done: Path) -> None:
     of_samples = ["predict a~c", *(f"{rule} {name}" for rule in PLACED for name in "abc"), *STEPS_AFTER_PREDICT]
     steps = {
-        "report: {title: Mine}": ["report"],
+        "report: {seed: 1}": ["report"],
         "evaluate: [key_added=mine]": STEPS_AFTER_PREDICT,
         "predict: {alpha: 0.1}": of_samples,
         "train: {seed: 1}": ["train", *of_samples],
