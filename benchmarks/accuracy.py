@@ -49,7 +49,7 @@ from scperformer import annotate, train
 from scperformer.cells.alignment import align_rows, plan_alignment
 from scperformer.cells.detect import detect_expression, gene_table, stored_expression
 from scperformer.cells.preprocess import prepare_reference
-from scperformer.config.steps import PreprocessConfig
+from scperformer.cli.preprocess import PreprocessConfig
 from scperformer.model.load import Model
 
 PANEL = Path(__file__).with_name("panel.yaml")

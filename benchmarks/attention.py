@@ -55,8 +55,8 @@ from sklearn.model_selection import train_test_split
 from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Encoder, Layer
 from scperformer.attention.registry import MECHANISMS, make_attention
-from scperformer.config.compose import make_config
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
 from scperformer.model.inference import fast_cpu, predict_cells
 from scperformer.model.network import CellTypeModel

@@ -36,8 +36,8 @@ from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.config.compose import make_config
-from scperformer.config.steps import TrainConfig
+from scperformer.cli.compose import make_config
+from scperformer.cli.train import TrainConfig
 from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.supervised import train_network
 from scperformer.model.batches import Cells

@@ -30,8 +30,8 @@ from sklearn.utils.extmath import randomized_svd
 import scperformer
 from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample
-from scperformer.config.compose import make_config
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.lab.masked_genes import MaskedPerformer, hide_genes
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model

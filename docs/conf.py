@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT))
 
 import scperformer  # noqa: E402  (from the checkout)
 from scperformer.cli.words import FIRST_WORDS  # noqa: E402
-from scperformer.config.options import option_texts  # noqa: E402
+from scperformer.config import option_texts  # noqa: E402
 
 project = "scperformer"
 copyright = "the authors of scperformer"

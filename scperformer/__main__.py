@@ -12,7 +12,7 @@ def run() -> None:
     # modules alone, and no files of the working folder.
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        from scperformer.cli.cli import main
+        from scperformer.cli.main import main
 
         code = main()
     except (KeyboardInterrupt, EndedBySignal) as error:  # during the imports of the command line

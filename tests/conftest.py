@@ -106,8 +106,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Its encoder is used even if its gain is not significant: tests are to see what it does. It has no label tree, like
     models of earlier versions.
     """
-    from scperformer.config.compose import make_config
-    from scperformer.training.train import run_train
+    from scperformer.cli.compose import make_config
+    from scperformer.cli.train import run as run_train
 
     reference = tmp_path_factory.mktemp("tiny_model") / "reference.h5ad"
     make_counts().write_h5ad(reference)
@@ -178,7 +178,7 @@ def command(tmp_path, monkeypatch, capsys, _logging_unchanged) -> Callable[..., 
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
 
     def run(*words: object) -> Ran:
-        from scperformer.cli.cli import main
+        from scperformer.cli.main import main
 
         capsys.readouterr()
         code = main([str(word) for word in words])

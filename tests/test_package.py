@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "scanpy", "hydra", "omegaconf", "pandas", "numpy", "anndata", "matplotlib", "sklearn")
 START = {
     "import": "import scperformer",
-    "help": "from scperformer.cli.cli import main; main(['--help'])",
-    "help of a step": "from scperformer.cli.cli import main; main(['train', '--help'])",
+    "help": "from scperformer.cli.main import main; main(['--help'])",
+    "help of a step": "from scperformer.cli.main import main; main(['train', '--help'])",
 }
 
 
@@ -69,7 +69,7 @@ def require_useful(step: str, folder: Path) -> None:
     if not cells.exists():
         ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::8].copy().write_h5ad(cells)
     words = step.replace("PBMC", str(cells)).replace("FOLDER", str(folder)).split()
-    found = loaded_by(f"from scperformer.cli.cli import main\nassert main({words}) == 0", SLOW_MODULES)
+    found = loaded_by(f"from scperformer.cli.main import main\nassert main({words}) == 0", SLOW_MODULES)
     assert set(found) <= MAY_LOAD[step], step
 
 

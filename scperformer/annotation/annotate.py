@@ -1,5 +1,7 @@
 """The annotation of the cells of a file: columns of obs, the embedding, the probabilities, and a record of the run."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
@@ -12,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +42,6 @@ from scperformer.annotation.constrain import constrained
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
-from scperformer.config.steps import PredictConfig
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.ontology_columns import NO_CALL
 from scperformer.labels.tree import LabelTree
@@ -51,6 +52,9 @@ from scperformer.model.saved_model import both_have_a_part
 from scperformer.model.shift import OTHER, Shift, expected_text, tempered
 from scperformer.training.adapt import Adapted
 from scperformer.training.calls import Calls, Read
+
+if TYPE_CHECKING:
+    from scperformer.cli.predict import PredictConfig
 
 log = logging.getLogger(__name__)
 

@@ -1,20 +1,24 @@
 """Annotations that an earlier run has finished: `resume=true` keeps them if file, model and options are the same."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
 from anndata.io import read_elem
 
 from scperformer.annotation.several import keys_of
-from scperformer.config.steps import PredictConfig
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import checksum
 from scperformer.io.safety import reading
 from scperformer.model.load import Model
+
+if TYPE_CHECKING:
+    from scperformer.cli.predict import PredictConfig
 
 # Options that change nothing in an annotation, or whose effect is recorded in another way.
 NOT_IN_RESULT = {

@@ -1,9 +1,11 @@
 """The options about labels, checked before any cell is called: constraints, shares, ontology and tree, clusters."""
 
+from __future__ import annotations
+
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,6 @@ from anndata.io import read_elem
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.cells.reference_labels import label_columns
-from scperformer.config.steps import PredictConfig
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import AUTO_CLUSTERS
@@ -23,6 +24,9 @@ from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import LabelTree
 from scperformer.model.saved_model import SavedModel
+
+if TYPE_CHECKING:
+    from scperformer.cli.predict import PredictConfig
 
 log = logging.getLogger(__name__)
 

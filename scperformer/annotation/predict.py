@@ -4,6 +4,8 @@ A file is annotated block by block: the calls of each block are written to disk 
 annotation is made when all parts are finished.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
@@ -17,7 +19,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from anndata import AnnData
@@ -35,7 +37,6 @@ from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress
 from scperformer.cells.query import find_query, require_regular
-from scperformer.config.steps import PredictConfig
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, fingerprint, open_cells, require_readable
 from scperformer.io.sheet import described_samples
@@ -43,6 +44,9 @@ from scperformer.model.inference import choose_device
 from scperformer.model.load import Model, load_model
 from scperformer.training.adapt import Adapted, adapt_model
 from scperformer.training.calls import Calls, call_block
+
+if TYPE_CHECKING:
+    from scperformer.cli.predict import PredictConfig
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, check_non_negative, valida
 from scperformer.annotation.predict import call_all
 from scperformer.cells.detect import detect_expression
 from scperformer.cells.query import find_query
-from scperformer.config.compose import config_from
+from scperformer.cli.compose import config_from
 from scperformer.model.load import Model, load_model
 from scperformer.training.adapt import Adapted
 from scperformer.training.train import train_cells

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.config.compose import config_from
-from scperformer.config.options import closest_option, option_texts
+from scperformer.cli.compose import config_from
+from scperformer.cli.option_texts import closest_option, option_texts
 
 if TYPE_CHECKING:  # it imports torch
     from scperformer.model.load import Model

@@ -14,7 +14,8 @@ from anndata import AnnData
 from scperformer.api.keywords import File, Options, config_of, listed, loaded, path_of, paths_of, required_output, step
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
-from scperformer.config.steps import PretrainConfig, TrainConfig
+from scperformer.cli.pretrain import PretrainConfig
+from scperformer.cli.train import TrainConfig
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model
 from scperformer.model.library import PACKAGED_MODEL, library_folder
@@ -113,7 +114,8 @@ def preprocess(
     -------
     New cells, ln(1 + counts per 10,000) in X, for cells in memory; for a file, the path of the output.
     """
-    from scperformer.cells.preprocess import prepare, run_preprocess
+    from scperformer.cells.preprocess import prepare
+    from scperformer.cli.preprocess import run as run_preprocess
     from scperformer.io.h5ad import write_h5ad
 
     named = {"model_path": path_of(model), "output": output, "overwrite": overwrite}
@@ -172,7 +174,8 @@ def train(
     InputError
         An option is wrong, the cells cannot be used, or the folder exists.
     """
-    from scperformer.training.train import run_train, train_cells
+    from scperformer.cli.train import run as run_train
+    from scperformer.training.train import train_cells
 
     named: dict[str, Any] = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init}
     named |= {"tissue": tissue, "batch_key": batch_key, "attention": attention}
@@ -219,7 +222,8 @@ def pretrain(
     InputError
         An option is wrong, the cells cannot be used, or the folder exists.
     """
-    from scperformer.lab.pretrain import pretrain_cells, run_pretrain
+    from scperformer.cli.pretrain import run as run_pretrain
+    from scperformer.lab.pretrain import pretrain_cells
 
     named = {"output": output, "model": model, "attention": attention, "seed": seed, "init": init}
     named |= {"resume": resume, "overwrite": overwrite}

@@ -14,7 +14,11 @@ from scperformer.api.keywords import File, Options, config_of, listed, loaded, p
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
 from scperformer.base.progress import say
-from scperformer.config.steps import CheckConfig, EvaluateConfig, ExplainConfig, PredictConfig, ReportConfig
+from scperformer.cli.check import CheckConfig
+from scperformer.cli.evaluate import EvaluateConfig
+from scperformer.cli.explain import ExplainConfig
+from scperformer.cli.predict import PredictConfig
+from scperformer.cli.report import ReportConfig
 from scperformer.io.read import open_cells
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
-from scperformer.config.groups import ABOVE_ZERO, ONE_OR_MORE, choice, option
+from scperformer.config.options import ABOVE_ZERO, ONE_OR_MORE, choice, option
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from scperformer.base.errors import InputError
-from scperformer.config.groups import Options
+from scperformer.config.options import Options
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from torch.nn.functional import conv1d, pad, relu, scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
 from scperformer.attention.favor import Favor
-from scperformer.config.groups import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
+from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
 
 KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
 ODD_NUMBERS: Rule = (

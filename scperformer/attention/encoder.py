@@ -28,7 +28,7 @@ from scperformer.attention.favor import has_triton
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.base.errors import InputError
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 
 # If a cell expresses more than this share of the genes, its unexpressed genes are summed directly: the difference of
 # nearly equal sums would be mostly rounding error.

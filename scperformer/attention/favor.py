@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, KeySums, power_of_2
 from scperformer.attention.base import AttentionOptions, Sizes, widened
-from scperformer.config.groups import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option, require
+from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option, require
 
 MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into the shared memory of a GPU
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

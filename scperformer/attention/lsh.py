@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
-from scperformer.config.groups import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
+from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
 
 CHUNKS_AT_A_TIME = 256  # chunks of one head
 # Added to scores. SELF_SCORE, for a token and itself, is far below the score of any other key. (Reformer's -1e5 is

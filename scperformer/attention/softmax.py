@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
 from scperformer.base.errors import InputError
-from scperformer.config.groups import ONE_OR_MORE, choice, option
+from scperformer.config.options import ONE_OR_MORE, choice, option
 
 TINY = 1e-30  # smallest expression that counts
 CAUSAL_BLOCK = 256  # queries processed at a time, which limits the size of the mask

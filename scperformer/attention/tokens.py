@@ -13,7 +13,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import nn
 
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 
 LN2 = np.log(2.0)
 # Added to log2 before rounding down. x is float32, and logarithms of the same counts may differ in their last bit:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
-from scperformer.config.groups import ZERO_OR_MORE, choice, option
+from scperformer.config.options import ZERO_OR_MORE, choice, option
 
 KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
 BLOCKS_AT_A_TIME = 128  # blocks of one head

@@ -23,8 +23,8 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
 from scperformer.cells.normalisation import import_scanpy, normalise, over_own_genes
-from scperformer.config.groups import AUTO
-from scperformer.config.steps import NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
+from scperformer.config.options import AUTO
+from scperformer.config.training import DataOptions, NetworkConfig, ReferenceOptions
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_names import first_of_each, repeated_note
 from scperformer.io.gene_overlap import map_genes_of_files
@@ -42,7 +42,7 @@ MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than 
 MAX_RUN = 1024  # rows that are read at once
 MAX_OPEN = 64  # files that are open at once
 CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several times their memory
-Config = TypeVar("Config", TrainConfig, PretrainConfig)
+Config = TypeVar("Config", bound=NetworkConfig)
 
 
 def stored_bytes(path: Path) -> int | None:
@@ -70,7 +70,7 @@ def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     sizes = [stored_bytes(path) for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("the same file twice", "every file once", "name each file once")
-    several = isinstance(cfg, TrainConfig) and len(paths) > 1
+    several = isinstance(cfg, ReferenceOptions) and len(paths) > 1
     if cfg.data.in_memory is True and several:
         found = f"{len(paths)} files to train on and data.in_memory=true"
         raise InputError(found, "one file, or cells that stay on disk", "leave data.in_memory out")
@@ -123,7 +123,7 @@ class Part:
         return merge_genes(x, self.first, self.findings.log_base)[:, is_gene]
 
 
-def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> Part:
+def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
     path = source.path if isinstance(source, Sample) else source
     adata = source.adata if isinstance(source, Sample) else None
@@ -220,12 +220,12 @@ class Stream:
 
 def make_collection(
     sources: Sequence[Path | Sample],
-    cfg: NetworkConfig | PreprocessConfig,
+    cfg: DataOptions,
     vocabulary: Sequence[str] | None = None,
     *,
     min_shared: int = 0,
     left_out: np.ndarray | None = None,
-) -> Collection:
+) -> "Collection":
     """Filter the cells of files, and choose the genes of the collection.
 
     Cells with fewer than `data.min_genes` genes, or fewer than `min_shared` genes of the collection, are dropped, and
@@ -270,7 +270,7 @@ def make_collection(
     collection = Collection(parts, maps, names)
     if vocabulary is not None:
         return collection
-    is_filtered = not isinstance(cfg, PretrainConfig) and all(part.is_prepared for part in parts)
+    is_filtered = cfg.word() != "pretrain" and all(part.is_prepared for part in parts)
     keep = num_cells >= (0 if is_filtered else cfg.data.min_cells)
     if not keep.any():
         found = f"data.min_cells={cfg.data.min_cells} drops all {len(names)} genes of {len(collection)} cells"

@@ -1,32 +1,32 @@
 """Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a model."""
 
+from __future__ import annotations
+
 import logging
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import require_absent
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
-from scperformer.config.steps import NetworkConfig, PreprocessConfig
-from scperformer.io.h5ad import PREPARED_KEY, write_h5ad
-from scperformer.io.read import default_output, origins, read_cells, require_readable
+from scperformer.config.training import DataOptions
+from scperformer.io.h5ad import PREPARED_KEY
 from scperformer.model.folder import read_model
 from scperformer.model.library import resolve_model
+
+if TYPE_CHECKING:
+    from scperformer.cli.preprocess import PreprocessConfig
 
 log = logging.getLogger(__name__)
 
 
-def prepare_reference(
-    adata: AnnData, cfg: NetworkConfig | PreprocessConfig, path: str | Path = "the reference"
-) -> AnnData:
+def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the reference") -> AnnData:
     """Filter and normalise a reference for training; genes stay in the order of the file.
 
     Cells with fewer than `data.min_genes` genes are dropped, then genes that are expressed in fewer than
@@ -82,18 +82,3 @@ def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
     genes = f"{record['genes']} genes ({record['genes_dropped']} dropped{absent})"
     log.info("kept %s and %s, %g counts per cell", cells, genes, record["target_sum"])
     return prepared
-
-
-def run_preprocess(cfg: PreprocessConfig) -> Path:
-    """Write a prepared copy of a file, as a reference or, with `model_path`, with a model's genes; return its path."""
-    start = time.perf_counter()
-    path = Path(cfg.inputs[0])
-    require_readable(path)
-    output = Path(cfg.output) if cfg.output is not None else default_output(path, ".prepared.h5ad")
-    require_absent(output, cfg.overwrite)
-    prepared = prepare(read_cells(path, cfg.orientation), cfg, path)
-    [made_of], digest = origins([path])  # of a file that was prepared before, its own origin
-    prepared.uns[PREPARED_KEY] |= {"path": made_of, "sha256": digest}
-    write_h5ad(prepared, output, cfg.overwrite)
-    log.info("wrote %s in %.1f s", output, time.perf_counter() - start)
-    return output

@@ -16,7 +16,7 @@ from scperformer.base.messages import NO_COLUMNS, shortened
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
-from scperformer.config.steps import AdaptConfig, AnalyzeConfig, CheckConfig, PredictConfig, PreprocessConfig
+from scperformer.config.options import ModelOptions
 from scperformer.io.gene_overlap import require_overlap
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import checksum
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 EXACT_ATTENTION = "softmax"  # the only attention that limits the number of tokens, by its option max_length
 
-MatchingConfig = PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig | CheckConfig
-
 
 @dataclass
 class Query:
@@ -39,7 +37,7 @@ class Query:
     rows: Rows
     plan: Alignment
     var: pd.DataFrame  # the gene table of the file
-    cfg: MatchingConfig  # options of matching its genes
+    cfg: ModelOptions  # options of matching its genes
 
     @cached_property
     def sha256(self) -> str:
@@ -100,7 +98,7 @@ class Query:
 
 def find_expression(
     cells: AnnData | BackedH5ad,
-    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
+    cfg: ModelOptions,
     path: str = "the data",
 ) -> tuple[Findings, Rows]:
     """Find the expression of the cells of an open file; one without usable expression is refused."""
@@ -112,7 +110,7 @@ def find_expression(
 
 
 def map_to_model(
-    var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: MatchingConfig, path: str = "the data"
+    var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: ModelOptions, path: str = "the data"
 ) -> Alignment:
     """Map the genes in the `gene_table` of a file to those of a model, even if they share few; see `require_fit`."""
     return plan_alignment(
@@ -124,7 +122,7 @@ def map_to_model(
         min_overlap=None,
         own_totals=bool(model.config.get("own_totals", False)),
         species=cfg.species,
-        exact=not isinstance(cfg, PreprocessConfig) and cfg.genes == "exact",
+        exact=cfg.genes == "exact",
         path=path,
     )
 
@@ -133,22 +131,19 @@ def require_fit(
     var: pd.DataFrame,
     plan: Alignment,
     model: SavedModel,
-    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
+    cfg: ModelOptions,
     path: str = "the data",
 ) -> None:
-    """Refuse a file with too few of the model's genes, if the model cannot be adapted to these.
-
-    `preprocess` has no option min_overlap: it uses the default of `predict`.
-    """
+    """Refuse a file with too few of the model's genes, if the model cannot be adapted to these."""
     require_overlap(
         plan.overlap,
-        PredictConfig.min_overlap if isinstance(cfg, PreprocessConfig) else cfg.min_overlap,
+        cfg.min_overlap,
         path,
         file_genes=[str(name).strip() for name in var.index],
         model_genes=model.genes,
         var=var,
         can_adapt=(model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies))
-        and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
+        and getattr(cfg, "adapt", "false") != "false",
         own_totals=plan.own_totals,
     )
 
@@ -156,9 +151,9 @@ def require_fit(
 def find_query(
     cells: AnnData | BackedH5ad,
     model: SavedModel,
-    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
+    cfg: ModelOptions,
     path: str = "the data",
-) -> Query:
+) -> "Query":
     """Find the expression of the cells of an open file, and map its genes to those of a model; log both.
 
     A file without usable expression, or with too few of the model's genes, is refused.

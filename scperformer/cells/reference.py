@@ -34,7 +34,7 @@ from scperformer.cells.splits import (
     split_values,
     stratified_sample,
 )
-from scperformer.config.steps import TrainConfig
+from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.gene_overlap import find_panel
 from scperformer.io.h5ad import PREPARED_KEY, open_stored
@@ -78,7 +78,7 @@ class Reference:
 
 
 def _label(
-    obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | Path, max_val: float
+    obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path, max_val: float
 ) -> tuple[np.ndarray, Reference]:
     """Settle the labels of cells that have passed the filters, and split these cells.
 
@@ -120,7 +120,7 @@ def _label(
     )
 
 
-def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
+def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path) -> np.ndarray | None:
     """Return which cells are test cells, boolean; None if there are none.
 
     A missing column of the split is refused here, before the expression is read.
@@ -142,7 +142,7 @@ def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collect
     return replace(collection.with_columns(np.where(in_panel, np.cumsum(in_panel) - 1, -1), genes), own_totals=True)
 
 
-def _read_obs(sources: Sequence[Path | Sample], cfg: TrainConfig) -> list[pd.DataFrame]:
+def _read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd.DataFrame]:
     """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
     columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
     names = list(dict.fromkeys(name for name in (*columns, cfg.data.split_key, cfg.batch_key) if name is not None))
@@ -160,7 +160,7 @@ def _read_obs(sources: Sequence[Path | Sample], cfg: TrainConfig) -> list[pd.Dat
 
 
 @progress("preparing the reference")
-def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Reference:
+def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 
     Test cells (`data.split=column`) do not influence any filter, mean or fit. The cells of files stay on disk, except
@@ -252,7 +252,7 @@ def _load_sample(
     )
 
 
-def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
+def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix | None:
     """Read about 20,000 cells, or all if there are fewer, of `cfg.unlabelled`; None without such files.
 
     Cells are normalised like the reference, but not filtered by `data.min_genes`, as a panel has few genes. A file with

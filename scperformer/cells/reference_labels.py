@@ -11,8 +11,7 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.splits import values_of
-from scperformer.config.groups import DataConfig
-from scperformer.config.steps import TrainConfig
+from scperformer.config.training import DataConfig, ReferenceOptions
 from scperformer.labels.ontology import UNKNOWN_TERM, find_terms, joined_by_terms, read_pairs
 from scperformer.labels.texts import first_container, label_texts, means_no_label, spelled_as, without_no_labels
 from scperformer.labels.tree import LabelTree, pairs_of_columns, tree_of_pairs
@@ -70,7 +69,7 @@ def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Se
     return labels
 
 
-def deepest_labels(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> pd.Series:
+def deepest_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path) -> pd.Series:
     """Return the label of each cell on the finest of the levels `label_keys` on which it has one; NaN without any."""
     labels = require_labels(obs, cfg.label_key, path)
     for key in reversed(cfg.label_keys[:-1]):
@@ -202,7 +201,7 @@ class Terms:
 
 
 def settle_terms(
-    obs: pd.DataFrame, labels: np.ndarray, cfg: TrainConfig, path: str | Path, merged: str | None = None
+    obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path, merged: str | None = None
 ) -> Terms:
     """Find the ontology ids of labels, and their tree, from `label_tree`, `label_keys` or the ontology; log both.
 
@@ -240,7 +239,7 @@ def settle_terms(
 
 
 def _given_tree(
-    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: TrainConfig, path: str | Path, merged: str | None
+    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: ReferenceOptions, path: str | Path, merged: str | None
 ) -> LabelTree | None:
     """Return the label tree from the file `label_tree` or the columns `label_keys`; None if neither is given."""
     pairs = []

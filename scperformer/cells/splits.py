@@ -11,7 +11,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, named
-from scperformer.config.groups import DataConfig
+from scperformer.config.training import DataConfig
 from scperformer.labels.texts import label_texts
 
 log = logging.getLogger(__name__)

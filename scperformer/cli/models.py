@@ -1,25 +1,62 @@
-"""The library of imported models (`models import`, `list`, `show`): a folder of model folders, found by their names.
+"""`scperformer models`: list models, or import one from somewhere else.
 
-A model may come from anywhere: it is checked as a whole before it is copied into the library (importing/folders.py).
+Imported models are in the library, a folder of model folders, found by their names. A model may come from anywhere: it
+is checked as a whole before it is copied into the library.
 """
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import did_you_mean
 from scperformer.base.progress import say
-from scperformer.config.steps import ModelsConfig
-from scperformer.importing.folders import import_model
-from scperformer.model.content import INFO
-from scperformer.model.folder import CARD, read_model
-from scperformer.model.library import PACKAGED_MODEL, library_folder
+from scperformer.config.options import Options, choice, require
+from scperformer.importing.options import ImportOptions
 
 log = logging.getLogger(__name__)
 
+USAGE = "models list | show | import"
+EXAMPLES = """\
+  scperformer models list
+  scperformer models show pbmc3k
+  scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
+  scperformer models import Immune_All_Low.pkl           # also a model of CellTypist
+  scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared"""
+# Options that `models import` alone has.
+OF_IMPORT = ("genes", "labels", "reference", "label_key", "batch", "name", "species", "tissue", "licence")
 
-def run_models(cfg: ModelsConfig) -> list[Path]:
+
+@dataclass(kw_only=True)
+class ModelsConfig(ImportOptions):
+    """List models, describe one, or import one."""
+
+    action: str = choice("list", "show", "import")  # the first plain word
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)  # not that of FileOptions: the number of inputs depends on the action
+        wanted = {
+            "list": [],
+            "show": ["a name"],
+            "import": ["a model folder, archive or file"],  # or, without a name, several
+        }[self.action]
+        several = self.action == "import" and self.name is None and len(self.inputs) > 1
+        if len(self.inputs) != len(wanted) and not several:
+            found = f"{len(self.inputs)} words after 'models {self.action}'"
+            expected = " and ".join(wanted) or "none"
+            raise InputError(found, expected, "'scperformer models --help' shows examples")
+        for name in OF_IMPORT:
+            is_used = getattr(self, name) is None or self.action == "import"
+            require(is_used, name, getattr(self, name), f"no {name} with 'models {self.action}'")
+        has_both = (self.reference is None) == (self.label_key is None)
+        require(has_both, "label_key", self.label_key, "reference=FILE and label_key=COLUMN together")
+
+
+def run(cfg: ModelsConfig) -> list[Path]:
     """List models, or show or import one; return the folders of these models."""
+    from scperformer.importing.folders import import_model
+    from scperformer.model.library import library_folder
+
     library = Path(cfg.output) if cfg.output else library_folder()
     if cfg.action == "import":
         return [import_model(Path(path), library, cfg) for path in cfg.inputs]
@@ -31,6 +68,10 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
 
     `only` is a name or a model folder: print this model alone, with its model card.
     """
+    from scperformer.model.content import INFO
+    from scperformer.model.folder import CARD, read_model
+    from scperformer.model.library import PACKAGED_MODEL
+
     imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
     folders = [PACKAGED_MODEL, *imported]
     if only is not None:

@@ -9,6 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from scperformer.base.errors import InputError
+from scperformer.cli.option_file import read_options
+from scperformer.cli.option_texts import closest_option, text_options
+from scperformer.cli.overrides import option_word, quoted
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +53,6 @@ def to_overrides(words: list[str], step: str) -> list[str]:
     InputError
         A flag is unknown or lacks its value, or an options file cannot be used.
     """
-    from scperformer.config.words import quoted  # imported here: help does not need it, and answers sooner
-
     given = sort_words(words, step)
     if "--cfg" in given.flags and "-m" in given.flags:
         raise InputError(" ".join(given.flags), "--cfg job without -m", "leave one of them out")
@@ -67,8 +68,6 @@ def to_overrides(words: list[str], step: str) -> list[str]:
 
 def _set_first_option(given: SortedWords, step: str) -> None:
     """Move the first plain word to the option that it sets in this step, unless the option is already set."""
-    from scperformer.config.words import quoted
-
     option = FIRST_WORDS.get(step)
     if option is not None and given.files and not any(word.startswith(f"{option}=") for word in given.overrides):
         given.overrides.append(f"{option}={quoted(given.files.pop(0))}")
@@ -79,9 +78,6 @@ def sort_words(words: list[str], step: str) -> SortedWords:
 
     A value is not quoted if it is empty, null or already quoted, nor in a sweep, where commas separate values.
     """
-    from scperformer.config.options import text_options
-    from scperformer.config.words import option_word, quoted
-
     given = SortedWords()
     rest = iter(words)
     for word in rest:
@@ -112,8 +108,6 @@ def _value_of(flag: str, placeholder: str, missing: str, rest: Iterator[str]) ->
 
 def _flag(word: str, step: str, rest: Iterator[str]) -> list[str]:
     """Return a flag and its value, taken from `rest`; refuse all other words that begin with '-'."""
-    from scperformer.config.options import closest_option
-
     if word == PLUGIN:
         raise InputError(f"{word} after '{step}'", "it before the step", f"write scperformer --plugin FILE {step} ...")
     if word not in FLAGS:
@@ -137,9 +131,6 @@ def add_option_files(given: SortedWords, step: str) -> None:
     Words of the command line take precedence over a file, and a file over later ones: of two words that set the same
     option, the last counts, so the options of a file are put in front.
     """
-    from scperformer.config.file import read_options
-    from scperformer.config.words import option_word
-
     if step == "workflow":  # snakemake reads the file
         given.overrides = [*(option_word("configfile", path) for path in given.option_files), *given.overrides]
         return

@@ -1,4 +1,7 @@
-"""Run the Snakemake workflow of the installed package, or of its source checkout, in the working folder."""
+"""`scperformer workflow`: annotate many samples with Snakemake, and make one report.
+
+The Snakefile is that of the installed package, or of its source checkout; it runs in the working folder.
+"""
 
 import json
 import logging
@@ -8,6 +11,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,16 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.signals import ENDING_SIGNALS, EndedBySignal
 from scperformer.base.yaml_files import read_yaml_file
-from scperformer.cli.workflow_config import read_workflow
-from scperformer.config.steps import WORKFLOW_KEYS, WorkflowConfig
+from scperformer.config.options import ONE_OR_MORE, Options, option
 
 log = logging.getLogger(__name__)
+
+USAGE = "workflow SAMPLES"
+EXAMPLES = """\
+  scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type
+  scperformer workflow samples.tsv model_path=my_model -- -n          # show the jobs and run none
+  scperformer workflow --config my.yaml -- --cores 16                 # words after -- are for snakemake
+  scperformer workflow samples.tsv model_path=my_model -- --profile my_cluster"""
 
 # Options of snakemake that say how many jobs run at the same time; a value may follow a short option directly (-j4).
 CORES = ("--cores", "--jobs", "--profile", "--executor")
@@ -43,6 +53,35 @@ signal.pthread_sigmask(signal.SIG_SETMASK, ())
 from snakemake.cli import main
 main()
 """
+
+
+@dataclass(kw_only=True)
+class WorkflowConfig(Options):
+    """Run the workflow: a reference and many samples in, annotated samples and a report out."""
+
+    # Null: the value of `configfile`, or of WORKFLOW_DEFAULTS.
+    prefix = ""
+
+    samples: str | None = None  # the sample sheet, as the first word; see docs/workflow.md#your-own-data
+    # labelled files to train on; several are studies, see docs/training.md#several-studies
+    reference: list[str] | None = None
+    label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
+    model_path: str | None = None  # a trained model or its name instead of a reference: nothing is trained
+    outdir: str | None = None  # folder for everything that is written; null: results
+    predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
+    # GPUs of the training job, with which each prediction asks for one, too; null: 0
+    gpu: int | None = option(None, (lambda num: 0 <= num <= 16, "a number from 0 to 16"))
+    container: str | None = None  # an image for Apptainer; see docs/workflow.md#containers
+    configfile: str | None = None  # a YAML file with these keys and `overrides`; `--config FILE` is the same
+    snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4
+
+
+# Keys of a YAML file for the workflow, beside `overrides`.
+WORKFLOW_KEYS = tuple(entry.name for entry in fields(WorkflowConfig) if entry.name not in ("configfile", "snakemake"))
+
+# What the workflow does where neither the command nor a file says otherwise.
+WORKFLOW_DEFAULTS = {"label_key": "cell_type", "outdir": "results", "predict_jobs": 8, "gpu": 0}
+WORKFLOW_STEPS = ("preprocess", "train", "predict", "evaluate", "report")  # the steps that `overrides` may name
 
 
 def workflow_folder() -> Path:
@@ -98,7 +137,7 @@ def _code_of(words: list[str]) -> int:
     return code
 
 
-def run_workflow(cfg: WorkflowConfig) -> None:
+def run(cfg: WorkflowConfig) -> None:
     """Run the workflow.
 
     Raises
@@ -108,6 +147,8 @@ def run_workflow(cfg: WorkflowConfig) -> None:
     SystemExit
         Snakemake failed: with its exit code.
     """
+    from scperformer.cli.workflow_config import read_workflow
+
     if find_spec("snakemake") is None:
         raise InputError("no snakemake", "the program that runs workflows", "pip install snakemake")
     content: Any = {}

@@ -13,9 +13,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import MARK
-from scperformer.config.compose import make_config
-from scperformer.config.file import workflow_options
-from scperformer.config.words import option_word
+from scperformer.cli.compose import make_config
+from scperformer.cli.option_file import workflow_options
+from scperformer.cli.overrides import option_word
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet

@@ -1,112 +1,164 @@
-"""The options of each step as a user reads them: their defaults and meanings, and the one that a wrong word meant.
+"""Rules for the values of options, and the options that several commands share.
 
-The meaning of an option is its comment: the lines above it in the dataclass, and the text behind it.
+The options of a command are a dataclass in `scperformer/command/NAME.py`; it inherits those of this room that it shares
+with other commands. The comment at an option is its text in the help, and in docs/configuration.md.
 """
 
-import inspect
-import re
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from difflib import get_close_matches
-from functools import cache
-from typing import Any, get_args, get_type_hints
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from math import isfinite
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-from scperformer.config import groups, steps
+from scperformer.base.errors import InputError
+from scperformer.base.inputs import special_kind
+from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_problem
 
-GROUPS = {part.word(): part for name, part in vars(groups).items() if name.endswith("Config")}  # data, tokens, ...
-TABLES = {"files": steps.ExpressionOptions} | steps.SCHEMAS | GROUPS  # the tables of docs/configuration.md
-# Options of other programs, such as -o and -j, and the options here that mean the same.
-USUAL_WORDS = {"o": "output", "out": "output", "outdir": "output", "i": "inputs", "input": "inputs", "j": "threads"}
-USUAL_WORDS |= {"over_clustering": "clusters", "model": "model_path"}  # as CellTypist calls them
-MIN_SIMILARITY = 0.75  # difflib's ratio of a wrong word and the option suggested for it: names of options are alike
+AUTO = "auto"  # the value of options that the program may choose itself
 
+Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and the text that says which values pass it
+ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
+ZERO_OR_MORE: Rule = (lambda value: value >= 0, "0 or more")
+ONE_OR_MORE: Rule = (lambda value: value >= 1, "1 or more")
+BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "0 or more and below 1")
+SHARE: Rule = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # no program is faster with more; a billion of them abort it
+THREADS: Rule = (lambda value: 1 <= value <= MAX_THREADS, f"1 to {MAX_THREADS} on this machine")
+SEED: Rule = (lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
+NAME: Rule = (lambda value: bool(value.strip()), "a name")
+LINE: Rule = (
+    lambda value: name_problem(value) is None,
+    f"a name in one line of at most {MAX_NAME_LENGTH:,} characters",
+)
 
-@dataclass(frozen=True)
-class OptionText:
-    """An option of a step or group: its full name, its default as on the command line (or `required`), its meaning."""
-
-    name: str
-    default: str
-    meaning: str
-
-
-def _meanings(table: type) -> dict[str, str]:
-    """Return the comment of each option of a dataclass, also of the options that it inherits."""
-    comments: dict[str, str] = {}
-    for part in reversed([part for part in table.__mro__ if part.__module__.startswith("scperformer.")]):
-        above: list[str] = []
-        for line in inspect.getsource(part).splitlines():
-            option = re.match(r"    (\w+): [^#]*(?:# (.*))?$", line)
-            if option:
-                comments[option[1]] = " ".join([*above, option[2] or ""]).strip()
-            above = [*above, line.strip(" #")] if line.startswith("    # ") else []
-    return comments
+SOURCE: Rule = (
+    lambda source: source in ("auto", "X", "raw") or source.startswith("layers/"),
+    "auto, X, raw or layers/NAME",
+)
+ONTOLOGY: Rule = (
+    lambda source: source in ("packaged", "none") or source.endswith((".obo", ".csv", ".tsv")),
+    "packaged, none, or a file in .obo, .csv or .tsv",
+)
 
 
-def _default_text(option: Field, first_word: str | None) -> str:
-    """Return the default of an option as on the command line, or `required`; `first_word` as in `option_texts`."""
-    value = option.default if option.default_factory is MISSING else option.default_factory()
-    # The first word is required although its option has a default; `models` alone lists the models.
-    if value is MISSING or (option.name == first_word and first_word != "action"):
-        return "required"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def option(default: Any, rule: Rule) -> Any:
+    """Return a field of an `Options` class with a default value and a rule for its values; None is never checked."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"rule": rule})
+    return field(default=default, metadata={"rule": rule})
 
 
-def option_texts(name: str, first_word: str | None = None) -> list[OptionText]:
-    """Return the options of a step, of a group, or of `files`: required options first, `overwrite` last.
+def choice(*values: str) -> Any:
+    """Return a field of an `Options` class that is one of `values`; the first is the default."""
+    return option(values[0], (lambda value: value in values, f"one of {', '.join(values)}"))
 
-    Groups, and the options of files, are not repeated among the options of a step. `first_word`: the option that the
-    first plain word of the step sets.
+
+def choices_of(entry: Field) -> list[str]:
+    """Return the values that a field can have if `choice` has made it, else an empty list."""
+    _, expected = entry.metadata.get("rule", (None, ""))
+    return expected.removeprefix("one of ").split(", ") if expected.startswith("one of ") else []
+
+
+def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
+    """Raise an InputError about the value of an option unless `ok`; it names the option and the values it can have.
+
+    `near` is a hint at the value that was probably meant, such as "did you mean 'mean'? ", or nothing.
     """
-    meanings = _meanings(TABLES[name])
-    elsewhere = {"inputs", "attention", *GROUPS}
-    if name == "files":
-        elsewhere.add("overwrite")
-    else:
-        elsewhere |= {option.name for option in fields(TABLES["files"])} - {"overwrite"}
-    prefix = f"{name}." if name in GROUPS else ""
-    texts = []
-    for option in fields(TABLES[name]):
-        if name in GROUPS or option.name not in elsewhere:
-            choices = groups.choices_of(option)
-            meaning = meanings[option.name] + (f" (one of {', '.join(choices)})" if choices else "")
-            texts.append(OptionText(prefix + option.name, _default_text(option, first_word), meaning))
-    return sorted(texts, key=lambda option: (option.default != "required", option.name == "overwrite"))
+    if not ok:
+        shown = repr(value) if isinstance(value, str) and not value.strip() else value  # quotes show blank text
+        raise InputError(f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
-def groups_of(step: str) -> list[str]:
-    """Return the groups of options that a step has; `files` has the options that replace the detection of a file."""
-    names = [option.name for option in fields(steps.SCHEMAS[step])]
-    reads = issubclass(steps.SCHEMAS[step], steps.ExpressionOptions)
-    return [*(["files"] if reads else []), *(name for name in names if name in GROUPS)]
+def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
+    """Make a dataclass from plain values, such as JSON; refuse unknown names, other types and values out of range.
+
+    Unlike `config_from`, it converts nothing. `prefix` stands before each name in errors, such as `attention.`.
+    """
+    types = get_type_hints(schema)
+    for name, value in values.items():
+        if name not in types:
+            known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"
+            raise InputError(f"option {prefix}{name}", f"an option that exists ({known})", "leave it out")
+        kind = list if get_origin(types[name]) is list else types[name]
+        kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
+        ok = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+        require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
+        require(not isinstance(value, float) or isfinite(value), f"{prefix}{name}", value, "a finite number")
+    return schema(**values)
 
 
-def closest_option(word: str, step: str) -> str:
-    """Return the full name of the option of a step that a wrong word probably meant; "" if no name is similar."""
-    wrong = word.lstrip("-+~").partition("=")[0].replace("-", "_")
-    names = [option.name for option in fields(steps.SCHEMAS[step])]
-    names += [f"{group}.{option.name}" for group in set(names) & GROUPS.keys() for option in fields(GROUPS[group])]
-    usual = USUAL_WORDS.get(wrong, wrong)
-    return usual if usual in names else next(iter(get_close_matches(usual, names, 1, MIN_SIMILARITY)), "")
+@dataclass(kw_only=True)
+class Options:
+    """Base class of options: the rule of each field is checked when an instance is made, and no text is a device."""
+
+    prefix: ClassVar[str | None] = None  # before names in messages; None: the name of the group, as in `data.split`
+
+    @classmethod
+    def word(cls) -> str:
+        """Return the name of the group or step on the command line: `data` for DataConfig."""
+        return cls.__name__.removesuffix("Config").lower()
+
+    def __post_init__(self) -> None:
+        prefix = f"{self.word()}." if self.prefix is None else self.prefix
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            for text in value if isinstance(value, list) else [value]:
+                # Each of `inputs` is refused where it is read, as other inputs may be used.
+                if isinstance(text, str) and entry.name != "inputs" and (kind := special_kind(text)):
+                    expected = "a name, or the path of a file or folder"
+                    raise InputError(f"{prefix}{entry.name}={text}, {kind}", expected, "copy its content into a file")
+            if "rule" in entry.metadata and value is not None:
+                fits, expected = entry.metadata["rule"]
+                near = did_you_mean(value, choices_of(entry))
+                require(fits(value), f"{prefix}{entry.name}", value, expected, near)
 
 
-@cache
-def text_options(step: str) -> frozenset[str]:
-    """Return the full names of the options of a step that take any text, such as the name of a file or a column."""
-    return frozenset(_text_options(steps.SCHEMAS[step]))
+@dataclass(kw_only=True)
+class FileOptions(Options):
+    """Options of the steps that take files."""
+
+    prefix = ""
+    takes_one: ClassVar[bool] = False  # whether the step takes exactly one file
+
+    inputs: list[str] = field(default_factory=list)  # the files, given as plain words of the command
+    overwrite: bool = False  # replace an output of this step that exists
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        num = len(self.inputs)
+        if num == 0 or (self.takes_one and num > 1):
+            expected = "exactly one file" if self.takes_one else "at least one file"
+            remedy = f"name it; 'scperformer {self.word()} --help' shows examples"
+            raise InputError(f"{num} input files" if num else "no input file", expected, remedy)
 
 
-def _text_options(table: Any, prefix: str = "") -> list[str]:
-    names = []
-    hints = get_type_hints(table)
-    for option in fields(table):
-        kind = hints[option.name]
-        is_text = kind is str or set(get_args(kind)) == {str, type(None)}
-        if is_dataclass(kind):
-            names += _text_options(kind, f"{option.name}.")
-        elif is_text and not groups.choices_of(option):
-            names.append(prefix + option.name)
-    return names
+@dataclass(kw_only=True)
+class ExpressionOptions(FileOptions):
+    """Options that replace the detection of a file's content."""
+
+    orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")  # of text tables; see docs/inputs.md#files
+    source: str = option("auto", SOURCE)  # place of the expression: X, raw or layers/NAME
+    input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: TPM, corrected counts
+    input_total: float | None = option(None, ABOVE_ZERO)  # total of a cell before the logarithm, such as 10000
+    input_base: str = choice("auto", "e", "2", "10")  # base of the logarithm
+    # species of the genes; if it is not the model's, genes are matched by orthologs; see docs/inputs.md#genes
+    species: str = choice("auto", "human", "mouse")
+
+
+@dataclass(kw_only=True)
+class ModelOptions(ExpressionOptions):
+    """Options of the steps that apply a model to cells."""
+
+    model_path: str | None = None  # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged model
+    # exact: a gene of the file is found in the model by the same name alone, as other tools do; matched: also by ids,
+    # case, previous symbols and more; see docs/inputs.md#genes
+    genes: str = choice("matched", "exact")
+    # least share of the model's informative expression that the genes of a file must carry; see docs/inputs.md#genes
+    min_overlap: float = option(0.2, SHARE)
+
+
+def yaml_text(options: Mapping[str, Any], *, sort: bool = False) -> str:
+    """Return options as YAML text, in their order or sorted."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create({"options": options}).options, sort_keys=sort)

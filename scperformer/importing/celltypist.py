@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scperformer.config.steps import ModelsConfig
+from scperformer.importing.options import ImportOptions
 from scperformer.importing.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
 
 NAME = "a model of CellTypist (.pkl)"
@@ -33,7 +33,7 @@ def is_celltypist(path: Path) -> bool:
     return path.is_file() and looks_like_pickle(path)
 
 
-def read_celltypist(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read_celltypist(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """Read a model of CellTypist, as the arguments of `foreign_model`.
 
     The text of a ValueError says how it is damaged, or that it is another pickle.

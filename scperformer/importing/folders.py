@@ -18,10 +18,10 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
-from scperformer.config.steps import ModelsConfig
 from scperformer.importing import celltypist, scbert, scvi_tools
 from scperformer.importing.labelled import with_labelled_cells
 from scperformer.importing.name_files import read_names
+from scperformer.importing.options import ImportOptions
 from scperformer.importing.pickles import read_in_child
 from scperformer.io.gene_names import guess_species
 from scperformer.labels.ontology import PACKAGED_TERMS, UNKNOWN_TERM, find_terms
@@ -48,7 +48,7 @@ class Format(NamedTuple):
     is_it: Callable[[Path], bool]  # looks at the first bytes or the names in a file or folder; never raises
     # The arguments of `foreign_model`, given the options and the names in files beside the model; it runs in a child
     # process. The text of a ValueError says how the file is damaged.
-    read: Callable[[Path, ModelsConfig, Mapping[str, list[str]]], dict[str, Any]]
+    read: Callable[[Path, ImportOptions, Mapping[str, list[str]]], dict[str, Any]]
 
 
 # In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools, and old ones
@@ -62,7 +62,7 @@ MODELS = f"{ARCHIVES}; or {', '.join(known.name for known in FORMATS)}"
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
 
 
-def import_model(path: Path, library: Path, cfg: ModelsConfig | None = None) -> Path:
+def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) -> Path:
     """Check a model folder, an archive of one, or a model of another tool; write it into the library.
 
     Parameters
@@ -79,7 +79,7 @@ def import_model(path: Path, library: Path, cfg: ModelsConfig | None = None) -> 
     InputError
         It is damaged, has a name that no folder can have, or is in the library and `overwrite` is not set.
     """
-    cfg = cfg or ModelsConfig(action="import", inputs=[str(path)])
+    cfg = cfg or ImportOptions(inputs=[str(path)])
     if not path.exists():
         raise InputError(f"no file or folder {path}", MODELS, "check the path")
     foreign = next((known for known in FORMATS if known.is_it(path)), None)
@@ -100,7 +100,7 @@ def import_model(path: Path, library: Path, cfg: ModelsConfig | None = None) -> 
     return target
 
 
-def _import_folder(path: Path, library: Path, cfg: ModelsConfig) -> tuple[SavedModel, Path]:
+def _import_folder(path: Path, library: Path, cfg: ImportOptions) -> tuple[SavedModel, Path]:
     """Copy a folder of our own into the library, as it is: its hash stays."""
     saved = read_model(path)
     # Both refuse damaged content, which otherwise only the first annotated file would meet.
@@ -119,7 +119,7 @@ def _import_folder(path: Path, library: Path, cfg: ModelsConfig) -> tuple[SavedM
     return saved, target
 
 
-def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ModelsConfig) -> tuple[SavedModel, Path]:
+def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ImportOptions) -> tuple[SavedModel, Path]:
     """Write a model of another tool as a model folder into the library."""
     names = {what: read_names(file, what) for what in ("genes", "labels") if (file := getattr(cfg, what)) is not None}
     files = path.rglob("*") if path.is_dir() else [path]
@@ -140,7 +140,7 @@ def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ModelsConfi
     return saved, target
 
 
-def _target(name: str, path: Path, library: Path, cfg: ModelsConfig) -> Path:
+def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
     """Return the folder of a model in the library; refuse names that no folder can have, and one that exists."""
     if not FOLDER_NAME.fullmatch(name):
         raise InputError(f"model '{path}' with the name '{name[:80]}'", "a name that a folder can have", "add name=...")
@@ -150,7 +150,7 @@ def _target(name: str, path: Path, library: Path, cfg: ModelsConfig) -> Path:
 
 def foreign_model(
     path: Path,
-    cfg: ModelsConfig,
+    cfg: ImportOptions,
     *,
     origin: Mapping[str, str],
     genes: Sequence[str],

@@ -14,7 +14,7 @@ from scperformer.cells.normalisation import recover_counts
 from scperformer.cells.query import find_query
 from scperformer.cells.reference_labels import require_labels
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.steps import PredictConfig
+from scperformer.config.options import ModelOptions
 from scperformer.io.read import checksum, open_cells
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import spelled_as
@@ -56,7 +56,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         labels = _codes(texts, saved)
         known = np.flatnonzero(labels >= 0)
         _require_enough(texts, labels, saved, f"{path}, {label_key}")
-        query = find_query(cells, saved, PredictConfig(inputs=[path], min_overlap=0.5), path)
+        query = find_query(cells, saved, ModelOptions(inputs=[path], min_overlap=0.5), path)
         rows = known[np.isin(known, query.cells)]
         rows = rows[stratified_sample(labels[rows], MAX_KEPT, SEED)]
         x = query.some(rows)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.config.steps import ModelsConfig
+from scperformer.importing.options import ImportOptions
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
 
 NAME = "a checkpoint of scBERT (.pth)"
@@ -69,7 +69,7 @@ def is_scbert(path: Path) -> bool:
     return is_torch_file(path)
 
 
-def read_scbert(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read_scbert(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """Read a checkpoint of scBERT, as the arguments of `foreign_model`.
 
     The text of a ValueError says how it is damaged, or that it is another one.

@@ -16,7 +16,7 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
-from scperformer.config.steps import ModelsConfig
+from scperformer.importing.options import ImportOptions
 from scperformer.importing.pickles import MAX_BYTES, NUMPY, array_of
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
 
@@ -55,7 +55,7 @@ def is_scvi_tools(path: Path) -> bool:
     return path.is_dir() or path.name == FILE  # damaged
 
 
-def read_scvi_tools(path: Path, cfg: ModelsConfig, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read_scvi_tools(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """Read a scANVI model, as the arguments of `foreign_model`.
 
     The text of a ValueError says how it is damaged, or why it cannot be used.
@@ -129,7 +129,7 @@ def _categories(registry: Mapping[str, Any], field_name: str) -> list[str]:
 
 
 def _batch(
-    options: Mapping[str, Any], registry: Mapping[str, Any], cfg: ModelsConfig
+    options: Mapping[str, Any], registry: Mapping[str, Any], cfg: ImportOptions
 ) -> tuple[np.ndarray | None, list[str]]:
     """Return the code of the chosen batch, 1 for it and 0 for others, or None if the encoder does not read batches."""
     if not options.get("encode_covariates", False):

@@ -1,11 +1,13 @@
 """Analyses of the attention of a trained model on real cells: tables, a figure and a summary."""
 
+from __future__ import annotations
+
 import json
 import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,6 @@ from scperformer.attention.encoder import Encoder
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
 from scperformer.cells.query import Query, find_query
-from scperformer.config.steps import AnalyzeConfig
 from scperformer.io.read import default_output, read_cells, require_readable
 from scperformer.lab.approximation import analyze_approximation
 from scperformer.lab.attention_maps import layers_of
@@ -23,6 +24,9 @@ from scperformer.lab.spectrum import analyze_spectrum
 from scperformer.model.batches import Cells
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, load_model
+
+if TYPE_CHECKING:
+    from scperformer.cli.analyze import AnalyzeConfig
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,12 @@
 Shape letters: H heads, L tokens, E head width.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -17,9 +19,11 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import all_mechanisms, make_attention
 from scperformer.base.pictures import colour_of, png
-from scperformer.config.steps import AnalyzeConfig
 from scperformer.lab.attention_maps import Layers
 from scperformer.model.load import Model
+
+if TYPE_CHECKING:
+    from scperformer.cli.analyze import AnalyzeConfig
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
 """`trainer.batch_size=auto`: the largest batch that fits into memory, from the memory of real training steps."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import logging
@@ -10,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
@@ -19,13 +22,15 @@ from torch.profiler import ProfilerActivity, profile
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.messages import GIB, in_bytes
-from scperformer.config.groups import AUTO
-from scperformer.config.steps import TrainConfig
+from scperformer.config.options import AUTO
 from scperformer.lab.supervised import Learner
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
 from scperformer.training.trainer import device_of
+
+if TYPE_CHECKING:
+    from scperformer.cli.train import TrainConfig
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,11 @@
 """The initial weights of a network: gene vectors, attention, and those of a trained encoder (`init`)."""
 
+from __future__ import annotations
+
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,16 +17,16 @@ from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
-from scperformer.config.groups import (
+from scperformer.config.training import (
     DataConfig,
     HeadConfig,
     MaskingConfig,
     ModelConfig,
+    NetworkConfig,
     OptimConfig,
     TokensConfig,
     TrainerConfig,
 )
-from scperformer.config.steps import NetworkConfig, PretrainConfig, TrainConfig
 from scperformer.lab.supervised import Learner
 from scperformer.model.batches import Cells, prediction_batches, seed_of
 from scperformer.model.content import INFO
@@ -36,13 +38,16 @@ from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.fit_linear import LinearOptions, choose_linear_options, fit_logistic
 
+if TYPE_CHECKING:
+    from scperformer.cli.train import TrainConfig
+
 log = logging.getLogger(__name__)
 
 HEAD_DRAWS = 3  # times that each cell is seen as in a training step when the head is fitted
 HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
 # Options of `model` that the weights depend on; the others only matter in training.
 SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions", "queries")
-Config = TypeVar("Config", TrainConfig, PretrainConfig)
+Config = TypeVar("Config", bound=NetworkConfig)
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,12 @@ def load_init(cfg: NetworkConfig) -> Init | None:
         option = "model.positions=coexpression model.queries=tokens" if has_encoder else "model.encoder=false"
         found = f"no encoder to start from in init='{cfg.init}' (trained with {option})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
-    if isinstance(cfg, TrainConfig):
-        if has_encoder and model.get("queries") == "cell" and cfg.init_mode != "full":
+    mode = getattr(cfg, "init_mode", None)
+    if mode is not None:
+        if has_encoder and model.get("queries") == "cell" and mode != "full":
             expected = f"full with init='{cfg.init}', of whose encoder the gene vectors are taken as they are"
-            raise InputError(f"init_mode={cfg.init_mode}", expected, "leave init_mode out")
-        return Init(cfg.init, saved, cfg.init_mode, cfg.species)
+            raise InputError(f"init_mode={mode}", expected, "leave init_mode out")
+        return Init(cfg.init, saved, mode, cfg.species)
     # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
     return Init(cfg.init, saved, "full", "auto")
 
@@ -162,9 +168,10 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
 def _warn_of_ignored_options(cfg: NetworkConfig) -> None:
     """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
     changed = {"tokens": cfg.tokens != TokensConfig(), "conditions": cfg.conditions.on}
-    if isinstance(cfg, PretrainConfig):
+    masking = getattr(cfg, "masking", None)
+    if masking is not None:
         changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
-        changed["masking.mask_share"] = cfg.masking.mask_share != MaskingConfig.mask_share
+        changed["masking.mask_share"] = masking.mask_share != MaskingConfig.mask_share
         if ignored := [name for name, is_changed in changed.items() if is_changed]:
             log.warning("%s: no effect with model=performer, of which whole genes are hidden", ", ".join(ignored))
         return

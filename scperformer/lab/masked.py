@@ -6,9 +6,11 @@ was cut off repeats the lost part exactly, and all epochs are compared on the sa
 Shape letters: B cells, L tokens, K hidden tokens, D model width, G genes, N entries of the table of bins.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,13 +20,15 @@ from torch.nn.functional import cross_entropy, huber_loss, mse_loss
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
-from scperformer.config.groups import MaskingConfig, TokensConfig
-from scperformer.config.steps import PretrainConfig
+from scperformer.config.training import MaskingConfig, TokensConfig
 from scperformer.model.batches import Cells, seed_of
 from scperformer.model.load import ENCODER_PREFIX
 from scperformer.training.learner import EncoderLearner, process_factor
 from scperformer.training.loaders import Labelled, StreamedCells, validation_batches
 from scperformer.training.trainer import run_epochs
+
+if TYPE_CHECKING:
+    from scperformer.cli.pretrain import PretrainConfig
 
 MASK = "embedding.expression.mask_D"
 PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses

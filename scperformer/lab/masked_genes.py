@@ -7,8 +7,10 @@ expression, ln(1 + cp10k), is predicted whether or not the cell expresses it.
 Shape letters: B cells, L tokens, G genes, K hidden genes, D model width, H heads, X numbers in the sums of a cell.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,13 +20,15 @@ from torch import Tensor, nn
 
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.config.steps import PretrainConfig
 from scperformer.lab.initialise import Init, start_encoder
 from scperformer.lab.masked import PRETRAINING, MaskedLearner
 from scperformer.model.batches import gene_means
 from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.performer import Performer, ReadLayer
 from scperformer.training.fit_performer import gene_vectors, start_performer
+
+if TYPE_CHECKING:
+    from scperformer.cli.pretrain import PretrainConfig
 
 MAX_HIDDEN = 256  # hidden genes that a training step predicts: bounds its time and memory
 RIDGE = 1e-3  # penalty of the start of the output, relative to the mean variance of the cells' vectors

@@ -1,11 +1,14 @@
 """Pretrain an encoder on unlabelled files: it learns to predict hidden expression; written as a model folder."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from anndata import AnnData
@@ -13,9 +16,8 @@ from anndata import AnnData
 from scperformer.attention.encoder import Encoder
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.on_disk import Sample, settle_in_memory
-from scperformer.config.steps import PretrainConfig
 from scperformer.io.gene_lists import read_genes
-from scperformer.io.read import checksum, default_output, read_cells
+from scperformer.io.read import checksum, read_cells
 from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
 from scperformer.lab.masked import MaskedLearner, MaskedModel, train_masked
 from scperformer.lab.masked_genes import MaskedGenesLearner, MaskedPerformer, new_masked_performer
@@ -35,12 +37,10 @@ from scperformer.training.run_folder import (
 )
 from scperformer.training.trainer import device_of
 
+if TYPE_CHECKING:
+    from scperformer.cli.pretrain import PretrainConfig
+
 log = logging.getLogger(__name__)
-
-
-def run_pretrain(cfg: PretrainConfig) -> Path:
-    """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path."""
-    return pretrain_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".encoder"))
 
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported

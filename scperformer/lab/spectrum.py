@@ -3,9 +3,11 @@
 Shape letters: H heads, L tokens.
 """
 
+from __future__ import annotations
+
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from scperformer.base.pictures import png, text_colour_on
-from scperformer.config.steps import AnalyzeConfig
 from scperformer.lab.attention_maps import Layers
 from scperformer.model.load import Model
+
+if TYPE_CHECKING:
+    from scperformer.cli.analyze import AnalyzeConfig
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,9 @@
 """Training of layers with labels in Lightning: loss, metrics and optimiser."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -9,13 +11,15 @@ from torch.nn.functional import cross_entropy
 
 from scperformer.attention.encoder import Encoder
 from scperformer.base.metrics import negative_log_likelihood, score
-from scperformer.config.steps import TrainConfig
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training.evidence import branch_scales
 from scperformer.training.learner import EncoderLearner, loss_weights, process_factor
 from scperformer.training.loaders import Labelled, StreamedCells
 from scperformer.training.trainer import run_epochs
+
+if TYPE_CHECKING:
+    from scperformer.cli.train import TrainConfig
 
 # Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1

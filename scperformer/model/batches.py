@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.attention.tokens import Batch, log2_bins, token_counts, tokenize
-from scperformer.config.groups import ConditionsConfig, TokensConfig
+from scperformer.config.training import ConditionsConfig, TokensConfig
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, yet well mixed
 BLOCK_CELLS = 4096  # cells converted to float64 at a time

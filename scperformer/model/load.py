@@ -17,7 +17,8 @@ from scperformer.attention.registry import PluginProblem
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.progress import progress
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig, checked
+from scperformer.config.options import checked
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind

@@ -25,7 +25,7 @@ from scperformer.attention.encoder import FEEDFORWARD_FACTOR
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.base.errors import InputError
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY, power_transform
 
 KEY_LENGTH = 2.0  # of a gene's key, after the scaling by D^(-1/4) of attention: exponents of phi are then 4 at most

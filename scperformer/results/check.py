@@ -3,7 +3,8 @@
 `check` takes the same steps as `predict` or `train`, so that it refuses the same files with the same messages.
 """
 
-import json
+from __future__ import annotations
+
 import math
 import shlex
 import shutil
@@ -15,22 +16,22 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anndata import AnnData
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import shortened
-from scperformer.base.outputs import new_file, require_absent
-from scperformer.base.progress import progress, say
+from scperformer.base.outputs import require_absent
+from scperformer.base.progress import progress
 from scperformer.cells.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.cells.detect import Place, gene_table
 from scperformer.cells.query import Query, find_expression, map_to_model, require_fit, require_regular, require_short
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference_labels import label_columns, rare_labels, rare_note, require_labels
 from scperformer.cells.reference import make_reference
-from scperformer.config.steps import CheckConfig, PredictConfig, TrainConfig
-from scperformer.config.groups import DataConfig
+from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.training import DataConfig, ReferenceOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
@@ -45,6 +46,9 @@ from scperformer.model.library import require_annotator, resolve_model
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.model.file_verdict import file_text, file_warning
 from scperformer.model.novelty import novelty_share
+
+if TYPE_CHECKING:
+    from scperformer.cli.check import CheckConfig
 
 KnownCells = Sequence[tuple[SavedModel, ReferenceCells]]  # models with the cells that they keep
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
@@ -89,7 +93,7 @@ def _check_expression(
 ) -> None:
     """Add the findings about the expression, and check it as `predict` does, or with `label_key` as `train` does."""
     options = {name: getattr(cfg, name) for name in ("source", "input_kind", "input_total", "input_base", "species")}
-    predict = PredictConfig(inputs=[path], min_overlap=cfg.min_overlap, **options)
+    predict = AnnotationOptions(inputs=[path], min_overlap=cfg.min_overlap, **options)
     findings, rows = find_expression(cells, predict, path)
     values = asdict(replace(findings, droplets=None)) | {"text": findings.text}
     del values["droplets"]  # a JSON of its own, below
@@ -111,7 +115,7 @@ def _check_expression(
     if cfg.label_key is not None:
         assert isinstance(cells, AnnData), "train reads the whole file"
         sample = Sample(cells, Path(path), findings=findings)
-        train = TrainConfig(inputs=[path], label_key=cfg.label_key, orientation=cfg.orientation, **options)
+        train = ReferenceOptions(inputs=[path], label_key=cfg.label_key, orientation=cfg.orientation, **options)
         make_reference(sample, train)
         return
     require_fit(var, plan, model, predict, path)
@@ -135,7 +139,7 @@ def _check_expression(
     if not adapts:  # an adapted model has no attention, so that cells may have any number of genes
         require_short(query, model)
     require_regular(cells, path)
-    require_not_annotated(cells, PredictConfig.key_added, path)
+    require_not_annotated(cells, AnnotationOptions.key_added, path)
 
 
 def _compared(query: Query, model: SavedModel, reference_cells: ReferenceCells) -> Checked:
@@ -155,7 +159,7 @@ def _compared(query: Query, model: SavedModel, reference_cells: ReferenceCells) 
     if known is not None and query.rows.shape[0]:
         seen = query.of_genes(condition.measured) if adapts else query
         shift, _, scores = find_shift(seen, known, model, reference_cells, condition)
-        is_unlike = 1 - novelty_share(scores / shift.factor, known.scores) <= PredictConfig.false_alarms
+        is_unlike = 1 - novelty_share(scores / shift.factor, known.scores) <= AnnotationOptions.false_alarms
         result |= {"unlike_share": float(is_unlike.mean()) if len(scores) else 1.0, "shift": shift}
     return result
 
@@ -172,7 +176,7 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     else:
         step = "train"
         names = ["label_key", *names]
-    changed = {name: getattr(cfg, name) for name in names if getattr(cfg, name) != getattr(CheckConfig, name)}
+    changed = {name: getattr(cfg, name) for name in names if getattr(cfg, name) != getattr(type(cfg), name)}
     options = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in changed.items()}
     options |= dict(option.split("=", 1) for option in more)
     file = f"./{path}" if path.startswith("-") else path
@@ -363,26 +367,3 @@ def check_all(sources: Sequence[str | AnnData], cfg: CheckConfig, tell: Callable
             if tell is not None:
                 tell(text)
     return checks
-
-
-def run_check(cfg: CheckConfig) -> list[Checked]:
-    """Print the findings about each file and the next command; with `output`, also write the findings as JSON.
-
-    Raises
-    ------
-    InputError
-        At least one file has a problem; raised after the findings about all files.
-    """
-    if cfg.output is not None:
-        require_absent(cfg.output, cfg.overwrite)
-    checks = check_all(cfg.inputs, cfg, say)
-    results = checks.files
-    if cfg.output is not None:
-        text = json.dumps({"model": checks.model, "files": results}, indent=1, allow_nan=False)
-        with new_file(cfg.output, cfg.overwrite) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
-    if refused := [result["file"] for result in results if result["problem"] is not None]:
-        more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-        found = f"{len(refused)} of {len(results)} files cannot be used as they are: {', '.join(refused[:3])}{more}"
-        raise InputError(found, "files without a problem", "see the problem and the remedy of each file above")
-    return results

@@ -1,11 +1,13 @@
 """Score annotations against true labels, with logistic regression as the baseline, and write the scores to a folder."""
 
+from __future__ import annotations
+
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +17,17 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, listed, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
-from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
-from scperformer.config.steps import EvaluateConfig
+from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.io.tables import read_texts
 from scperformer.labels.ontology_columns import NO_CALL
 from scperformer.labels.common import common_labels
 from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
 from scperformer.labels.ontology import packaged_ontology, read_pairs
-from scperformer.results.read_annotations import Annotated, cell_table, common_tree, read_annotated
+from scperformer.results.read_annotations import Annotated, cell_table, common_tree
 from scperformer.model.confidence import calibration_error
+
+if TYPE_CHECKING:
+    from scperformer.cli.evaluate import EvaluateConfig
 
 log = logging.getLogger(__name__)
 
@@ -355,17 +359,3 @@ def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> N
         confusion.to_csv(folder / CONFUSION)
     evaluation.path = output
     log.info("written: %s", output)
-
-
-def run_evaluate(cfg: EvaluateConfig) -> Path:
-    """Score annotated files against true labels; write the evaluation folder and return its path."""
-    failed = [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]
-    if failed:
-        log.warning("left out, as they could not be annotated: %s", listed(failed))
-        rest = [place for place, path in enumerate(cfg.inputs) if path not in failed]
-        tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in rest]
-        cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
-    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
-    require_absent(output, cfg.overwrite, EVALUATION)
-    write_evaluation(evaluate_samples(read_annotated(cfg.inputs, cfg.key_added), cfg), output, cfg.overwrite)
-    return output

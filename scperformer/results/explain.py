@@ -1,13 +1,14 @@
 """The genes behind calls: their contributions to logits, compared with marker genes and tested by deletion."""
 
+from __future__ import annotations
+
 import json
 import logging
-import time
 import warnings
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,15 +16,15 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import FolderKind, new_folder, require_absent
+from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.query import find_query
 from scperformer.cells.quality import technical
-from scperformer.config.steps import ExplainConfig, PredictConfig
-from scperformer.config.groups import checked
+from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.options import checked
 from scperformer.results.contributions import SUM_TOLERANCE, Contributions, find_contributions
 from scperformer.results.explanation_page import NUM_FOR, NUM_TOP, attention_per_label, deletion_text, genes_per_label, marker_overlap, render_explanation
 from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed
-from scperformer.io.read import default_output, open_cells
+from scperformer.io.read import open_cells
 from scperformer.io.writing import write_anndata
 from scperformer.training.adapt import Adapted, adapt_model
 from scperformer.training.condition import Condition, find_condition, reduced
@@ -35,7 +36,10 @@ from scperformer.model.batches import Cells
 from scperformer.model.load import Model, load_model
 from scperformer.model.inference import predict_cells, torch_state_kept
 from scperformer.annotation.annotate import without_slashes
-from scperformer.results.read_annotations import find_model, read_annotated, sample_names
+from scperformer.results.read_annotations import find_model, read_annotated
+
+if TYPE_CHECKING:
+    from scperformer.cli.explain import ExplainConfig
 
 log = logging.getLogger(__name__)
 
@@ -178,12 +182,12 @@ def _adapt_as_predict(
         found = f"no record of the options of predict in {path}"
         raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
     given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS if hasattr(cfg, name)}
-    options |= {name: value for name, value in given.items() if value != getattr(PredictConfig, name)}
+    options |= {name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)}
     record = facts.get("condition", {})  # earlier versions had no conditions
     adapt = bool(record.get("adapted", False))
     # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
     options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
-    predict: PredictConfig = checked(PredictConfig, options, "")
+    predict: AnnotationOptions = checked(AnnotationOptions, options, "")
     query = find_query(cells, model.saved, predict, path)
     condition = None
     if adapt:
@@ -427,14 +431,3 @@ def write_explanation(explanation: AnnData, output: Path, cfg: ExplainConfig, sa
         explanation.uns[key]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
         (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
     log.info("written: %s", output)
-
-
-def run_explain(cfg: ExplainConfig) -> Path:
-    """Write the folder of an explanation and return its path, by default `<input>.explanation` next to the input."""
-    start = time.perf_counter()
-    path = cfg.inputs[0]
-    output = Path(cfg.output) if cfg.output else default_output(path, ".explanation")
-    require_absent(output, cfg.overwrite, EXPLANATION)
-    write_explanation(explain_file(cfg), output, cfg, sample_names([Path(path)])[0])
-    log.info("explained in %.1f s", time.perf_counter() - start)
-    return output

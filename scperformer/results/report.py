@@ -1,5 +1,7 @@
 """One HTML page about annotated files, with interactive figures and sortable tables; it needs no network."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import importlib.util
@@ -8,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +19,14 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.outputs import new_file, require_absent
-from scperformer.config.steps import ReportConfig
 from scperformer.labels.ontology_columns import NO_CALL
 from scperformer.results import cell_map, figures, report_tables as tables, what_to_check
 from scperformer.results.evaluate import Evaluation, read_evaluation
 from scperformer.results.pages import TEMPLATES, render_page
 from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table, read_samples
+
+if TYPE_CHECKING:
+    from scperformer.cli.report import ReportConfig
 
 log = logging.getLogger(__name__)
 
@@ -210,11 +214,6 @@ def _require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated], 
     if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
         expected = f"an evaluation of {samples[0].model_id}"
         raise InputError(f"{place} evaluates another model", expected, remedy)
-
-
-def run_report(cfg: ReportConfig) -> Path:
-    """Write one HTML page about annotated files, and return its path; errors as `make_report`."""
-    return make_report(cfg)[0]
 
 
 def make_report(

@@ -1,5 +1,7 @@
 """Adapt a model to the cells of a file: whether to, where adapted models are kept, and the step `adapt`."""
 
+from __future__ import annotations
+
 import logging
 import math
 import time
@@ -7,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from anndata import AnnData
@@ -17,15 +19,15 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time, listed
 from scperformer.base.outputs import require_absent
 from scperformer.cells.query import Query, find_query
-from scperformer.config.steps import AdaptConfig, PredictConfig
+from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.gene_lists import is_gene_list, read_genes
 from scperformer.io.gene_overlap import MIN_PANEL, find_panel
-from scperformer.io.read import default_output, open_cells
+from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
 from scperformer.model.effects import without_effects
 from scperformer.model.folder import MODEL, damaged_model, load_reference_cells, read_model, write_model
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import Model, as_model, load_model
+from scperformer.model.load import Model, as_model
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.shift import FAR, OTHER, Shift
@@ -33,6 +35,9 @@ from scperformer.training.adapted import fit_to_condition, with_encoder_weight
 from scperformer.training.condition import Condition, adapting_pays, depth_share, find_condition
 from scperformer.training.query_shift import find_shift, known_cells
 from scperformer.training.reference_repeats import Repeats, find_repeats, joined_repeats
+
+if TYPE_CHECKING:
+    from scperformer.cli.adapt import AdaptConfig
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +51,7 @@ class Adapted:
     record: dict[str, Any]
     shift: Shift | None = None  # how far the cells are from the reference; None: not asked for, or not known
     gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before calls; None: none are
-    members: "list[Member]" = field(default_factory=list)  # of a model of several studies
+    members: list[Member] = field(default_factory=list)  # of a model of several studies
     repeats: Repeats = field(default_factory=Repeats)  # cells of the reference among those of the file
 
     def as_in_reference(self, x: csr_matrix) -> csr_matrix:
@@ -67,14 +72,15 @@ class Member:
         """The novelty score that few known cells exceed in a file like this one; 1 if it is not known."""
         held_out = self.adapted.model.saved.held_out
         factor = 1.0 if self.adapted.shift is None else self.adapted.shift.factor
-        return 1.0 if held_out is None else factor * float(np.quantile(held_out.scores, 1 - PredictConfig.false_alarms))
+        known_share = 1 - AnnotationOptions.false_alarms
+        return 1.0 if held_out is None else factor * float(np.quantile(held_out.scores, known_share))
 
 
 @torch_state_kept()  # a network draws its first weights at random
 def adapt_model(
     model: Model,
     query: Query,
-    cfg: PredictConfig,
+    cfg: AnnotationOptions,
     condition: Condition | None = None,
     with_shift: bool = False,
     whole: Query | None = None,
@@ -157,7 +163,9 @@ def _require_same_kind(query: Query, whole: Query) -> None:
         raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
 
 
-def _adapt_members(model: Model, query: Query, cfg: PredictConfig, with_shift: bool, whole: Query | None) -> Adapted:
+def _adapt_members(
+    model: Model, query: Query, cfg: AnnotationOptions, with_shift: bool, whole: Query | None
+) -> Adapted:
     """Adapt the model of each study to a file; all weigh the same, except that studies of another tissue weigh nothing.
 
     Larger weights for the studies that are nearer to the file did not make calls more accurate (docs/trust.md). A study
@@ -205,7 +213,7 @@ def _adapt_members(model: Model, query: Query, cfg: PredictConfig, with_shift: b
 
 
 def _adapted_to(
-    model: Model, reference_cells: ReferenceCells, condition: Condition, path: str, cfg: PredictConfig
+    model: Model, reference_cells: ReferenceCells, condition: Condition, path: str, cfg: AnnotationOptions
 ) -> Model:
     """Return a model adapted to a condition: an earlier one if there is one."""
     if condition.key not in model.adapted:
@@ -245,7 +253,7 @@ def _with_all_genes(adapted: float, original: float) -> str:
     return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")
 
 
-def _load_or_fit(model: Model, reference_cells: ReferenceCells, condition: Condition, cfg: PredictConfig) -> Model:
+def _load_or_fit(model: Model, reference_cells: ReferenceCells, condition: Condition, cfg: AnnotationOptions) -> Model:
     """Load an adapted model from `cfg.adapted_folder`; fit it, and write it there, if it is missing."""
     if cfg.adapted_folder is None:
         return as_model(fit_to_condition(model, reference_cells, condition), model.path)
@@ -293,10 +301,3 @@ def _condition_of(source: str | AnnData, saved: SavedModel, cfg: AdaptConfig) ->
         )
     with open_cells(source, cfg.orientation) as cells:
         return find_condition(find_query(cells, saved, cfg, source))
-
-
-def run_adapt(cfg: AdaptConfig) -> Path:
-    """Load a model, adapt it to a file or to a text file of genes, and write it; return its folder."""
-    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".adapted")
-    require_absent(output, cfg.overwrite, MODEL)
-    return write_adapted(load_model(cfg.model_path), cfg.inputs[0], output, cfg)

@@ -11,8 +11,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.groups import HeadConfig, ModelConfig, OptimConfig, TokensConfig
-from scperformer.config.steps import TrainConfig
+from scperformer.config.training import HeadConfig, ModelConfig, NetworkConfig, OptimConfig, TokensConfig
 from scperformer.model.confidence import calibration
 from scperformer.model.folder import damaged_model
 from scperformer.model.held_out import HeldOut
@@ -91,13 +90,13 @@ def _keeps_vectors(saved: SavedModel) -> bool:
     return model.reads_genes or model.depth == 0 or bool(saved.provenance.get("unlabelled"))
 
 
-def _training_options(saved: SavedModel) -> TrainConfig:
+def _training_options(saved: SavedModel) -> NetworkConfig:
     """Return the options with which a model was trained, without layers between tokens.
 
     Gene vectors from co-expression stay, with what reads them; other encoders go. The CPU trains, whatever the device
     of the predictions is: the adapted model, and the labels of a file, are then the same with a GPU and without.
     """
-    usual = TrainConfig(inputs=[""], label_key="")
+    usual = NetworkConfig(inputs=[""])
     model = ModelConfig(**saved.config["model"])
     if model.positions != "coexpression":
         model = replace(model, encoder=False, linear=True)
@@ -147,7 +146,7 @@ def _weights(
     saved: SavedModel,
     fitted: Fitted,
     scales: dict[str, float],
-    cfg: TrainConfig,
+    cfg: NetworkConfig,
     x: csr_matrix,
     labels: np.ndarray,
 ) -> dict[str, np.ndarray]:

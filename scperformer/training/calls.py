@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scperformer.config.steps import PredictConfig
+from scperformer.config.annotation import AnnotationOptions
 from scperformer.model.batches import Cells
 from scperformer.model.conformal import cell_draws
 from scperformer.model.fusion import fuse
@@ -33,7 +33,9 @@ class Calls:
 Read = Callable[[], Iterable[Calls]]
 
 
-def call_block(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[[int], None] | None = None) -> Calls:
+def call_block(
+    adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None = None
+) -> Calls:
     """Call the cells of a block of a file; the calls of a cell do not depend on the other cells.
 
     Parameters
@@ -76,7 +78,7 @@ def call_block(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[
     )
 
 
-def _joined_calls(adapted: Adapted, start: int, cfg: PredictConfig, done: Callable[[int], None] | None) -> Calls:
+def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None) -> Calls:
     """Join the calls of a block by the models of several studies.
 
     The embedding has those of all studies side by side. A cell is as novel as for the study that knows it best.

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.steps import TrainConfig
+from scperformer.config.training import NetworkConfig
 from scperformer.model.effects import gene_effects
 from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import torch_state_kept
@@ -127,7 +127,7 @@ def fit_branches(
     labels: np.ndarray,
     *,
     linear_options: LinearOptions | None,
-    cfg: TrainConfig,
+    cfg: NetworkConfig,
     draws: Sequence[csr_matrix] = (),
     unlabelled: csr_matrix | None = None,
     vectors: np.ndarray | None = None,
@@ -232,7 +232,7 @@ def _fit_linear(
     return fit_linear_branch(x, labels, options)
 
 
-def _fit_vectors(x: csr_matrix, vectors: np.ndarray | None, cfg: TrainConfig) -> np.ndarray:
+def _fit_vectors(x: csr_matrix, vectors: np.ndarray | None, cfg: NetworkConfig) -> np.ndarray:
     """Learn the vectors of genes from cells, or scale those that are given: float32, G x D."""
     from scperformer.training.fit_performer import gene_vectors, scaled_vectors  # needs Lightning
 
@@ -244,7 +244,7 @@ def _fit_encoder(
     labels: np.ndarray,
     vectors: np.ndarray,
     folds: Folds,
-    cfg: TrainConfig,
+    cfg: NetworkConfig,
     logits: np.ndarray,
     folder: Path | None,
 ) -> FittedEncoder:
@@ -255,7 +255,7 @@ def _fit_encoder(
     from scperformer.training.fit_performer import start_performer, train_readouts  # needs Lightning
 
     if not cfg.model.reads_genes:  # layers between tokens, which will be trained, start from the pooled encoder
-        usual = TrainConfig(inputs=[""], label_key="")
+        usual = NetworkConfig(inputs=[""])
         trainer = replace(cfg.trainer, max_steps=usual.trainer.max_steps, batch_size=usual.trainer.batch_size)
         cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
     performer = start_performer(vectors, vstack(draws, "csr"), cfg)

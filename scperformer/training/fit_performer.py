@@ -19,7 +19,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
 from scperformer.attention.encoder import Encoder
-from scperformer.config.steps import NetworkConfig, TrainConfig
+from scperformer.config.training import NetworkConfig
 from scperformer.model.batches import seed_of, seed_sequence
 from scperformer.model.linear import power_transform
 from scperformer.model.network import Head, Readout
@@ -81,7 +81,7 @@ class CopiesLearner(SeededLearner):
     Shape letters: K copies, B cells, X sums over genes, C labels.
     """
 
-    def __init__(self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: TrainConfig):
+    def __init__(self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: NetworkConfig):
         super().__init__(cfg)
         stacked, _ = stack_module_state(copies)  # type: ignore[arg-type]
         trained = {name for name, parameter in copies[0].named_parameters() if parameter.requires_grad}
@@ -137,7 +137,7 @@ def train_readouts(
     labels: np.ndarray,
     sides: np.ndarray,
     num_labels: int,
-    cfg: TrainConfig,
+    cfg: NetworkConfig,
     folder: Path | None = None,
 ) -> list[Readout]:
     """Train readouts of the same Performer at the same time, each on other cells.
@@ -179,7 +179,7 @@ def train_readouts(
     return copies
 
 
-def encoder_facts(encoder: Performer | Encoder, cfg: TrainConfig) -> dict[str, str]:
+def encoder_facts(encoder: Performer | Encoder, cfg: NetworkConfig) -> dict[str, str]:
     """Return a trained encoder in words, for the metrics of a model.
 
     Returns

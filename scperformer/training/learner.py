@@ -14,8 +14,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.attention.tokens import Batch
-from scperformer.config.groups import OptimConfig
-from scperformer.config.steps import NetworkConfig
+from scperformer.config.training import NetworkConfig, OptimConfig
 from scperformer.model.batches import Cells, drop_genes, gene_means, seed_of, simulate_conditions
 from scperformer.training.loaders import Labelled
 

@@ -15,8 +15,7 @@ from scperformer.attention.tokens import Batch
 from scperformer.cells.corpus import Corpus
 from scperformer.cells.on_disk import Stream
 from scperformer.cells.reference import Reference
-from scperformer.config.groups import TokensConfig
-from scperformer.config.steps import NetworkConfig
+from scperformer.config.training import NetworkConfig, TokensConfig
 from scperformer.model.batches import POOL_BATCHES, Cells, prefetch, row_subset, seed_sequence, shuffled_batches
 
 BLOCK_CELLS = 64  # consecutive cells that are read together

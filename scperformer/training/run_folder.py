@@ -34,8 +34,8 @@ from scperformer.base.outputs import (
 )
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
-from scperformer.config.compose import yaml_text
-from scperformer.config.steps import NetworkConfig, PretrainConfig, TrainConfig
+from scperformer.config.options import yaml_text
+from scperformer.config.training import NetworkConfig, ReferenceOptions
 from scperformer.lab.initialise import Init
 from scperformer.model.content import INFO
 from scperformer.model.folder import MODEL, write_model
@@ -213,8 +213,9 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
     The recorded command has the options that differ from their defaults. Without input files it is a call in Python.
     Returns the `provenance` and `config` of the model folder: the options that its use needs.
     """
-    trains = isinstance(cfg, TrainConfig)
-    blank = TrainConfig(inputs=[""], label_key="") if trains else PretrainConfig(inputs=[""])
+    trains = isinstance(cfg, ReferenceOptions)
+    needed: dict[str, Any] = {"label_key": ""} if trains else {}
+    blank = type(cfg)(inputs=[""], **needed)
     default, recorded, options = (run_options(each, "")["options"] for each in (blank, cfg, cfg))
     name = options["attention"]["name"]
     changed = {} if name == default["attention"]["name"] else {"attention": name}
@@ -231,7 +232,7 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
             f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed.items()
         )
         command = shlex.join(["scperformer", "train" if trains else "pretrain", *files, *words])
-    elif isinstance(cfg, TrainConfig):
+    elif isinstance(cfg, ReferenceOptions):
         changed.pop("label_key", None)
         command = f"scperformer.train(adata, label_key={cfg.label_key!r}, options={changed})"
     else:

@@ -4,13 +4,15 @@ Cells of different studies are not put together: a fit to the genes that all of 
 differences between studies for differences between their labels (benchmarks/studies.py).
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
@@ -26,8 +28,8 @@ from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import settle_batches
 from scperformer.cells.repeats import are_among, cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.groups import AUTO
-from scperformer.config.steps import PredictConfig, TrainConfig
+from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.options import AUTO
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
 from scperformer.io.read import checksum, origins, read_cells
@@ -49,6 +51,9 @@ from scperformer.training.run_folder import (
     write_trained,
 )
 
+if TYPE_CHECKING:
+    from scperformer.cli.train import TrainConfig
+
 log = logging.getLogger(__name__)
 
 CALLED_CELLS = 1000  # of each study, called by the models of the others
@@ -58,7 +63,7 @@ TINY = 1e-12  # in place of a probability of 0
 
 
 # `train_on` of train.py, which makes the model of one study.
-TrainOne = Callable[[Reference, TrainConfig, Path, Init | None, dict[str, str]], SavedModel | None]
+TrainOne = Callable[[Reference, "TrainConfig", Path, Init | None, dict[str, str]], SavedModel | None]
 
 
 @dataclass
@@ -282,7 +287,7 @@ def _call_by_others(
     rows = np.flatnonzero(meaning.any(axis=1) & ~is_repeat)
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
-    predict = PredictConfig(
+    predict = AnnotationOptions(
         inputs=[study.name],
         input_kind="log1p",
         input_total=cfg.data.target_sum,

@@ -1,11 +1,13 @@
 """Train a model on a labelled reference: prepare, fit or train, score, refit to all cells, write the model folder."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +22,7 @@ from scperformer.cells.on_disk import Sample, settle_in_memory
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.steps import TrainConfig
-from scperformer.io.read import checksum, default_output, origins, read_cells
+from scperformer.io.read import checksum, origins, read_cells
 from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.initialise import (
     Init,
@@ -72,12 +73,10 @@ from scperformer.training.run_folder import (
 from scperformer.training.studies import train_studies, trains_studies
 from scperformer.training.trainer import device_of
 
+if TYPE_CHECKING:
+    from scperformer.cli.train import TrainConfig
+
 log = logging.getLogger(__name__)
-
-
-def run_train(cfg: TrainConfig) -> Path:
-    """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path."""
-    return train_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model"))
 
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported

@@ -36,8 +36,8 @@ from scperformer.base.messages import in_time
 from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
 from scperformer.base.signals import RESUME_NOTE
-from scperformer.config.groups import AUTO, LoggerConfig, TrainerConfig
-from scperformer.config.steps import NetworkConfig
+from scperformer.config.options import AUTO
+from scperformer.config.training import LoggerConfig, NetworkConfig, TrainerConfig
 from scperformer.model.batches import Cells
 from scperformer.model.inference import fast_cpu
 from scperformer.training.learner import SeededLearner

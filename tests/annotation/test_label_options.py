@@ -13,7 +13,7 @@ import scperformer
 from scperformer.annotation.columns import USUAL_COLUMNS
 from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.predict import PredictConfig
 from scperformer.labels.tree import LabelTree
 from scperformer.model.folder import write_model
 from scperformer.model.load import load_model

@@ -20,15 +20,15 @@ from scperformer.annotation.predict import run_predict
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells.query import find_query
-from scperformer.config.compose import make_config
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.compose import make_config
+from scperformer.cli.predict import PredictConfig
+from scperformer.cli.train import run as run_train
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io import rows
 from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, choose_device, predict_cells, torch_state_kept
 from scperformer.model.load import load_model
 from scperformer.model.network import CellTypeModel
-from scperformer.training.train import run_train
 
 
 @pytest.fixture(scope="module")

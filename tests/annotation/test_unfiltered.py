@@ -7,7 +7,7 @@ import pytest
 
 import scperformer
 from scperformer.annotation.predict import run_predict
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.predict import PredictConfig
 from scperformer.model.folder import read_model
 
 KEY = "scperformer"

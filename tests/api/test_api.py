@@ -20,8 +20,8 @@ import pytest
 import scperformer as scp
 from scperformer.api.making import Trained
 from scperformer.base.errors import InputError
-from scperformer.config.compose import make_config
-from scperformer.config.words import option_words
+from scperformer.cli.compose import make_config
+from scperformer.cli.overrides import option_words
 from scperformer.model.folder import read_model
 from scperformer.model.shift import FAR, OTHER
 

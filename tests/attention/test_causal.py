@@ -11,7 +11,7 @@ from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.attention.tokens import Batch
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 
 ADDITIVE = {
     "favor": {"name": "favor"},

@@ -9,8 +9,8 @@ from support.measured import TensorBytes
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
 from scperformer.base import memory
-from scperformer.config.compose import make_config
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.model import inference
 from scperformer.model.inference import fast_cpu
 

@@ -8,8 +8,8 @@ import torch
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
-from scperformer.config.compose import make_config
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.network import CellTypeModel
 
 GENES = 9

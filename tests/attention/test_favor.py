@@ -15,7 +15,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.favor import Fastfood, gaussian_directions, hadamard
 from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 
 
 def test_favor_is_accurate_where_the_published_stabilisers_are_not():

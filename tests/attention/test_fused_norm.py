@@ -8,7 +8,7 @@ from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Layer
 from scperformer.attention.fused_norm import add_norm, layer_norm
 from scperformer.attention.registry import make_attention
-from scperformer.config.groups import ModelConfig
+from scperformer.config.training import ModelConfig
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -12,7 +12,7 @@ from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.load import load_model
 from scperformer.model.network import CellTypeModel
 

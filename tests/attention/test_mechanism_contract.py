@@ -35,7 +35,7 @@ from scperformer.attention.additive import Additive
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import MECHANISMS, attention_options, make_attention
 from scperformer.base.errors import InputError
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 
 # --- the contract --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
 from scperformer.model.network import CellTypeModel

@@ -16,8 +16,8 @@ import scperformer
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import attention_options, load_plugin, make_attention, source_hash
 from scperformer.base.errors import InputError
+from scperformer.cli.compose import make_config
 from scperformer.config import mechanisms
-from scperformer.config.compose import make_config
 
 DOCS = (Path(__file__).parents[2] / "docs" / "own_mechanism.md").read_text(encoding="utf-8")
 FILE = "my_attention.py"

@@ -11,7 +11,7 @@ from scipy import sparse
 from scperformer.attention.tokens import Batch, Embedding, log2_bins, mask_token, sinusoids, token_counts, tokenize
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import normalise
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
 
 SCBERT = TokensConfig(name="scbert", unexpressed="full")

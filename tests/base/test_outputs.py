@@ -328,7 +328,7 @@ def test_kill_9_while_cells_in_memory_are_written(tmp_path, counts_adata, tiny_m
     die = "import os, signal, h5py\nclose = h5py.File.close\n"
     die += "h5py.File.close = lambda self: (close(self), os.kill(os.getpid(), signal.SIGKILL))"
     words = ["predict", "cells.csv", f"model_path={tiny_model}", "orientation=cells_by_genes", "output=out.h5ad"]
-    start = "import sys\nfrom scperformer.cli.cli import main\nsys.exit(main(sys.argv[1:]))"
+    start = "import sys\nfrom scperformer.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     killed = subprocess.run([sys.executable, "-c", f"{die}\n{start}", *words], cwd=tmp_path, capture_output=True)
     assert killed.returncode == -9
     assert not (tmp_path / "out.h5ad").exists()

@@ -30,7 +30,7 @@ PREDICT = ("predict", "cells.h5ad", "model_path=model", "adapt=false")
 TRAIN = ("train", "cells.h5ad", "label_key=cell_type", "model=tiny", "trainer.max_epochs=2", "output=new")
 ADAPT = ("adapt", "model", "cells.h5ad", "output=new")
 CASES = {  # command, and the module and function in which the signal comes
-    "the command line is imported": (PREDICT, "scperformer.cli.cli", "<module>"),
+    "the command line is imported": (PREDICT, "scperformer.cli.main", "<module>"),
     "options are composed": (PREDICT, "omegaconf", "<module>"),
     "torch is imported": (PREDICT, "torch", "<module>"),
     "files are looked at": (PREDICT, "scperformer.io.hdf5_guard", "open_hdf5"),
@@ -40,7 +40,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "HDF5 writes": (PREDICT, "scperformer.io.writing", "write_all"),
     "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.annotation.write", "_copy"),
     "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.annotation.write", "_table_rows"),
-    "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "run_report"),
+    "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "make_report"),
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
     "branches are fitted": (TRAIN, "scperformer.training.evidence", "fit_branches"),
     "a network learns": (TRAIN, "scperformer.lab.supervised", "training_step"),

@@ -12,7 +12,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.splits import stratified_split
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 
 
 def config(*overrides):

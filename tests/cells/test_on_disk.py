@@ -12,7 +12,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells import on_disk
 from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample, make_collection, settle_in_memory
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 

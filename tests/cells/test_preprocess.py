@@ -14,9 +14,10 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_rows, plan_alignment
 from scperformer.cells.detect import detect_expression
 from scperformer.cells.on_disk import make_collection
-from scperformer.cells.preprocess import prepare_reference, run_preprocess
-from scperformer.config.groups import DataConfig
-from scperformer.config.steps import PreprocessConfig
+from scperformer.cells.preprocess import prepare_reference
+from scperformer.cli.preprocess import PreprocessConfig
+from scperformer.cli.preprocess import run as run_preprocess
+from scperformer.config.training import DataConfig
 from scperformer.io.h5ad import PREPARED_KEY
 from scperformer.io.rows import Rows
 

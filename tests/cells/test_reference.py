@@ -9,7 +9,7 @@ from scperformer.cells import reference
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cells.reference import make_reference, read_unlabelled
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 

@@ -13,8 +13,8 @@ from scperformer.cells.reference_labels import (
     settle_rare_labels,
     settle_terms,
 )
-from scperformer.config.compose import make_config
-from scperformer.config.groups import DataConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import DataConfig
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
 

@@ -11,8 +11,9 @@ from scperformer.cells.detect import detect_expression
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cells.splits import group_split, split_cells, split_values, stratified_sample, stratified_split
-from scperformer.config.compose import make_config
-from scperformer.config.groups import DataConfig
+from scperformer.cli.compose import make_config
+from scperformer.cli.train import run as run_train
+from scperformer.config.training import DataConfig
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model
 from scperformer.training import loaders
@@ -197,13 +198,13 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
 
     monkeypatch.setattr(training, "fit_logistic", watched_fit)
     monkeypatch.setattr(training, "score_on_held_out", watched_score)
-    whole = training.run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
+    whole = run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
     allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}
     assert set(seen) <= allowed
     assert (num["train"], num["val"]) in seen
     without = write(sides[sides.obs["side"] != "test"].copy(), "without.h5ad")
-    other = training.run_train(config(without, *BY_COLUMN, f"output='{tmp_path / 'without'}'"))
+    other = run_train(config(without, *BY_COLUMN, f"output='{tmp_path / 'without'}'"))
     ours, theirs = read_model(whole), read_model(other)
     assert ours.weights.keys() == theirs.weights.keys()
     assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
@@ -275,7 +276,7 @@ def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, 
     seen = []
     monkeypatch.setattr(loaders, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'"]
-    folder = training.run_train(config(write(rare), *options))
+    folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
     assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
     assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card

@@ -5,15 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scperformer.base.errors import InputError
+from scperformer.cli.compose import make_config
+from scperformer.cli.steps import STEPS
 from scperformer.cli.words import to_overrides
-from scperformer.cli.workflow import run_workflow, snakemake_words, workflow_folder
-from scperformer.config.compose import make_config
-from scperformer.config.steps import WorkflowConfig
+from scperformer.cli.workflow import WorkflowConfig, snakemake_words, workflow_folder
+from scperformer.cli.workflow import run as run_workflow
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +46,8 @@ def test_the_file_of_options_is_read_by_snakemake():
 
 def test_help_after_two_dashes_is_for_snakemake(command, monkeypatch):
     handed = []
-    monkeypatch.setattr("scperformer.cli.workflow.run_workflow", lambda cfg: handed.append(cfg.snakemake))
+    step = replace(STEPS["workflow"], run=lambda cfg: handed.append(cfg.snakemake))
+    monkeypatch.setitem(STEPS, "workflow", step)
     assert command("workflow", "samples.tsv", "--", "--help").code == 0
     assert handed == [["--help"]]
 

@@ -16,10 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from support.hydra_twin import composed_by_hydra
 
 from scperformer.base.errors import InputError
-from scperformer.config.compose import config_from, make_config, tree_of_words, yaml_text
-from scperformer.config.presets import conf_dir, preset_names
-from scperformer.config.steps import SCHEMAS
-from scperformer.config.words import quoted
+from scperformer.cli.compose import config_from, make_config, tree_of_words
+from scperformer.cli.overrides import quoted
+from scperformer.cli.presets import conf_dir, preset_names
+from scperformer.cli.steps import SCHEMAS
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
 VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without

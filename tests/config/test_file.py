@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from scperformer.base.errors import InputError
+from scperformer.cli.compose import make_config
 from scperformer.cli.words import to_overrides
-from scperformer.config.compose import make_config
 
 CONFIG = """
 reference: my reference.h5ad

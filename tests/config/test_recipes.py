@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from scperformer.config.file import read_options
+from scperformer.cli.option_file import read_options
 from scperformer.model.folder import read_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.config import groups
-from scperformer.config import steps as config
-from scperformer.config.compose import make_config
-from scperformer.config.options import TABLES, option_texts
-from scperformer.config.presets import conf_dir
-from scperformer.config.steps import SCHEMAS
+from scperformer.cli.compose import make_config
+from scperformer.cli.option_texts import TABLES, option_texts
+from scperformer.cli.predict import PredictConfig
+from scperformer.cli.presets import conf_dir
+from scperformer.cli.steps import SCHEMAS
+from scperformer.config import training as groups
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 NEEDED = {
@@ -128,13 +128,13 @@ def test_scbert_tokens_have_five_bins():
 
 def test_species():
     with pytest.raises(InputError, match=r"species='?rat'?; expected one of auto, human, mouse"):
-        config.PredictConfig(inputs=["a"], species="rat")
+        PredictConfig(inputs=["a"], species="rat")
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
 def test_input_total(value):
     with pytest.raises(InputError, match=r"input_total=.*a number above 0"):
-        config.PredictConfig(inputs=["a"], input_total=value)
+        PredictConfig(inputs=["a"], input_total=value)
 
 
 @pytest.mark.parametrize(

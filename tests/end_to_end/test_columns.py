@@ -10,7 +10,7 @@ import pytest
 import scperformer
 from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.predict import PredictConfig
 from scperformer.model.load import load_model
 
 KEY = "scperformer"

@@ -17,7 +17,7 @@ from support.annotated import annotated_sample
 from scperformer.annotation import predict
 from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.predict import PredictConfig
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=none")
@@ -25,7 +25,7 @@ TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=no
 
 def started(*words: object, cwd: Path, before: str = "") -> subprocess.Popen:
     """The command in a process of its own, after some lines of Python."""
-    program = f"import sys, time\n{before}\nfrom scperformer.cli.cli import main\nsys.exit(main(sys.argv[1:]))"
+    program = f"import sys, time\n{before}\nfrom scperformer.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     pipe = subprocess.PIPE
     line = [sys.executable, "-c", program, *map(str, words)]
     return subprocess.Popen(line, cwd=cwd, env=ENVIRONMENT, stderr=pipe, stdout=pipe, text=True, start_new_session=True)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from support.killed import run_until_killed
 
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
+from scperformer.cli.pretrain import run as run_pretrain
+from scperformer.cli.train import run as run_train
 from scperformer.lab.masked import MaskedLearner
-from scperformer.lab.pretrain import run_pretrain
 from scperformer.lab.supervised import Learner
 from scperformer.model.folder import read_model
-from scperformer.training.train import run_train
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 

@@ -22,7 +22,7 @@ from scperformer.annotation import predict
 from scperformer.annotation import write as writer
 from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.predict import PredictConfig
 from scperformer.io import rows as rows
 from scperformer.model.load import load_model
 from scperformer.training.calls import Calls, call_block
@@ -322,7 +322,7 @@ def test_kill_9_leaves_no_half_file_and_the_next_run_goes_on(counts_adata, whole
     path = write(counts_adata)
     program = f"""
 import sys, time
-from scperformer.cli.cli import main
+from scperformer.cli.main import main
 from scperformer.io import rows
 from scperformer.annotation import predict
 rows.MAX_BLOCK_CELLS = {BLOCK}

@@ -14,8 +14,8 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS, attention_options
 from scperformer.attention.tokens import tokenize
 from scperformer.base.errors import InputError
-from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.config.steps import AnalyzeConfig
+from scperformer.cli.analyze import AnalyzeConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.lab.approximation import MEAN, approximation_errors, linear_mechanisms, relative_error
 from scperformer.lab.attention_maps import HeadInputs, layers_of
 from scperformer.lab.spectrum import cumulative, find_spectrum

@@ -11,8 +11,9 @@ from support.killed import run_until_killed
 from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
-from scperformer.config.compose import make_config
-from scperformer.config.groups import TrainerConfig
+from scperformer.cli.compose import make_config
+from scperformer.cli.train import run as run_train
+from scperformer.config.training import TrainerConfig
 from scperformer.lab import batch_size as batchsize
 from scperformer.lab.batch_size import (
     MEMORY_SHARE,
@@ -25,7 +26,7 @@ from scperformer.lab.batch_size import (
 from scperformer.lab.supervised import Learner
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model
-from scperformer.training.train import new_network, run_train
+from scperformer.training.train import new_network
 
 MIB = 2**20
 FAST = ["label_key=cell_type", "model=tiny", "data.min_genes=0", "logger=none", "trainer.max_epochs=1"]

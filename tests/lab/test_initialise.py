@@ -22,8 +22,8 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
-from scperformer.config.compose import make_config
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.lab import initialise
 from scperformer.lab.initialise import load_init, place_new_genes, start_head
 from scperformer.lab.supervised import Learner

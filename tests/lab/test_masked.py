@@ -15,8 +15,8 @@ from scperformer.attention.tokens import log2_bins, mask_token
 from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.splits import stratified_split
-from scperformer.config.compose import make_config
-from scperformer.config.groups import MaskingConfig, ModelConfig, TokensConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import MaskingConfig, ModelConfig, TokensConfig
 from scperformer.lab import masked, pretrain
 from scperformer.lab.masked import (
     HIDDEN,

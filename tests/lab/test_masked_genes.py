@@ -13,8 +13,8 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.config.compose import make_config
-from scperformer.config.groups import TokensConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import TokensConfig
 from scperformer.lab.masked import train_masked
 from scperformer.lab.masked_genes import (
     MaskedGenesLearner,

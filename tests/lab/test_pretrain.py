@@ -14,9 +14,9 @@ from support.words import as_options
 import scperformer
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
+from scperformer.cli.compose import make_config
+from scperformer.cli.pretrain import run as run_pretrain
 from scperformer.cli.words import to_overrides
-from scperformer.config.compose import make_config
-from scperformer.lab.pretrain import run_pretrain
 from scperformer.model.content import INFO
 from scperformer.model.folder import CARD, read_model
 from scperformer.training import run_folder

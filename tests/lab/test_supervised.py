@@ -8,8 +8,8 @@ from support.killed import run_until_killed
 from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 from torch.nn.functional import cross_entropy
 
-from scperformer.config.compose import make_config
-from scperformer.config.groups import ConditionsConfig, OptimConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import ConditionsConfig, OptimConfig
 from scperformer.lab.supervised import Learner, train_network
 from scperformer.training.learner import informative_genes, loss_weights, lr_factor, variability
 

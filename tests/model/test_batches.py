@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.config.groups import TokensConfig
+from scperformer.config.training import TokensConfig
 from scperformer.model import batches as data
 from scperformer.model.batches import (
     MAX_BATCH_TOKENS,

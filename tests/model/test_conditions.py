@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.attention.tokens import log2_bins, tokenize
 from scperformer.cells.normalisation import normalise_counts, recover_counts
-from scperformer.config.groups import ConditionsConfig, TokensConfig
+from scperformer.config.training import ConditionsConfig, TokensConfig
 from scperformer.model import batches
 from scperformer.model.batches import PANEL_CELLS, random_panel, simulate_conditions
 

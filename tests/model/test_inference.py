@@ -6,8 +6,8 @@ import torch
 from conftest import make_counts
 
 import scperformer
-from scperformer.annotation.predict import PredictConfig
 from scperformer.cells.query import find_query
+from scperformer.config.options import ModelOptions
 from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells, predicting
 from scperformer.results.contributions import find_contributions
@@ -23,7 +23,7 @@ FUNCTIONS = {
 def loaded(tiny_model):
     """The network of a model with layers, in training mode, and some cells."""
     model = scperformer.load_model(tiny_model)
-    query = find_query(make_counts()[:20].copy(), model.saved, PredictConfig(inputs=["x"]))
+    query = find_query(make_counts()[:20].copy(), model.saved, ModelOptions(inputs=["x"]))
     return model.network.train(), Cells(query.all_cells(), model.tokens)
 
 

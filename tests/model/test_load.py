@@ -17,7 +17,7 @@ from scperformer import train
 from scperformer.attention.favor import Fastfood
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 from scperformer.model.content import INFO
 from scperformer.model.folder import WEIGHTS, read_model
 from scperformer.model.load import _NothingDrawn, load_encoder, load_model, read_gene_vectors, rebuild

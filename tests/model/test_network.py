@@ -10,7 +10,7 @@ from scipy import sparse
 from scperformer.attention.registry import MECHANISMS
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel, Pool
 from scperformer.training import fit_linear as linear

@@ -13,9 +13,10 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
-from scperformer.config.steps import EvaluateConfig, ReportConfig
-from scperformer.results.evaluate import run_evaluate
-from scperformer.results.report import run_report
+from scperformer.cli.evaluate import EvaluateConfig
+from scperformer.cli.evaluate import run as run_evaluate
+from scperformer.cli.report import ReportConfig
+from scperformer.cli.report import run as run_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

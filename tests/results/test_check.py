@@ -14,13 +14,15 @@ import pytest
 from support.inputs import WRITERS
 
 from scperformer.base.errors import InputError
-from scperformer.config.steps import CheckConfig, PredictConfig
-from scperformer.config.compose import make_config
+from scperformer.cli.check import CheckConfig
+from scperformer.cli.check import run as run_check
+from scperformer.cli.compose import make_config
+from scperformer.cli.predict import PredictConfig
+from scperformer.cli.train import run as run_train
 from scperformer.model.library import PACKAGED_MODEL
 from scperformer.model.folder import read_model
 from scperformer.annotation.predict import run_predict
-from scperformer.results.check import check_all, run_check
-from scperformer.training.train import run_train
+from scperformer.results.check import check_all
 
 DATA = Path(__file__).parents[2] / "data"
 

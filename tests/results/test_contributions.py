@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.results import contributions
 from scperformer.results.contributions import SUM_TOLERANCE, find_contributions, mean_gradient
 from scperformer.model.batches import Cells

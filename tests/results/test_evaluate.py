@@ -12,9 +12,11 @@ from sklearn import metrics as reference
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
 from scperformer.base.errors import InputError
-from scperformer.config.steps import EvaluateConfig, ReportConfig
-from scperformer.results.evaluate import read_evaluation, run_evaluate
-from scperformer.results.report import run_report
+from scperformer.cli.evaluate import EvaluateConfig
+from scperformer.cli.evaluate import run as run_evaluate
+from scperformer.cli.report import ReportConfig
+from scperformer.cli.report import run as run_report
+from scperformer.results.evaluate import read_evaluation
 
 
 @pytest.fixture

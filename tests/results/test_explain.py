@@ -13,11 +13,12 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.config.steps import ExplainConfig
-from scperformer.config.groups import HeadConfig, ModelConfig
+from scperformer.cli.explain import ExplainConfig
+from scperformer.cli.explain import run as run_explain
+from scperformer.config.training import HeadConfig, ModelConfig
 from scperformer.results import explain as step
 from scperformer.results.contributions import find_contributions
-from scperformer.results.explain import delete_genes, rank_markers, run_explain
+from scperformer.results.explain import delete_genes, rank_markers
 from scperformer.results.explanation_page import attention_per_label, deletion_text, draw_heat_map, gene_tables, genes_per_label, marker_overlap
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel

@@ -16,10 +16,13 @@ import pytest
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
 from scperformer.base.errors import InputError
-from scperformer.config.steps import EvaluateConfig, ReportConfig
-from scperformer.results.evaluate import read_evaluation, run_evaluate
+from scperformer.cli.evaluate import EvaluateConfig
+from scperformer.cli.evaluate import run as run_evaluate
+from scperformer.cli.report import ReportConfig
+from scperformer.cli.report import run as run_report
+from scperformer.results.evaluate import read_evaluation
 from scperformer.results.read_annotations import read_samples
-from scperformer.results.report import page_scripts, render, run_report
+from scperformer.results.report import page_scripts, render
 
 SCRIPT = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'

@@ -7,8 +7,8 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from scperformer.config.presets import conf_dir
-from scperformer.config.steps import SCHEMAS
+from scperformer.cli.presets import conf_dir
+from scperformer.cli.steps import SCHEMAS
 
 
 def composed_by_hydra(step: str, words: Sequence[str]) -> Any:

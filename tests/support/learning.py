@@ -6,7 +6,7 @@ import torch
 
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cells.splits import stratified_split
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 

@@ -4,7 +4,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, random_array
 
 from scperformer.attention.tokens import Batch
-from scperformer.config.groups import TokensConfig
+from scperformer.config.training import TokensConfig
 from scperformer.model.batches import Cells
 
 TOKENS = {

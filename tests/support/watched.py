@@ -28,7 +28,7 @@ def watch(event: str, args: tuple) -> None:
 
 def main() -> None:
     """Run each command, and print a JSON list: its exit code, the lines with errors, and what was seen."""
-    from scperformer.cli.cli import main as run
+    from scperformer.cli.main import main as run
 
     commands = json.loads(Path(sys.argv[1]).read_text())
     sys.path.insert(0, os.getcwd())

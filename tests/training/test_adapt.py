@@ -19,15 +19,17 @@ import scperformer
 from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.config.steps import AdaptConfig, CheckConfig, PredictConfig
+from scperformer.cli.adapt import AdaptConfig
+from scperformer.cli.adapt import run as run_adapt
+from scperformer.cli.check import CheckConfig
+from scperformer.cli.check import run as run_check
+from scperformer.cli.predict import PredictConfig
 from scperformer.io import rows
 from scperformer.model.content import INFO
 from scperformer.model.folder import load_reference_cells, read_model, write_model
 from scperformer.model.load import Model, load_model
 from scperformer.model.reference_cells import CELLS_FILE
-from scperformer.results.check import run_check
 from scperformer.training import adapt
-from scperformer.training.adapt import run_adapt
 
 NUM_GENES = 400
 LABELS = ("B cell", "Monocyte", "T cell")

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from scperformer.attention.tokens import Batch
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.config.steps import TrainConfig
+from scperformer.cli.train import TrainConfig
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.lab.masked_genes import MaskedPerformer, expression_of, hide_genes
 from scperformer.model.network import CellTypeModel, Head, Readout
 from scperformer.model.performer import ReadLayer

@@ -8,8 +8,8 @@ from scipy.special import log_softmax
 
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.cells.normalisation import normalise_counts
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
-from scperformer.config.steps import TrainConfig
+from scperformer.cli.train import TrainConfig
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
 from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.network import CellTypeModel

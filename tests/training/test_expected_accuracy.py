@@ -8,7 +8,7 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 from scperformer.model.folder import CARD, load_reference_cells, read_model
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.training import expected_accuracy

@@ -4,8 +4,8 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.cells.normalisation import normalise_counts
-from scperformer.config.groups import HeadConfig, ModelConfig, TrainerConfig
-from scperformer.config.steps import TrainConfig
+from scperformer.cli.train import TrainConfig
+from scperformer.config.training import HeadConfig, ModelConfig, TrainerConfig
 from scperformer.training.fit_linear import power_transform
 from scperformer.training.fit_performer import encoder_facts, gene_vectors, start_performer, train_readouts
 from scperformer.training.trainer import CHECKPOINTS, LAST, checkpoint_problem

@@ -9,7 +9,7 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Stream
-from scperformer.config.groups import TokensConfig
+from scperformer.config.training import TokensConfig
 from scperformer.model.batches import Cells, prefetch, shared_batches, shuffled_batches
 from scperformer.training import loaders
 from scperformer.training.loaders import BLOCK_CELLS, StreamedCells, block_order

@@ -14,7 +14,7 @@ from support.words import as_options
 import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cells.query import find_query
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.predict import PredictConfig
 from scperformer.model.batches import Cells
 from scperformer.model.effects import without_effects
 from scperformer.model.inference import branch_logits

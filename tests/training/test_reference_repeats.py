@@ -8,7 +8,7 @@ from support.words import as_options
 
 import scperformer
 from scperformer.cells.query import find_query
-from scperformer.config.steps import PredictConfig
+from scperformer.cli.predict import PredictConfig
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.reference_repeats import find_repeats, joined_repeats

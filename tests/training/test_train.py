@@ -34,16 +34,16 @@ import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
+from scperformer.cli.compose import make_config
+from scperformer.cli.overrides import quoted
+from scperformer.cli.train import run as run_train
 from scperformer.cli.words import to_overrides
-from scperformer.config.compose import make_config
-from scperformer.config.words import quoted
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
 from scperformer.training import run_folder
 from scperformer.training import train as train_module
 from scperformer.training.run_folder import open_run, run_options
-from scperformer.training.train import run_train
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
 

@@ -17,8 +17,8 @@ from support.learning import cells, cfg, last_state, new_network  # noqa: F401 -
 from tqdm import tqdm
 
 from scperformer.base.errors import InputError
-from scperformer.config.compose import make_config
-from scperformer.config.groups import LoggerConfig, TrainerConfig
+from scperformer.cli.compose import make_config
+from scperformer.config.training import LoggerConfig, TrainerConfig
 from scperformer.lab.supervised import Learner, train_network
 from scperformer.training import trainer
 from scperformer.training.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from, require_loggers

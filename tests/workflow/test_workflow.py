@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from support.fake_steps import write_fake_steps
 
-from scperformer.config.compose import make_config
+from scperformer.cli.compose import make_config
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("sample_full", "sample_shallow", "sample_panel")
@@ -196,7 +196,7 @@ def test_a_changed_option_concerns_its_step_and_those_after_it(done: Path) -> No
 @pytest.mark.slow
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
-    steps, annotate = (checkout / path for path in ("scperformer/config/steps.py", "workflow/rules/annotate.smk"))
+    steps, annotate = (checkout / path for path in ("scperformer/cli/steps.py", "workflow/rules/annotate.smk"))
     option = "    replace_annotation: bool = False"
     with (
         replaced(steps, option, f"    new_option: bool = False  # a new one\n{option}"),

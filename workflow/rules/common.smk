@@ -15,8 +15,8 @@ import h5py
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import escape_formula
 from scperformer.base.outputs import FAILED_SUFFIX, MARK, new_file
-from scperformer.config.steps import RESULT_VERSION
-from scperformer.config.words import option_word as option
+from scperformer.cli.overrides import option_word as option
+from scperformer.cli.steps import RESULT_VERSION
 from scperformer.io.sheet import OWN_COLUMNS
 from scperformer.model.content import INFO
 

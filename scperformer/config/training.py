@@ -1,107 +1,25 @@
-"""Rules for the values of options, and the options of training by group.
+"""The options of training, by group, and of the reference on which a model is trained."""
 
-Each group is a dataclass, NAMEConfig; the folder conf/NAME holds its presets. The comments at the options are the text
-of the help, and of the tables that docs/conf.py puts into docs/configuration.md.
-"""
-
-import os
-from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
-from math import isfinite
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import special_kind
-from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_problem
-
-AUTO = "auto"  # the value of options that the program may choose itself
-
-Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and the text that says which values pass it
-ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
-ZERO_OR_MORE: Rule = (lambda value: value >= 0, "0 or more")
-ONE_OR_MORE: Rule = (lambda value: value >= 1, "1 or more")
-BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "0 or more and below 1")
-SHARE: Rule = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
-MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # no program is faster with more; a billion of them abort it
-THREADS: Rule = (lambda value: 1 <= value <= MAX_THREADS, f"1 to {MAX_THREADS} on this machine")
-SEED: Rule = (lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
-NAME: Rule = (lambda value: bool(value.strip()), "a name")
-LINE: Rule = (
-    lambda value: name_problem(value) is None,
-    f"a name in one line of at most {MAX_NAME_LENGTH:,} characters",
+from scperformer.config.options import (
+    ABOVE_ZERO,
+    AUTO,
+    BELOW_ONE,
+    ONE_OR_MORE,
+    ONTOLOGY,
+    SEED,
+    SHARE,
+    THREADS,
+    ZERO_OR_MORE,
+    ExpressionOptions,
+    Options,
+    choice,
+    option,
+    require,
 )
-
-
-def option(default: Any, rule: Rule) -> Any:
-    """Return a field of an `Options` class with a default value and a rule for its values; None is never checked."""
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"rule": rule})
-    return field(default=default, metadata={"rule": rule})
-
-
-def choice(*values: str) -> Any:
-    """Return a field of an `Options` class that is one of `values`; the first is the default."""
-    return option(values[0], (lambda value: value in values, f"one of {', '.join(values)}"))
-
-
-def choices_of(entry: Field) -> list[str]:
-    """Return the values that a field can have if `choice` has made it, else an empty list."""
-    _, expected = entry.metadata.get("rule", (None, ""))
-    return expected.removeprefix("one of ").split(", ") if expected.startswith("one of ") else []
-
-
-def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
-    """Raise an InputError about the value of an option unless `ok`; it names the option and the values it can have.
-
-    `near` is a hint at the value that was probably meant, such as "did you mean 'mean'? ", or nothing.
-    """
-    if not ok:
-        shown = repr(value) if isinstance(value, str) and not value.strip() else value  # quotes show blank text
-        raise InputError(f"{option}={shown}", expected, f"{near}set {option} accordingly")
-
-
-def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
-    """Make a dataclass from plain values, such as JSON; refuse unknown names, other types and values out of range.
-
-    Unlike `config_from`, it converts nothing. `prefix` stands before each name in errors, such as `attention.`.
-    """
-    types = get_type_hints(schema)
-    for name, value in values.items():
-        if name not in types:
-            known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"
-            raise InputError(f"option {prefix}{name}", f"an option that exists ({known})", "leave it out")
-        kind = list if get_origin(types[name]) is list else types[name]
-        kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
-        ok = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
-        require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
-        require(not isinstance(value, float) or isfinite(value), f"{prefix}{name}", value, "a finite number")
-    return schema(**values)
-
-
-@dataclass(kw_only=True)
-class Options:
-    """Base class of options: the rule of each field is checked when an instance is made, and no text is a device."""
-
-    prefix: ClassVar[str | None] = None  # before names in messages; None: the name of the group, as in `data.split`
-
-    @classmethod
-    def word(cls) -> str:
-        """Return the name of the group or step on the command line: `data` for DataConfig."""
-        return cls.__name__.removesuffix("Config").lower()
-
-    def __post_init__(self) -> None:
-        prefix = f"{self.word()}." if self.prefix is None else self.prefix
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            for text in value if isinstance(value, list) else [value]:
-                # Each of `inputs` is refused where it is read, as other inputs may be used.
-                if isinstance(text, str) and entry.name != "inputs" and (kind := special_kind(text)):
-                    expected = "a name, or the path of a file or folder"
-                    raise InputError(f"{prefix}{entry.name}={text}, {kind}", expected, "copy its content into a file")
-            if "rule" in entry.metadata and value is not None:
-                fits, expected = entry.metadata["rule"]
-                near = did_you_mean(value, choices_of(entry))
-                require(fits(value), f"{prefix}{entry.name}", value, expected, near)
 
 
 @dataclass(kw_only=True)
@@ -302,3 +220,79 @@ class LoggerConfig(Options):
     tensorboard: bool = True  # `tensorboard/version_0/` in the run folder
     wandb: bool = False  # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
     mlflow: bool = False  # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI
+
+
+@dataclass(kw_only=True)
+class DataOptions(ExpressionOptions):
+    """Options of the steps that prepare cells for training."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass(kw_only=True)
+class ReferenceOptions(DataOptions):
+    """The labels of a reference, and what belongs to them."""
+
+    # seed of every random choice: split, weights, projections, order, masked values, dropout
+    seed: int = option(0, SEED)
+    label_key: str  # obs column with the labels; the last of `label_keys`, if they are given
+    # obs columns with labels of several levels, the coarsest first, such as [lineage,type,subtype]
+    label_keys: list[str] = field(default_factory=list)
+    # a CSV or TSV file with a child and its parent in each row; see docs/labels.md#levels
+    label_tree: str | None = None
+    # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
+    ontology: str = option("packaged", ONTOLOGY)
+    ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
+    # obs column with the batch, donor or study of each cell: whole ones are held out to see what holds for new cells
+    batch_key: str | None = None
+    # files of cells without labels, such as the query's: `model=performer` also learns the vectors of genes from
+    # these, from 20,000 cells at most; `source` and the like apply to these files as well
+    unlabelled: list[str] = field(default_factory=list)
+    conditions: ConditionsConfig = field(default_factory=ConditionsConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        last = self.label_keys[-1] if self.label_keys else self.label_key
+        require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
+        has_one_tree = self.label_tree is None or not self.label_keys
+        require(has_one_tree, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
+
+
+@dataclass(kw_only=True)
+class NetworkConfig(DataOptions):
+    """Options of the steps that train a network: where they write, the network, and how it is trained.
+
+    The default is the network of conf/model/performer.yaml, with the presets that it chooses.
+    """
+
+    output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
+    resume: bool = False  # continue an interrupted run
+    # seed of every random choice: split, weights, projections, order, masked values, dropout
+    seed: int = option(0, SEED)
+    init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    model: ModelConfig = field(
+        default_factory=lambda: ModelConfig(
+            depth=2, positions="coexpression", queries="cell", feedforward=False, dropout=0.5
+        )
+    )
+    attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
+    head: HeadConfig = field(  # not used by `pretrain`
+        default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+    )
+    conditions: ConditionsConfig = field(default_factory=ConditionsConfig)
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
+    )
+    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(batch_size=128))
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
+        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
+        require(no_conflict, "conditions", "on", expected)
+        without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
+        if self.model.encoder and without_vectors and self.init is None:
+            expected = "a file of gene vectors for model.positions=gene2vec"
+            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")

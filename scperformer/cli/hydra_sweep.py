@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from scperformer.base.errors import InputError
-from scperformer.config.compose import option_tree
-from scperformer.config.presets import conf_dir, preset_groups, read_preset
-from scperformer.config.steps import SCHEMAS
-from scperformer.config.words import Word, read_words
+from scperformer.cli.compose import option_tree
+from scperformer.cli.overrides import Word, read_words
+from scperformer.cli.presets import conf_dir, preset_groups, read_preset
+from scperformer.cli.steps import SCHEMAS
 
 OF_HYDRA = re.compile(r"[+~]*hydra[./]")  # words about Hydra itself, such as its launcher
 

@@ -10,9 +10,10 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
-from scperformer.config.compose import config_from, make_config, option_tree
-from scperformer.config.steps import SCHEMAS, WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
-from scperformer.config.words import option_word, option_words, read_words
+from scperformer.cli.compose import config_from, make_config, option_tree
+from scperformer.cli.overrides import option_word, option_words, read_words
+from scperformer.cli.steps import SCHEMAS
+from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 
 KEYS = (*WORKFLOW_KEYS, "overrides")
 EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"

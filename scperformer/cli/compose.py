@@ -12,10 +12,10 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
-from scperformer.config.options import closest_option
-from scperformer.config.presets import chosen_presets, merge, preset_groups, require_mechanism, step_values
-from scperformer.config.steps import SCHEMAS
-from scperformer.config.words import SWITCH, Word, interpolated, read_words, require_flat
+from scperformer.cli.option_texts import closest_option
+from scperformer.cli.overrides import SWITCH, Word, interpolated, read_words, require_flat
+from scperformer.cli.presets import chosen_presets, merge, preset_groups, require_mechanism, step_values
+from scperformer.cli.steps import SCHEMAS
 
 UNSET = "???"  # stands for a required option without a value, as in Hydra
 
@@ -226,10 +226,3 @@ def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -
 def tree_of_words(step: str, words: Sequence[str] = (), own: Path | None = None) -> dict[str, Any]:
     """Return all options of a step, nested by group, in the order of the dataclass; required ones may be "???"."""
     return option_tree(step, options_of_words(words, step), own)
-
-
-def yaml_text(options: Mapping[str, Any], *, sort: bool = False) -> str:
-    """Return options as YAML text, in their order or sorted."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create({"options": options}).options, sort_keys=sort)

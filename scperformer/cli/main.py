@@ -1,7 +1,5 @@
-"""The command line: `scperformer STEP files... option=value...` calls the function `run_STEP`."""
+"""The command line: `scperformer STEP files... option=value...` calls `run` in command/STEP.py."""
 
-import gc
-import importlib
 import logging
 import os
 import signal
@@ -9,7 +7,6 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -20,51 +17,25 @@ from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.memory import GIVEN_BACK, freed_memory
 from scperformer.base.messages import did_you_mean
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
+from scperformer.cli.compose import make_config, tree_of_words
 from scperformer.cli.help import help_text, program_text
+from scperformer.cli.hydra_sweep import command_line, hand_to_hydra, sweep_job
+from scperformer.cli.overrides import quoted
+from scperformer.cli.steps import STEPS
 from scperformer.cli.words import FLAGS, PLUGIN, first_line, own_presets, to_overrides
+from scperformer.config.options import yaml_text
 
 log = logging.getLogger(__name__)
-
-# The module of run_<step>, and the default name of the output of each run of a sweep; "": sweeps are refused.
-STEPS = {
-    "check": ("results.check", "check.json"),
-    "preprocess": ("cells.preprocess", "prepared.h5ad"),
-    "pretrain": ("lab.pretrain", "encoder"),
-    "train": ("training.train", "model"),
-    "predict": ("annotation.predict", "annotated.h5ad"),
-    "adapt": ("training.adapt", "adapted"),
-    "evaluate": ("results.evaluate", "evaluation"),
-    "report": ("results.report", "report.html"),
-    "explain": ("results.explain", "explanation"),
-    "analyze": ("lab.analyze", "analysis"),
-    "models": ("cli.models", "models"),
-    "workflow": ("cli.workflow", ""),
-}
 
 # In a sweep with trainer=ddp, Lightning appends these words to the command that starts each further process.
 FROM_LIGHTNING = ("hydra.run.dir=", "hydra.output_subdir=", "hydra.job.name=")
 MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
 
 
-def import_function(module: str, name: str) -> Callable[[Any], object]:
-    """Import a function of this package, and exclude all modules imported so far from garbage collection.
-
-    They live as long as the process. Searching them for garbage takes a sixth of the CPU time of a short prediction.
-    """
-    gc.disable()
-    try:
-        function = getattr(importlib.import_module(f"scperformer.{module}"), name)
-        if not gc.get_freeze_count():  # in a later job of a sweep, the garbage of earlier jobs would be frozen, too
-            gc.freeze()
-    finally:
-        gc.enable()
-    return function
-
-
 def _run(name: str, config: Any) -> None:
     """Call the function of a step with its configuration."""
     with freed_memory(GIVEN_BACK):
-        import_function(STEPS[name][0], f"run_{name}")(config)
+        STEPS[name].run(config)
 
 
 def load_plugins(files: list[str]) -> None:
@@ -91,9 +62,6 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     SystemExit
         Snakemake failed: with its exit code.
     """
-    from scperformer.config.compose import make_config, tree_of_words, yaml_text
-    from scperformer.config.sweeps import command_line, hand_to_hydra
-
     if name == "workflow" and plugins:
         remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
         raise InputError(f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
@@ -113,7 +81,7 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
         hand_to_hydra(name, overrides, ["--cfg", shown], lambda: None, own)
         return 0
     if "-m" in flags:
-        if not STEPS[name][1]:
+        if not STEPS[name].swept_output:
             raise InputError(f"'{name}' with -m", f"one run of the {name}", "leave -m out")
         return run_sweep(name, overrides, own, plugins)
     overrides = [word for word in overrides if not word.startswith(FROM_LIGHTNING)]
@@ -141,7 +109,6 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
     0, or 2 if a run has failed.
     """
     from scperformer.cli.sweep import Sweep
-    from scperformer.config.sweeps import hand_to_hydra
 
     sweep_dir = "hydra.sweep.dir="
     # A folder that the user gives comes later in the list, and the last word counts.
@@ -153,10 +120,6 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
 
     def run_job() -> None:
         """Run one job of the sweep, in this process or in one that a cluster has started."""
-        from scperformer.config.compose import make_config
-        from scperformer.config.sweeps import command_line, sweep_job
-        from scperformer.config.words import quoted
-
         set_up_logging()
         load_plugins(plugins)
         folder, chosen = sweep_job()
@@ -164,7 +127,7 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
         try:
             with sweep.job(folder, chosen) as record_output:
                 config = make_config(name, chosen, own)
-                config = replace(config, output=str(folder / Path(config.output or STEPS[name][1]).name))
+                config = replace(config, output=str(folder / Path(config.output or STEPS[name].swept_output).name))
                 record_output(config.output)
                 # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
                 with command_line(

@@ -1,0 +1,53 @@
+"""`scperformer evaluate`: compare with true labels, beside logistic regression."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scperformer.base.messages import listed
+from scperformer.base.outputs import FAILED_SUFFIX, require_absent
+from scperformer.config.options import FileOptions, choice, require
+
+log = logging.getLogger(__name__)
+
+USAGE = "evaluate ANNOTATED... truth_key=COLUMN"
+EXAMPLES = """\
+  scperformer evaluate sample.annotated.h5ad truth_key=cell_type output=evaluation
+  scperformer evaluate a.h5ad b.h5ad truth_key=cell_type truth_path=[a.csv,b.csv] output=evaluation"""
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig(FileOptions):
+    """Compare annotations with the true labels, beside logistic regression."""
+
+    truth_key: str  # obs column, or column of `truth_path`, with the true labels
+    # tables of text, one for each file, when the true labels are not in the files; the first column names the cells
+    truth_path: list[str] | None = None
+    truth_map: str | None = None  # a CSV or TSV file with two columns: a true label, and the label as which it counts
+    # ontology: a true label that the model lacks is compared with the model's labels that are types of it in the Cell
+    # Ontology, or with that of which it is a type; names: only labels of the same name are the same
+    match: str = choice("ontology", "names")
+    key_added: str = "scperformer"  # prefix of the annotation to read
+    output: str | None = None  # a folder; null: FIRST_INPUT.evaluation beside it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        has_all = self.truth_path is None or len(self.truth_path) == len(self.inputs)
+        require(has_all, "truth_path", self.truth_path, f"{len(self.inputs)} tables, one per input file")
+
+
+def run(cfg: EvaluateConfig) -> Path:
+    """Score annotated files against true labels; write the evaluation folder and return its path."""
+    from scperformer.results.evaluate import EVALUATION, evaluate_samples, write_evaluation
+    from scperformer.results.read_annotations import read_annotated
+
+    failed = [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]
+    if failed:
+        log.warning("left out, as they could not be annotated: %s", listed(failed))
+        rest = [place for place, path in enumerate(cfg.inputs) if path not in failed]
+        tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in rest]
+        cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
+    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
+    require_absent(output, cfg.overwrite, EVALUATION)
+    write_evaluation(evaluate_samples(read_annotated(cfg.inputs, cfg.key_added), cfg), output, cfg.overwrite)
+    return output

@@ -1,0 +1,46 @@
+"""`scperformer preprocess`: filter, normalise and log-transform a file."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scperformer.base.outputs import require_absent
+from scperformer.config.options import ModelOptions
+from scperformer.config.training import DataOptions
+
+log = logging.getLogger(__name__)
+
+USAGE = "preprocess FILE"
+EXAMPLES = """\
+  scperformer preprocess reference.h5ad output=prepared.h5ad
+  scperformer preprocess sample.h5ad source=layers/counts data.min_genes=200
+  scperformer preprocess sample.h5ad model_path=my_model    # genes aligned to the model's"""
+
+
+@dataclass(kw_only=True)
+class PreprocessConfig(ModelOptions, DataOptions):
+    """Filter, normalise and log-transform a file."""
+
+    takes_one = True
+    model_path: str | None = None  # align the genes to those of this model
+    output: str | None = None  # null: INPUT.prepared.h5ad beside the input
+
+
+def run(cfg: PreprocessConfig) -> Path:
+    """Write a prepared copy of a file, as a reference or, with `model_path`, with a model's genes; return its path."""
+    from scperformer.cells.preprocess import PREPARED_KEY, prepare
+    from scperformer.io.h5ad import write_h5ad
+    from scperformer.io.read import default_output, origins, read_cells, require_readable
+
+    start = time.perf_counter()
+    path = Path(cfg.inputs[0])
+    require_readable(path)
+    output = Path(cfg.output) if cfg.output is not None else default_output(path, ".prepared.h5ad")
+    require_absent(output, cfg.overwrite)
+    prepared = prepare(read_cells(path, cfg.orientation), cfg, path)
+    [made_of], digest = origins([path])  # of a file that was prepared before, its own origin
+    prepared.uns[PREPARED_KEY] |= {"path": made_of, "sha256": digest}
+    write_h5ad(prepared, output, cfg.overwrite)
+    log.info("wrote %s in %.1f s", output, time.perf_counter() - start)
+    return output

@@ -1,0 +1,44 @@
+"""`scperformer pretrain`: train an encoder on unlabelled cells."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scperformer.config.options import AUTO, require
+from scperformer.config.training import MaskingConfig, NetworkConfig
+
+USAGE = "pretrain FILE..."
+EXAMPLES = """\
+  scperformer pretrain corpus/*.h5ad output=my_encoder
+  scperformer pretrain a.h5ad b.h5ad model=tiny tokens=scbert trainer.max_epochs=10 output=my_encoder
+  scperformer pretrain a.h5ad genes_path=genes.txt masking.share=0.3
+  scperformer pretrain more.h5ad init=my_encoder output=my_second_encoder"""
+
+
+@dataclass(kw_only=True)
+class PretrainConfig(NetworkConfig):
+    """Train an encoder on unlabelled cells to predict masked expression."""
+
+    # a text file with the genes of the encoder, one id a line; null: genes that `data.min_cells` cells express
+    genes_path: str | None = None
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
+        fits = self.model.positions != "coexpression" or self.model.queries == "cell"
+        require(fits, "model.queries", self.model.queries, "cell with pretrain and model.positions=coexpression")
+        require(self.model.depth > 0, "model.depth", self.model.depth, "1 or more with pretrain")
+        panel = self.conditions.genes
+        require(panel is None, "conditions.genes", panel, "genes_path with pretrain")
+        both = self.init is not None and self.genes_path is not None
+        require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
+        # Only `train` measures the memory of its steps.
+        require(self.trainer.batch_size != AUTO, "trainer.batch_size", AUTO, "a whole number above 0 with pretrain")
+
+
+def run(cfg: PretrainConfig) -> Path:
+    """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path."""
+    from scperformer.io.read import default_output
+    from scperformer.lab.pretrain import pretrain_cells
+
+    return pretrain_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".encoder"))
