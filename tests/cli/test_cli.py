@@ -261,7 +261,6 @@ def test_the_page_on_formats_names_everything_written(command, sample, tiny_mode
     assert command("evaluate", "a.h5ad", "key_added=KEY", "truth_key=cell_type", "output=evaluation").code == 0
     annotated = ad.read_h5ad(tmp_path / "a.h5ad")
     written = [name for name in [*annotated.obs, *annotated.obsm] if "KEY" in name]
-    assert len(written) == 12
     for name, value in annotated.uns["KEY"].items():
         encoder = isinstance(value, dict) and name != "versions"
         written += [f"{name}/{part}" for part in value] if encoder else [name]

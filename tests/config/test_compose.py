@@ -20,6 +20,7 @@ from scperformer.cli.compose import config_from, make_config, tree_of_words
 from scperformer.cli.overrides import quoted
 from scperformer.cli.presets import conf_dir, preset_names
 from scperformer.cli.steps import SCHEMAS
+from scperformer.config.options import yaml_text
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
 VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without
