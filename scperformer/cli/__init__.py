@@ -25,7 +25,7 @@
   scores.
 - train: `scperformer train`: train a model on a labelled reference.
 - help: What `scperformer --help` and `scperformer STEP --help` print.
-- main: The command line: `scperformer STEP files... option=value...` calls `run` in command/STEP.py.
+- main: The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py.
 - option_file: Options from a YAML file in the format of the workflow (config/config.yaml), for one step: `--config
   FILE`.
 - words: The words of a command line, sorted into input files, options and flags before Hydra sees any of them.

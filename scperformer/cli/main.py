@@ -1,4 +1,4 @@
-"""The command line: `scperformer STEP files... option=value...` calls `run` in command/STEP.py."""
+"""The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py."""
 
 import logging
 import os

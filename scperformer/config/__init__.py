@@ -1,5 +1,4 @@
-"""The options that steps share, and how presets, files and words become the options of a step; the only room that knows
-Hydra.
+"""The options that several commands share, and the rules for their values; those of a command are in its file of cli.
 
 - mechanisms: Attention mechanisms that are not part of scperformer: a registry by name, which no option can extend.
 - options: Rules for the values of options, and the options that several commands share.

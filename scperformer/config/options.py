@@ -1,6 +1,6 @@
 """Rules for the values of options, and the options that several commands share.
 
-The options of a command are a dataclass in `scperformer/command/NAME.py`; it inherits those of this room that it shares
+The options of a command are a dataclass in `scperformer/cli/NAME.py`; it inherits those of this room that it shares
 with other commands. The comment at an option is its text in the help, and in docs/configuration.md.
 """
 

@@ -1,4 +1,4 @@
-"""The options of a step as Hydra composes them from the same files: the naive twin of scperformer.config.compose."""
+"""The options of a step as Hydra composes them from the same files: the naive twin of scperformer.cli.compose."""
 
 from collections.abc import Sequence
 from typing import Any
