@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
 import anndata as ad
@@ -52,7 +51,6 @@ ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 NAMES_AT_ONCE = 2**16  # cell names that are read at a time
 NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MIN_USER_BLOCK = 512  # bytes in front of the signature, if there are any
 RNA_MODALITIES = ("rna", "gex", "gene expression")  # in lower case
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
@@ -94,32 +92,15 @@ def _folder_kind(path: Path) -> str:
 
 
 def _mudata(path: Path, modalities: list[str]) -> InputError:
-    """Return the error about several modalities in one file."""
     rna = next((name for name in modalities if name.lower() in RNA_MODALITIES), modalities[0] if modalities else "rna")
     remedy = f"it looks like MuData: save its RNA alone, mdata.mod['{rna}'].write_h5ad(...)"
     return InputError(f"{path} holds the modalities {', '.join(modalities[:5])}", SUPPORTED_KINDS, remedy)
 
 
-def _is_hdf5(path: Path) -> bool:
-    """Whether a file has the signature of HDF5 at its beginning, or after a user block of 512, 1024, 2048, ... bytes.
-
-    MuData writes its name and version into the user block.
-    """
-    with path.open("rb") as file:
-        place = 0
-        size = path.stat().st_size
-        while place < size:
-            file.seek(place)
-            if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
-                return True
-            place = 2 * place or MIN_USER_BLOCK
-    return False
-
-
 def _file_kind(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(512)
-    if _is_hdf5(path) and start[257:262] != b"ustar":  # the first file of a tar archive also begins at byte 512
+    if h5py.is_hdf5(path) and start[257:262] != b"ustar":  # the first file of a tar archive also begins at byte 512
         return _hdf5_kind(path)
     if start and path.suffix.lower() in HDF5_SUFFIXES:
         remedy = f"{SAVE}, or name it .csv if it is a table"
@@ -160,12 +141,6 @@ def _hdf5_kind(path: Path) -> str:
     if "assays" in parts:
         remedy = "it looks like h5Seurat: convert it with SeuratDisk::Convert(..., dest='h5ad')"
     raise InputError(found, SUPPORTED_KINDS, remedy)
-
-
-@lru_cache(maxsize=1024)
-def _kind_of_state(path: Path, state: tuple[int, int, int]) -> str:
-    """Return the kind of a file that has been looked at in this state: its size, time and inode."""
-    return require_readable(path)
 
 
 def require_readable(path: str | Path) -> str:
@@ -240,8 +215,15 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
         if kind == "h5ad":
             adata = read_h5ad(path)
         elif kind == "zarr":
+            import zarr  # takes a while to import
+
             with reading(path, "a complete AnnData in zarr"):
-                adata = _read_zarr(path)
+                root = zarr.open_group(str(path), mode="r")
+                if nested_names(root):
+                    adata, left_out = read_parts(root)
+                    warnings.warn(irregular(path, NO_SLASHES, left_out, "zarr store"), stacklevel=3)
+                else:
+                    adata = ad.read_zarr(path)
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
@@ -254,17 +236,6 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     return adata
 
 
-def _read_zarr(path: Path) -> AnnData:
-    import zarr  # takes a while to import
-
-    root = zarr.open_group(str(path), mode="r")
-    if not nested_names(root):
-        return ad.read_zarr(path)
-    adata, left_out = read_parts(root)
-    warnings.warn(irregular(path, NO_SLASHES, left_out, "zarr store"), stacklevel=4)
-    return adata
-
-
 @contextmanager
 def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
     """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk.
@@ -273,9 +244,7 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
     """
     stored = None
     path = Path(path)
-    # A report opens each file several times; to look for damage takes longer than to open it.
-    is_file = path.is_file()
-    if (_kind_of_state(path, fingerprint(path)[path]) if is_file else require_readable(path)) == "h5ad":
+    if require_readable(path) == "h5ad":
         with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
             stored = open_stored(path)
     if stored is None:
@@ -292,19 +261,6 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         yield stored
 
 
-def _sample_of_cell_ranger(path: Path) -> str:
-    """Return the sample of a matrix under one of Cell Ranger's names: the folder that tells it.
-
-    This is the folder below `per_sample_outs` (multi), else the one above `outs` (count, aggr), else the matrix's own.
-    """
-    folders = path.resolve().parent.parts
-    if "per_sample_outs" in folders[:-1]:
-        return folders[folders.index("per_sample_outs") + 1]
-    if "outs" in folders[1:]:
-        return folders[folders.index("outs", 1) - 1]
-    return folders[-1]
-
-
 def default_output(path: str | Path, ending: str) -> Path:
     """Return the default output of a step, in the folder of the input: the input's name with another `ending`.
 
@@ -319,10 +275,15 @@ def default_output(path: str | Path, ending: str) -> Path:
         name = name[:-3]
     suffix = next((suffix for suffix in INPUT_SUFFIXES if name.lower().endswith(suffix)), "")
     stem = name[: len(name) - len(suffix)]
-    if stem in CELL_RANGER_NAMES:
-        stem = _sample_of_cell_ranger(path)
+    folders = path.resolve().parent.parts
+    if stem in CELL_RANGER_NAMES and "per_sample_outs" in folders[:-1]:  # cellranger multi
+        stem = folders[folders.index("per_sample_outs") + 1]
+    elif stem in CELL_RANGER_NAMES and "outs" in folders[1:]:  # cellranger count and aggr
+        stem = folders[folders.index("outs", 1) - 1]
+    elif stem in CELL_RANGER_NAMES:
+        stem = folders[-1]
     elif suffix == ".mtx":
-        stem = re.sub(r"[-_.]?matrix$", "", stem) or path.resolve().parent.name
+        stem = re.sub(r"[-_.]?matrix$", "", stem) or folders[-1]
     return path.parent / f"{stem or name or 'cells'}{ending}"
 
 
@@ -351,15 +312,15 @@ def checksum(*paths: str | Path) -> str:
 def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
     """Return the paths of some inputs as given, absolute ones as their name, and their SHA-256 as `checksum`.
 
-    For an output of `preprocess`, both are those of the file that it was made of.
+    For an output of `preprocess`, both are those that it has recorded of its input.
     """
     found = [
         _made_of(Path(path)) or (Path(path).name if Path(path).is_absolute() else str(path), checksum(path))
         for path in paths
     ]
-    digests = [digest for _, digest in found]
-    digest = digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
-    return [path for path, _ in found], digest
+    names, digests = zip(*found, strict=True)
+    joined = hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    return list(names), digests[0] if len(digests) == 1 else joined
 
 
 def _made_of(path: Path) -> tuple[str, str] | None:
@@ -367,9 +328,7 @@ def _made_of(path: Path) -> tuple[str, str] | None:
     if path.suffix != ".h5ad":
         return None
     with reading(path), open_hdf5(path) as file:
-        if f"uns/{PREPARED_KEY}" not in file:
-            return None
-        mark = file[f"uns/{PREPARED_KEY}"]
+        mark = file.get(f"uns/{PREPARED_KEY}")
         if not isinstance(mark, h5py.Group) or not {"path", "sha256"} <= set(mark):
             return None
         made_of, digest = (str(mark[name].asstr()[()]) if is_array(mark[name]) else "" for name in ("path", "sha256"))

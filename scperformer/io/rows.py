@@ -29,12 +29,8 @@ class Rows:
     """A matrix, cells x genes, with a block of rows in memory at a time.
 
     The matrix is sparse or dense in memory, or on disk: a result of `anndata.io.sparse_dataset` or an array of h5py or
-    zarr. A matrix that is stored by columns (CSC) is converted to rows once, in memory or in a temporary file.
-
-    Parameters
-    ----------
-    columns
-        The columns to read, boolean; None: all. Blocks are the same as for a matrix without the other columns.
+    zarr. A matrix that is stored by columns (CSC) is converted to rows once, in memory or in a temporary file. With
+    `columns`, a boolean mask, only these columns are read, in the same blocks as from a matrix without the others.
 
     Raises
     ------
@@ -58,11 +54,7 @@ class Rows:
         self._on_disk = not sparse.issparse(matrix) and not isinstance(matrix, np.ndarray)
         self._by_rows: _ColumnsByRows | None = None  # a CSC matrix on disk, once it is converted
         self._only_block: Matrix | None = None  # the block of a small matrix on disk, kept as several steps read it
-        self._selected: slice | np.ndarray | None = None
-        if columns is not None:
-            numbers = np.flatnonzero(columns)
-            begin, end = (int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (0, 0)
-            self._selected = slice(begin, end) if end - begin == len(numbers) else numbers
+        self._selected = None if columns is None else np.flatnonzero(columns)
 
     @property
     def by_columns(self) -> bool:
@@ -94,8 +86,7 @@ class Rows:
         """Return rows `start` to `stop`: CSR, or an array if the matrix is dense. Callers must not change the block."""
         if isinstance(self.matrix, CSCDataset):
             if self._by_rows is None:
-                stored_shape = int(self.matrix.shape[0]), int(self.matrix.shape[1])
-                self._by_rows = _ColumnsByRows(self.matrix.group, stored_shape, self.block_cells)
+                self._by_rows = _ColumnsByRows(self.matrix.group, tuple(self.matrix.shape), self.block_cells)
             return self._select(self._by_rows.rows(start, stop))
         if self._on_disk and 0 < self.shape[0] <= self.block_cells:
             if self._only_block is None:
@@ -134,7 +125,7 @@ class Rows:
 class _ColumnsByRows:
     """A CSC matrix on disk that is read by rows, from a temporary file with its values sorted by blocks of rows."""
 
-    def __init__(self, group: h5py.Group, shape: tuple[int, int], block_cells: int):
+    def __init__(self, group: h5py.Group, shape: tuple[int, ...], block_cells: int):
         self.shape = shape
         self.block_cells = block_cells
         indices = group["indices"]

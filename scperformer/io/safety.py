@@ -213,11 +213,7 @@ def require_cells_and_genes(adata: Any, path: str | Path) -> None:
 
 
 def require_usable(adata: AnnData, path: str | Path) -> None:
-    """Check an AnnData that was read from a file, and remove columns of obs and var that cannot be written.
-
-    Of several columns with the same name the first is kept; a column called `_index` is removed. Repeated cell names
-    cause a warning.
-    """
+    """Check an AnnData that was read from a file, and drop columns that cannot be written: repeated ones, `_index`."""
     require_cells_and_genes(adata, path)
     for what, table in (("cells", adata.obs), ("genes", adata.var)):
         for column in (table.index, *(column for _, column in table.items())):

@@ -21,12 +21,7 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons.
 
     The text is in UTF-8, or as Excel writes it: in UTF-16 as Unicode text, else in the encoding of Windows.
-
-    Raises
-    ------
-    InputError
-        The file is missing, or no text; a column has the name of another, no name, or that of one of `OWN_COLUMNS` in
-        capitals; or a row has more fields than columns.
+    A file that is missing or no text, a column without a name of its own, and a row of too many fields are refused.
     """
     path = Path(sheet)
     if not path.is_file():
@@ -72,15 +67,15 @@ def _require_own_names(names: list[str], sheet: str | Path) -> None:
 
 def _text_of(sheet: Path) -> str:
     content = sheet.read_bytes()
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            text = content.decode("utf-16")
-        else:
-            try:
-                text = content.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                text = content.decode("cp1252")
-                log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError:
+            if encoding == "utf-16":
+                raise
+            text = content.decode("cp1252")
+            log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
     except UnicodeDecodeError as error:
         found = f"{sheet} in an unknown encoding ({error.reason})"
         raise InputError(found, "text in UTF-8", "save it as CSV UTF-8") from None
@@ -96,20 +91,13 @@ def path_in_sheet(sheet: str | Path, path: str) -> str:
 
 
 def described_samples(sheet: str | Path, paths: list[str]) -> dict[str, dict[str, str]]:
-    """Return what a sheet tells about some files: for each path, the values of all columns but `OWN_COLUMNS`.
-
-    Raises
-    ------
-    InputError
-        The sheet cannot be read, or has no row for a file.
-    """
+    """Return the values of all columns of a sheet but `OWN_COLUMNS` for each path; each must have a row."""
     rows = {os.path.realpath(path_in_sheet(sheet, row["path"])): row for row in read_sheet(sheet) if "path" in row}
     found = {}
     for path in paths:
         row = rows.get(os.path.realpath(path))
         if row is None:
-            raise InputError(
-                f"no row for {path} in {sheet}", "a row for each file, with its path", "add it to the sheet"
-            )
+            expected = "a row for each file, with its path"
+            raise InputError(f"no row for {path} in {sheet}", expected, "add it to the sheet")
         found[path] = {column: value for column, value in row.items() if column not in OWN_COLUMNS}
     return found

@@ -87,8 +87,8 @@ class _LineLimiter(io.RawIOBase):
 
 
 @contextmanager
-def _open_table(path: Path) -> Iterator[IO[str]]:
-    """Open a table as text in UTF-8, or in UTF-16 with its mark, as Excel writes Unicode text.
+def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
+    """Open a table as text in UTF-8 or UTF-16, as Excel writes Unicode text; with a layout, below the header.
 
     Errors of reading inside the block become an `InputError` about the table.
     """
@@ -96,7 +96,11 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
         with open_bytes(path) as file:
             buffered = io.BufferedReader(_LineLimiter(file, path), BUFFER_BYTES)
             is_utf_16 = buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            yield io.TextIOWrapper(buffered, encoding="utf-16" if is_utf_16 else "utf-8-sig", newline="")
+            text = io.TextIOWrapper(buffered, encoding="utf-16" if is_utf_16 else "utf-8-sig", newline="")
+            if below is not None:
+                lines = islice(text, below.num_comments, None)
+                next(row for row in csv.reader(lines, delimiter=below.delimiter) if row)
+            yield text
     except InputError:
         raise
     except UnicodeDecodeError as error:
@@ -135,18 +139,18 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
             continue
         # A quoted name may contain line breaks, so the last row may be incomplete.
         tried[delimiter] = rows[:-1] if len(lines) == NUM_SNIFFED and len(rows) > 2 else rows
-    widths = {delimiter: [len(row) for row in rows] for delimiter, rows in tried.items()}
+    widths = {delimiter: [len(row) for row in rows] or [0] for delimiter, rows in tried.items()}
     fitting = [
         delimiter
-        for delimiter, (first, *others) in ((delimiter, nums or [0]) for delimiter, nums in widths.items())
+        for delimiter, (first, *others) in widths.items()
         if len(set(others)) == 1 and others[0] >= 2 and first in (others[0], others[0] - 1)
     ]
     if not fitting:
-        widest = max(widths.values(), key=lambda nums: max(nums, default=0), default=[])
-        shown = ", ".join(map(str, widest[:5])) or "none"
-        why = (
-            "it has a single line" if len(widest) == 1 else f"its lines have different numbers of fields ({shown}, ...)"
-        )
+        widest = max(widths.values(), key=max)
+        numbers = ", ".join(map(str, widest[:5]))
+        why = f"its lines have different numbers of fields ({numbers}, ...)"
+        if len(widest) == 1:
+            why = "it has a single line"
         found = f"{path} is not a table: {why}"
         raise InputError(found, f"{expected}, the same number of fields in each row", "write it again")
     # Labels may contain blanks and commas, by chance as many in each row.
@@ -171,9 +175,7 @@ def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
     `expected` describes the table in errors.
     """
     layout = sniff(path, expected)
-    with _open_table(path) as stream:
-        lines = islice(stream, layout.num_comments, None)
-        next(row for row in csv.reader(lines, delimiter=layout.delimiter) if row)
+    with _open_table(path, layout) as stream:
         table = pd.read_csv(stream, header=None, sep=layout.delimiter, dtype=str, index_col=0)
     return table.set_axis(layout.header, axis=1), DELIMITERS[layout.delimiter]
 
@@ -217,10 +219,9 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     layout = sniff(path)
     reason = "as requested"
     if orientation == "auto":
-        with _open_table(path) as stream:
-            lines = islice(stream, layout.num_comments, None)
-            first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in lines]
-        orientation, reason = find_orientation(first_fields[1:], layout.header[layout.num_about_genes :], path)
+        with _open_table(path, layout) as stream:
+            first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in stream]
+        orientation, reason = find_orientation(first_fields, layout.header[layout.num_about_genes :], path)
     if orientation == CELLS_BY_GENES:
         if layout.num_about_genes:
             raise _not_numeric(layout.header[: layout.num_about_genes], path)
@@ -243,9 +244,7 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     repeated = [name for name, count in Counter(about_cells).items() if count > 1]
     if repeated:
         found = f"{path} with more than one column or row {repeated[0]!r}"
-        raise InputError(
-            found, "a unique name for each column or row that describes cells", "rename or remove the repetitions"
-        )
+        raise InputError(found, "a unique name for each column or row about cells", "rename or remove the repetitions")
     row_index = pd.Index(rows, dtype=object)
     column_index = pd.Index(columns, dtype=object)
     if orientation == CELLS_BY_GENES:
@@ -261,8 +260,8 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
 def _join_names(rows: list[str], corner: str, annotations: pd.DataFrame) -> tuple[list[str], pd.DataFrame, str] | None:
     """Join cell names from several columns, such as fov and cell_ID of CosMx, if the first column repeats names.
 
-    Returns the names, the columns about cells including the first column, which is called `corner`, and a note. None if
-    the first column has no repetitions, or no columns together identify each cell.
+    Returns the names, the columns about cells including the first one, called `corner`, and a note; None if the names
+    do not repeat, or no columns together identify each cell.
     """
     names = rows
     joined = [corner]
@@ -316,9 +315,7 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
     # An annotation may contain text in later blocks, so it is read as text.
     dtype = {0: str} | {int(place) + 1: str for place in np.flatnonzero(is_annotation)}
     size = max(1, TABLE_VALUES_AT_ONCE // len(header))
-    with _open_table(path) as stream:
-        lines = islice(stream, layout.num_comments, None)
-        next(row for row in csv.reader(lines, delimiter=layout.delimiter) if row)
+    with _open_table(path, layout) as stream:
         chunks = pd.read_csv(
             stream, header=None, sep=layout.delimiter, dtype=dtype, na_filter=False, low_memory=False, chunksize=size
         )

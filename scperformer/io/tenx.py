@@ -62,19 +62,17 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
     Cell Ranger 2 writes a group for each genome, later versions write one group.
     """
     with reading(path, "a complete 10x file"), open_hdf5(path) as file:
-        names = matrix_groups(file)
-        parts = [_read_group(file[name], name, path) for name in names]
-    adata = parts[0]
-    notes = []
-    if len(parts) > 1:
-        if any(not part.obs_names.equals(adata.obs_names) for part in parts):
-            sizes = ", ".join(f"{name}: {part.n_obs}" for name, part in zip(names, parts, strict=True))
-            remedy = "read one genome with scanpy.read_10x_h5(path, genome=...) and save it with write_h5ad"
-            raise InputError(f"{path} with different cells for each genome ({sizes})", "the same cells", remedy)
-        x = sparse.hstack([part.X for part in parts], format="csr")
-        adata = AnnData(x, obs=adata.obs, var=pd.concat([part.var for part in parts]))
-        notes = [f"{len(names)} genomes ({', '.join(names)})"]
-    return expression_only(adata, notes, path)
+        parts = {name: _read_group(file[name], name, path) for name in matrix_groups(file)}
+    adata, *others = parts.values()
+    if not others:
+        return expression_only(adata, [], path)
+    if any(not part.obs_names.equals(adata.obs_names) for part in others):
+        sizes = ", ".join(f"{name}: {part.n_obs}" for name, part in parts.items())
+        remedy = "read one genome with scanpy.read_10x_h5(path, genome=...) and save it with write_h5ad"
+        raise InputError(f"{path} with different cells for each genome ({sizes})", "the same cells", remedy)
+    x = sparse.hstack([part.X for part in parts.values()], format="csr")
+    joined = AnnData(x, obs=adata.obs, var=pd.concat([part.var for part in parts.values()]))
+    return expression_only(joined, [f"{len(parts)} genomes ({', '.join(parts)})"], path)
 
 
 def expression_only(adata: AnnData, notes: list[str], path: Path) -> tuple[AnnData, list[str]]:

@@ -55,12 +55,10 @@ class _KeepsErrors(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         start = self.tell()
         num_read = super().readinto(buffer)
-        if not self.pages:
-            return num_read
-        for number, in_page, in_buffer in _pages(start, len(buffer)):
+        for number, in_page, in_buffer in _pages(start, len(buffer)) if self.pages else ():
             if number in self.pages:
                 buffer[in_buffer] = self.pages[number][in_page]
-        return len(buffer)
+        return len(buffer) if self.pages else num_read
 
     def truncate(self, size: int | None = None) -> int:
         try:
