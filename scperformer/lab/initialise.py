@@ -27,12 +27,13 @@ from scperformer.config.training import (
     TokensConfig,
     TrainerConfig,
 )
+from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors, shared_rows
 from scperformer.lab.supervised import Learner
 from scperformer.model.batches import Cells, prediction_batches, seed_of
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, read_model
 from scperformer.model.library import resolve_model
-from scperformer.model.load import ENCODER_PREFIX, load_encoder, read_gene_vectors, shared_rows
+from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.network import CellTypeModel, LinearModel, require_encoder
 from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel

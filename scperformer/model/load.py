@@ -2,13 +2,10 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -19,9 +16,6 @@ from scperformer.base.messages import listed
 from scperformer.base.progress import progress
 from scperformer.config.options import checked
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.io.gene_lists import read_genes
-from scperformer.io.gene_matching import map_genes
-from scperformer.io.gene_names import KIND_NAMES, id_kind
 from scperformer.model.folder import damaged_model, parts_of, read_model
 from scperformer.model.imported import ImportedNetwork, imported_network
 from scperformer.model.inference import torch_state_kept
@@ -35,10 +29,6 @@ log = logging.getLogger(__name__)
 # Prefixes of the names of weights in a model folder.
 NETWORK_PREFIX = "model."
 ENCODER_PREFIX = "model.encoder."
-MIN_KNOWN_SHARE = 0.1  # smallest share of the genes that an encoder or table must have to fit the data
-# Weights with one entry per gene and one for the special position, along axis 0 or axis 1.
-GENES_FIRST = ("embedding.gene.weight", "attention.rows_PK", "attention.columns_PK")
-GENES_SECOND = "attention.matrices_CPGN"
 
 
 class _NothingDrawn(TorchFunctionMode):
@@ -111,7 +101,7 @@ class Model:
         return "\n".join([f"Model {saved.name} ({saved.hash[:12]})", *lines])
 
 
-def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
+def same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
     """Return whether weights may be copied: both are floating-point numbers, or both have the same type."""
     return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
 
@@ -151,7 +141,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
         for name, tensor in expected.items():
             if given[name].shape != tensor.shape:
                 raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {tuple(tensor.shape)}")
-            if not _same_kind(given[name], tensor):
+            if not same_kind(given[name], tensor):
                 raise ValueError(f"weights '{name}' of type {weights[name].dtype}")
         network = untrained()
         network.load_state_dict(given)
@@ -194,127 +184,3 @@ def as_model(saved: SavedModel, path: Path) -> Model:
     network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel | ImportedNetwork)
     return Model(saved, path, network.eval())
-
-
-def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
-    """Return the positions of the genes that two lists share, in each list; each gene occurs once.
-
-    The lists may use different kinds of names (symbols or ids). Too few shared genes are refused, and genes of another
-    species unless `species` names it.
-    """
-    mapping = map_genes(genes, theirs, None, species, path="the reference")
-    known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))
-    here = np.flatnonzero(known).tolist()
-    if len(here) < max(1, MIN_KNOWN_SHARE * len(genes)):
-        kind = id_kind(genes)
-        wanted = id_kind(theirs)
-        convert = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
-        choose = "use an encoder of the same species, or train without init"
-        examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
-        found = f"{len(here)} of {len(genes)} genes of the reference in init='{init}' {examples}"
-        raise InputError(found, f"at least {MIN_KNOWN_SHARE:.0%} of them", choose if kind == wanted else convert)
-    return here, mapping.target[here].tolist()
-
-
-@torch.no_grad()
-def load_encoder(
-    encoder: Encoder | Performer, saved: SavedModel, genes: list[str], init: str, species: str = "auto"
-) -> list[int]:
-    """Copy the weights of a saved model into an encoder with the same options; return the positions of shared genes.
-
-    Other genes keep their vectors. A model with too few of the genes or weights of another shape is refused.
-    """
-    here, there = shared_rows(genes, saved.genes, init, species)
-    new = torch.tensor([*here, len(genes)])
-    old = torch.tensor([*there, len(saved.genes)])
-    for name, ours in encoder.state_dict().items():
-        if ENCODER_PREFIX + name not in saved.weights:
-            raise damaged_model(Path(init), f"no weights '{name}'")
-        theirs = torch.from_numpy(np.asarray(saved.weights[ENCODER_PREFIX + name]))
-        axis = 0 if name.endswith(GENES_FIRST) else 1 if name.endswith(GENES_SECOND) else None
-        if not _same_kind(theirs, ours):
-            raise damaged_model(Path(init), f"weights '{name}' of type {theirs.numpy().dtype}")
-        if axis is not None and (theirs.ndim != ours.ndim or theirs.shape[axis] != len(saved.genes) + 1):
-            raise damaged_model(Path(init), f"weights '{name}' of shape {tuple(theirs.shape)}")
-        part = theirs
-        wanted = ours
-        if axis is not None:
-            part = theirs.index_select(axis, old)
-            wanted = ours.index_select(axis, new)
-        if part.shape != wanted.shape:
-            found = f"weights '{name}' of {tuple(part.shape)} in init='{init}'"
-            raise InputError(found, f"{tuple(wanted.shape)}", "use an encoder with about as many genes")
-        if axis is None:
-            ours.copy_(part)
-        else:
-            ours.index_copy_(axis, new, part.to(ours.dtype))
-    try:
-        encoder.load_state_dict(encoder.state_dict())  # runs the checks of the mechanisms
-    except ValueError as error:
-        raise damaged_model(Path(init), str(error)) from error
-    return here
-
-
-def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.ndarray:
-    """Read a table of gene vectors: float32, len(genes) x dim; genes that are not in the table get zeros.
-
-    Each line has a gene and `dim` numbers, separated by white space, as in gene2vec's files (Du et al. 2019, BMC
-    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped. An array of
-    NumPy (.npy, as scBERT has it) has a row for each gene of a text file of the same name (.txt).
-    """
-
-    def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
-        remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
-        return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
-
-    def rows_of_text() -> Iterator[tuple[str, Sequence[Any]]]:
-        with open(path, encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                name, *numbers = line.split() or [""]
-                if not name or (number == 1 and name.isdigit() and len(numbers) == 1):
-                    continue
-                if len(numbers) != dim:
-                    raise unusable(f"{len(numbers)} numbers in line {number}")
-                yield name, numbers
-
-    def rows_of_array() -> Iterator[tuple[str, Sequence[Any]]]:
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise unusable("content that is no array of numbers", "an array as numpy.save writes it") from error
-        names = read_genes(Path(path).with_suffix(".txt"))
-        if array.shape != (len(names), dim) or array.dtype.kind != "f":
-            expected = f"numbers of shape ({len(names)}, {dim}): the genes of its .txt file, and model.dim"
-            raise unusable(f"{array.dtype} of shape {array.shape}", expected)
-        yield from zip(names, array, strict=True)
-
-    index = {gene: i for i, gene in enumerate(genes)}
-    vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    known: set[str] = set()
-    other = ""
-    repeated = 0
-    try:
-        for name, numbers in rows_of_array() if Path(path).suffix == ".npy" else rows_of_text():
-            if name not in index:
-                other = name
-                continue
-            try:
-                with np.errstate(over="ignore"):
-                    vectors[index[name]] = numbers
-            except ValueError as error:
-                raise unusable(f"text in place of a number for '{name}'") from error
-            repeated += name in known
-            known.add(name)
-    except OSError as error:
-        raise unusable(f"a file that cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise unusable("content that is not text") from error
-    if not np.isfinite(vectors).all():
-        raise unusable("numbers that are not finite")
-    if len(known) < MIN_KNOWN_SHARE * len(genes):
-        examples = f"(the model has e.g. '{genes[0]}', the file '{other}')"
-        raise unusable(f"{len(known)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
-    if repeated:
-        log.warning("genes that occur more than once in %s: %d; their last line is used", path, repeated)
-    log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(known), len(genes), path)
-    return vectors

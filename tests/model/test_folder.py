@@ -428,7 +428,7 @@ import pickle, sys
 def refuse(*args, **options):
     raise AssertionError("unpickled")
 pickle.load = pickle.loads = pickle.Unpickler = refuse
-from scperformer.model import read_model
+from scperformer.model.folder import read_model
 assert read_model({str(folder)!r}).name == "tiny"
 print([name for name in ("torch", "scanpy", "sklearn", "matplotlib") if name in sys.modules])
 """

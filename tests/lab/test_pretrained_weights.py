@@ -1,0 +1,181 @@
+"""Weights of a pretrained encoder are copied by gene; tables of gene vectors are read or refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from support.words import as_options
+
+from scperformer import train
+from scperformer.base.errors import InputError
+from scperformer.cli.compose import make_config
+from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors
+from scperformer.model.folder import read_model
+from scperformer.model.load import load_model, rebuild
+from scperformer.training.train import new_network
+
+GENES = ["CD3D", "MS4A1", "LYZ", "NKG7"]
+TABLE = "CD3D 0.5 -1 2e-1\nLYZ 1 2 3\n\nACTB 7 8 9\n"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write a table and return its path."""
+
+    def write(content: str | bytes):
+        path = tmp_path / "vectors.txt"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "content",
+    [TABLE, "3 3\n" + TABLE, TABLE.replace(" ", "\t"), TABLE.replace("\n", " \r\n"), "\ufeff" + TABLE],
+    ids=["plain", "word2vec's header", "tabs", "Windows", "byte-order mark"],
+)
+def test_vectors_of_the_models_genes_are_read(table, content):
+    vectors = read_gene_vectors(table(content), GENES, 3)
+    assert vectors.dtype == np.float32
+    expected = np.array([[0.5, -1, 0.2], [0, 0, 0], [1, 2, 3], [0, 0, 0]], dtype=np.float32)
+    np.testing.assert_array_equal(vectors, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "CD3D 1 2 3\nLYZ 1 2\n",
+            r"2 numbers for 'LYZ'; expected .* 3 numbers .*: name another table",
+        ),
+        ("CD3D 1 2 3\nLYZ 1 2 3 4\n", r"4 numbers for 'LYZ'"),
+        ("4 4\nCD3D 1 2 3 4\n", r"4 numbers for 'CD3D'"),
+        ("CD3D 1 2 3\n3 3\n", r"1 numbers for '3'"),
+        (
+            "CD3D 1 2 3\nLYZ 1 two 3\n",
+            r"text in place of a number for 'LYZ'; expected a text file",
+        ),
+        ("CD3D 1 nan 3\n", r"numbers that are not finite; expected a text file"),
+        ("", r"0 of the model's 4 genes; expected a tenth of them"),
+        ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
+        (b"\xff\xfe\x00CD3D", r"content that is neither text nor an array"),
+    ],
+)
+def test_misfitting_tables_are_refused(table, content, message):
+    with pytest.raises(InputError, match=message):
+        read_gene_vectors(table(content), GENES, 3)
+
+
+def test_an_array_has_the_genes_of_the_text_file_beside_it(tmp_path):
+    rows = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=np.float64)
+    np.save(tmp_path / "gene2vec.npy", rows)
+    (tmp_path / "gene2vec.txt").write_text("LYZ\nOTHER\nCD3D\n")
+    vectors = read_gene_vectors(tmp_path / "gene2vec.npy", GENES, 3)
+    np.testing.assert_array_equal(vectors, [rows[2], [0, 0, 0], rows[0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("array", "names", "message"),
+    [
+        (np.ones((2, 3)), None, r"no readable file .*gene2vec\.txt"),
+        (np.ones((2, 3)), "LYZ\n", r"float64 of shape \(2, 3\); expected numbers of shape \(1, 3\)"),
+        (np.ones((2, 4)), "LYZ\nCD3D\n", r"float64 of shape \(2, 4\); expected numbers of shape \(2, 3\)"),
+        (np.array([["x"] * 3] * 2), "LYZ\nCD3D\n", r"<U1 of shape \(2, 3\)"),
+        (np.array([[None] * 3] * 2), "LYZ\nCD3D\n", r"content that is neither text nor an array"),
+    ],
+    ids=["no genes", "fewer genes", "another width", "text", "objects, which are pickled"],
+)
+def test_misfitting_arrays_are_refused(array, names, message, tmp_path):
+    np.save(tmp_path / "gene2vec.npy", array, allow_pickle=True)
+    if names is not None:
+        (tmp_path / "gene2vec.txt").write_text(names)
+    with pytest.raises(InputError, match=message):
+        read_gene_vectors(tmp_path / "gene2vec.npy", GENES, 3)
+
+
+def test_missing_files_and_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"No such file.*positions=gene"):
+        read_gene_vectors(tmp_path / "absent.txt", GENES, 3)
+    with pytest.raises(InputError, match=r"directory.*positions=gene"):
+        read_gene_vectors(tmp_path, GENES, 3)
+
+
+def test_a_vector_of_one_number_is_not_taken_for_a_header(table):
+    assert read_gene_vectors(table("CD3D 0.5\n"), GENES, 1)[0].tolist() == [0.5]
+
+
+def test_a_warning_names_the_number_of_repeated_genes(table, caplog):
+    vectors = read_gene_vectors(table("LYZ 1 2 3\nLYZ 4 5 6\n"), GENES, 3)
+    assert vectors[2].tolist() == [4, 5, 6]
+    assert "more than once in" in caplog.text
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_are_refused_without_a_warning(table):
+    with pytest.raises(InputError, match="not finite"):
+        read_gene_vectors(table("LYZ 1 1e60 3\n"), GENES, 3)
+
+
+def test_lines_of_other_genes_may_contain_text(table):
+    """Only the lines of the model's genes are parsed: published tables contain symbols such as '---' and notes."""
+    vectors = read_gene_vectors(table("LYZ 1 2 3\n--- a b c\n"), GENES, 3)
+    assert vectors[2].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("layers.0.to_out.bias", np.ones(32, dtype=np.int32)),
+        ("embedding.gene.weight", np.ones((201, 32), dtype=np.uint16)),
+        ("embedding.gene.weight", np.ones((9, 32), dtype=np.float32)),
+        ("embedding.gene.weight", np.ones((), dtype=np.float32)),
+    ],
+    ids=["integers", "integers in the gene table", "too few genes", "one number"],
+)
+def test_training_does_not_start_from_weights_of_another_type_or_shape(name, array, tiny_model):
+    saved = read_model(tiny_model)
+    encoder = rebuild(saved, Path(tiny_model)).encoder
+    assert load_encoder(encoder, saved, saved.genes, str(tiny_model)) == list(range(len(saved.genes)))
+    saved.weights[f"model.encoder.{name}"] = array
+    with pytest.raises(InputError, match=rf"damaged model .*weights '{name}' of (type|shape)"):
+        load_encoder(encoder, saved, saved.genes, str(tiny_model))
+
+
+@pytest.fixture
+def options(counts_adata, table):
+    """Options to train a small model with vectors of all genes of `counts_adata` except the last."""
+    rng = np.random.default_rng(0)
+    lines = [f"{gene} {' '.join(f'{x:.3f}' for x in rng.normal(size=32))}" for gene in counts_adata.var_names[:-1]]
+    path = table("\n".join(lines))
+    return [
+        "model=tiny",
+        "trainer.max_epochs=1",
+        "logger=none",
+        "model.positions=gene2vec",
+        f"model.gene2vec_path='{path}'",
+    ]
+
+
+@pytest.mark.slow
+def test_training_does_not_change_the_vectors(counts_adata, options, tmp_path):
+    model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path)
+    weight = model.network.encoder.embedding.gene.weight
+    assert not weight.requires_grad
+    path = options[-1].partition("=")[2].strip("'")
+    assert model.saved.config["model"]["gene2vec_path"] == Path(path).name  # without the user's folders
+    expected = read_gene_vectors(path, model.saved.genes, 32)
+    assert expected[:-1].any(axis=1).all()
+    np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that is not in the table
+    assert torch.equal(weight[-1], torch.zeros(32))  # the special position
+
+
+def test_vectors_do_not_depend_on_the_seed(options):
+    config = make_config("train", ["inputs=[ref.h5ad]", "label_key=cell_type", *options])
+
+    reference = SimpleNamespace(genes=[f"GENE{i}" for i in range(20)], label_names=["a", "b"])
+    first = new_network(reference, config, None)[0].encoder.embedding.gene.weight
+    config.seed = 1
+    assert torch.equal(new_network(reference, config, None)[0].encoder.embedding.gene.weight, first)
