@@ -156,7 +156,7 @@ def embedding(
 
 def _map_of_report(adata: AnnData, key: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the coordinates of the cells on the map of the report, M and M x 2."""
-    drawn = draw_cells([of_cells(adata, key, for_map=True)], MAX_CELLS, seed)
+    drawn = draw_cells([of_cells(adata, key)], MAX_CELLS, seed)
     if drawn.xy is None:
         remedy = "choose more cells, or name an entry of obsm with basis=..."
         raise InputError(f"{adata.n_obs} cells for a UMAP", f"at least {MIN_CELLS} cells that differ", remedy)

@@ -421,4 +421,4 @@ def report(
     if not isinstance(cells, AnnData):
         return Page(*make_report(cfg, made))
     required_output(cfg, "a page to write")
-    return Page(*make_report(cfg, made, of_cells(cells, cfg.key_added, for_map=True)))
+    return Page(*make_report(cfg, made, of_cells(cells, cfg.key_added)))

@@ -1,7 +1,4 @@
-"""What `predict` records in uns of an annotated file, and the check of a file from elsewhere against it.
-
-A file may have been changed since, or be made by hand: entries of another kind would cause errors anywhere in a report.
-"""
+"""The check of what `predict` recorded in an annotated file, which may have been changed since, or be made by hand."""
 
 from typing import Any
 
@@ -10,97 +7,99 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 
-TEXT, NUMBER, TEXTS, NUMBERS = "a text", "a number", "a list of texts", "a list of numbers"
-ANY = "*"  # stands for entries of any name
-REQUIRED = {"model": ("name", "hash", "path", "labels", "trained_on", "label_key", "num_cells", "seed")}
-# The entries of docs/formats.md that are read again. Lists in one mapping are columns of a table, and equally long.
-FACTS: dict[str, Any] = {
-    "run": {ANY: TEXT},
-    "sheet": TEXTS,
-    "sheet_values": TEXTS,
-    "model": {
-        **dict.fromkeys(("name", "hash", "path", "tissue", "trained_on", "label_key"), TEXT),
-        **dict.fromkeys(("num_cells", "seed", "format_version"), NUMBER),
-        "labels": TEXTS,
-        "scales": {ANY: NUMBER},
-        "encoder": {ANY: TEXT},
-        "branch_scores": {ANY: {ANY: NUMBER}},
-        "imported": {ANY: TEXT},
-    },
-    "repeats": {ANY: NUMBER},
-    "condition": {
-        "key": TEXT,
-        "studies": {"name": TEXTS, "weight": NUMBERS, "novelty_ratio": NUMBERS},
-        ANY: NUMBER,
-    },
-    "tree": {**dict.fromkeys(("nodes", "parents", "ontology_term_ids"), TEXTS), ANY: NUMBER},
-    "clusters": {"key": TEXT, "how": TEXT, ANY: NUMBER},
-    "quality": {"doublet_note": TEXT, ANY: NUMBER},
-    "input": {
-        **dict.fromkeys(("file", "sha256", "source", "kind"), TEXT),
-        **dict.fromkeys(("log_base", "total", "relative"), NUMBER),
-        "notes": TEXTS,
-    },
-    "droplets": {"unit": TEXT, ANY: NUMBER},
-    "genes": {ANY: NUMBER, "notes": None, "absent": None, "dropped": None},
-    "baseline": {"name": TEXT},
-    "versions": {ANY: TEXT},
+TEXT, NUMBER, TEXTS, NUMBERS, MAPPING = "a text", "a number", "a list of texts", "a list of numbers", "a mapping"
+# The entries of uns[KEY] (docs/formats.md) that are read again, and their kinds.
+REQUIRED = {
+    **dict.fromkeys(("model/name", "model/hash", "model/path", "model/trained_on", "model/label_key"), TEXT),
+    **dict.fromkeys(("model/num_cells", "model/seed"), NUMBER),
+    "model/labels": TEXTS,
+    **dict.fromkeys(("input/file", "input/sha256", "input/source", "input/kind"), TEXT),
+    **dict.fromkeys(("input/log_base", "input/total", "input/relative"), NUMBER),
+    "input/notes": TEXTS,
+    **dict.fromkeys(("genes/num_file", "genes/num_shared", "genes/share_of_model"), NUMBER),
+    "genes/absent": TEXTS,
+    **dict.fromkeys(("repeats/num_seen", "repeats/num_cells", "num_unknown"), NUMBER),
+    "versions": MAPPING,
+    "versions/scperformer": TEXT,
     "config_json": TEXT,
     "warnings": TEXTS,
-    "num_unknown": NUMBER,
-    "encoder": {ANY: NUMBER},
-    "calibration": {
-        "bins": {ANY: NUMBERS},
-        "labels": {"label": TEXTS, ANY: NUMBERS},
-        ANY: NUMBER,
-    },
-    "novelty": {ANY: NUMBER},
-    "fit": {ANY: NUMBER},
-    "shift": {"kind": TEXT, "gene_factors": NUMBERS, ANY: NUMBER},
-    "sets": {ANY: NUMBER},
-    "seconds": NUMBER,
 }
-COLUMNS = {"confidence": "f", "margin": "f", "novelty": "f", "call_confidence": "f"}  # kinds of dtypes
+OPTIONAL = {
+    "model/tissue": TEXT,
+    "model/lacks": TEXTS,
+    **dict.fromkeys(("model/encoder/kind", "model/encoder/attention"), TEXT),
+    **dict.fromkeys(("model/imported/tool", "model/imported/file", "model/imported/sha256"), TEXT),
+    "run/date": TEXT,
+    "condition/key": TEXT,
+    **dict.fromkeys(("condition/adapted", "condition/expected_accuracy", "condition/depth"), NUMBER),
+    "genes/informative_share": NUMBER,
+    **dict.fromkeys(("tree/nodes", "tree/parents"), TEXTS),
+    "tree/num_backed_off": NUMBER,
+    "droplets": MAPPING,
+    "encoder/num_decided": NUMBER,
+    **dict.fromkeys(("calibration/num_cells", "calibration/error", "novelty/false_alarms"), NUMBER),
+    **{f"calibration/bins/{name}": NUMBERS for name in ("confidence", "accuracy", "num_cells")},
+    "shift/kind": TEXT,
+    **{f"shift/{name}": NUMBER for name in ("novelty_ratio", "gene_effects", "expected_lowest", "expected_highest")},
+    "shift/encoder_weight": NUMBER,
+    "shift/gene_factors": NUMBERS,
+    "constraints/denied": TEXTS,
+    "constraints/weights": NUMBERS,
+}
+# Columns of one table, which are equally long and come together.
+TABLES = (
+    ("calibration/bins/confidence", "calibration/bins/accuracy", "calibration/bins/num_cells"),
+    ("tree/nodes", "tree/parents"),
+)
+COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details: numbers
 
 
 def _kind(value: Any) -> str:
     """Return the kind of a value, for the check and for messages."""
-    if isinstance(value, str):
-        return TEXT
-    if isinstance(value, dict):
-        return "a mapping"
+    if isinstance(value, str | dict):
+        return TEXT if isinstance(value, str) else MAPPING
     array = np.asarray(value)
-    numbers = array.dtype.kind in "biuf"
+    is_number = array.dtype.kind in "biuf"
     if array.ndim == 0:
-        return NUMBER if numbers else f"a value of type {type(value).__name__}"
+        return NUMBER if is_number else f"a value of type {type(value).__name__}"
     if array.ndim > 1:
         return "a table"
-    if array.size == 0 or all(isinstance(text, str) for text in array):
-        return TEXTS if array.dtype.kind in "OUTS" or array.size else "a list without entries"
-    return NUMBERS if numbers else "a list of several kinds"
+    if array.size == 0:
+        return "a list without entries"
+    if all(isinstance(text, str) for text in array):
+        return TEXTS
+    return NUMBERS if is_number else "a list of several kinds"
 
 
-def _problem(facts: Any, known: Any, place: str) -> str | None:
-    """Return the first entry that is not of its kind, and what it is; None if there is none."""
-    if known is None:
-        return None
-    if not isinstance(known, dict):
-        kind = _kind(facts)
-        fits = kind == known or (kind == "a list without entries" and known in (TEXTS, NUMBERS))
-        return None if fits else f"{place} is {kind} instead of {known}"
-    if not isinstance(facts, dict):
-        return f"{place} is {_kind(facts)} instead of a mapping"
-    lengths = {}
-    for name, value in facts.items():
-        entry = known.get(name, known.get(ANY))
-        if problem := _problem(value, entry, f"{place}['{name}']"):
-            return problem
-        if entry in (TEXTS, NUMBERS):
-            lengths[name] = len(value)
-    tables = {name: length for name, length in lengths.items() if name not in ("labels", "notes", "warnings")}
-    if place.endswith(("['bins']", "['labels']", "['studies']", "['tree']")) and len(set(tables.values())) > 1:
-        return f"{place} has lists of different lengths"
-    return None
+def _problem(facts: Any, key: str) -> str:
+    """Return the first entry that is missing or not of its kind; empty if there is none."""
+    found = {}
+    for entry, kind in (REQUIRED | OPTIONAL).items():
+        value = facts
+        place = f"uns['{key}']"
+        for name in entry.split("/"):
+            if not isinstance(value, dict):
+                return f"{place} is {_kind(value)} instead of {MAPPING}"
+            if name not in value:
+                break
+            value = value[name]
+            place += f"['{name}']"
+        else:
+            is_empty = _kind(value) == "a list without entries" and kind in (TEXTS, NUMBERS)
+            if _kind(value) != kind and not is_empty:
+                return f"{place} is {_kind(value)} instead of {kind}"
+            found[entry] = value
+            continue
+        if entry in REQUIRED:
+            return f"{place} has no '{name}'"
+    for table in TABLES:
+        if len({len(found[entry]) if entry in found else -1 for entry in table}) > 1:
+            return f"uns['{key}'] has lists of different lengths in '{table[0].rpartition('/')[0]}'"
+    if len(set(found["model/labels"])) < len(found["model/labels"]):
+        return f"uns['{key}']['model']['labels'] has a label twice"
+    if found["repeats/num_cells"] > 0 and not found["repeats/num_seen"] > 0:
+        return f"uns['{key}']['repeats'] without a number of cells above 0 in 'num_seen'"
+    return ""
 
 
 def require_facts(facts: Any, obs: pd.DataFrame, key: str, path: object) -> None:
@@ -109,25 +108,12 @@ def require_facts(facts: Any, obs: pd.DataFrame, key: str, path: object) -> None
     Raises
     ------
     InputError
-        An entry of uns or a column of obs is of another kind, or one is missing.
+        An entry of uns or a column of obs is missing or of another kind.
     """
-    problem = _problem(facts, FACTS, f"uns['{key}']")
-    for group, names in REQUIRED.items():
-        for name in () if problem else names:
-            if name not in facts.get(group, {}):
-                problem = f"uns['{key}']['{group}'] has no '{name}'"
-                break
-    for branch, scores in {} if problem else facts["model"].get("branch_scores", {}).items():
-        if not {"accuracy", "macro_f1", "loss"} <= scores.keys():
-            problem = f"uns['{key}']['model']['branch_scores']['{branch}'] lacks a score"
-    if not problem and "repeats" in facts and not facts["repeats"].get("num_seen", 0) > 0:
-        problem = f"uns['{key}']['repeats'] without a number of cells above 0 in 'num_seen'"
-    for name, kind in COLUMNS.items():
-        column = f"{key}_{name}"
-        if not problem and column in obs and obs[column].dtype.kind != kind:
+    problem = _problem(facts, key)
+    for column in (f"{key}_{name}" for name in COLUMNS):
+        if not problem and column in obs and obs[column].dtype.kind != "f":
             problem = f"obs column '{column}' is of type {obs[column].dtype}"
-    if not problem and len(set(facts["model"]["labels"])) < len(facts["model"]["labels"]):
-        problem = f"uns['{key}']['model']['labels'] has a label twice"
     if problem:
         remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
         raise InputError(f"{problem} in {path}", "an annotation as predict writes it", remedy)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,34 +43,15 @@ class Annotated:
     path: Path
     key: str  # prefix of the annotation
     obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
-    umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"] of the file; None without, or unless requested
+    umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"]; None without
     facts: dict[str, Any]  # uns[key]: model, condition, input, genes, baseline, versions
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
 
     @property
-    def mean_held_out(self) -> float:
-        """Mean confidence of the held-out calls under the condition of this sample; NaN without held-out calls."""
-        bins = self.facts.get("calibration", {}).get("bins")
-        return float("nan") if bins is None else float(np.average(bins["confidence"], weights=bins["num_cells"]))
-
-    def probabilities(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return the probabilities of the labels in the rows `cells`, with a column for each label of the model."""
-        if self.cells is not None:
-            return np.asarray(self.cells.obsm[f"{self.key}_proba"], dtype=np.float32)[cells]
-        with reading(self.path), open_hdf5(self.path) as file:
-            stored = file[f"obsm/{self.key}_proba"]
-            # One column at a time: the full table of a million cells may not fit into memory.
-            columns = [np.asarray(stored[name])[cells] for name in stored.attrs["column-order"]]
-        if len(columns) != len(self.model_labels) or any(column.dtype.kind != "f" for column in columns):
-            found = f"obsm['{self.key}_proba'] of {self.path} without a number for each label"
-            raise InputError(found, "an annotation as predict writes it", "annotate its cells again")
-        return np.stack(columns, axis=1).astype(np.float32)
-
-    @property
     def adapted(self) -> str:
         """Key of the condition to which the model was adapted; empty if it was not adapted."""
-        condition = self.facts.get("condition", {})  # files of earlier versions lack it
-        return str(condition["key"]) if condition.get("adapted", False) else ""
+        condition = self.facts.get("condition", {})
+        return str(condition["key"]) if condition.get("adapted") else ""
 
     def column(self, name: str) -> pd.Series:
         """Return the annotation column `obs["KEY_name"]`."""
@@ -95,16 +75,6 @@ class Annotated:
     def model_labels(self) -> list[str]:
         """The labels of the model."""
         return [str(label) for label in self.facts["model"]["labels"]]
-
-    @property
-    def scales(self) -> dict[str, float]:
-        """The weight of each branch in the logits of the model; empty for an imported model."""
-        return dict(self.facts["model"].get("scales", {}))
-
-    @property
-    def encoder(self) -> dict[str, str]:
-        """The encoder of the model in words: `kind`, `size`, `attention` and `device`; empty if not recorded."""
-        return dict(self.facts["model"].get("encoder", {}))
 
     @property
     def model_id(self) -> str:
@@ -168,18 +138,18 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
     raise InputError(f"{repeated} is given twice", "each file once", "remove the repeated file")
 
 
-def of_cells(adata: AnnData, key: str, name: str = "cells", for_map: bool = False) -> Annotated:
-    """Return the annotation of cells in memory; `for_map` requires probabilities."""
+def of_cells(adata: AnnData, key: str) -> Annotated:
+    """Return the annotation of cells in memory."""
     required = [("obs", f"{key}_{column}") for column in REQUIRED_COLUMNS] + [("uns", key)]
-    if for_map:
-        required += [("obsm", f"{key}_proba")]
     for place, entry in required:
         if entry not in getattr(adata, place):
             missing = f"no obs column '{entry}'" if place == "obs" else f"no {place}['{entry}']"
             raise InputError(f"{missing} in the data", "annotated cells", "call scperformer.annotate first")
     umap = _coordinates(adata.obsm.get(UMAP))
     obs = with_details(adata.obs, adata.obsm.get(f"{key}_details"), key)
-    return Annotated(name=name, path=Path(name), key=key, obs=obs, umap=umap, facts=adata.uns[key], cells=adata)
+    path = Path("cells")
+    require_facts(adata.uns[key], obs, key, "the data")
+    return Annotated(name="cells", path=path, key=key, obs=obs, umap=umap, facts=adata.uns[key], cells=adata)
 
 
 def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
@@ -205,7 +175,7 @@ def find_model(facts: dict[str, Any]) -> Path | None:
     It may be the recorded folder, the packaged model, or a model of the library. If none of them has the recorded hash,
     this is the recorded folder, whatever model it has; None if it does not exist.
     """
-    recorded = Path(os.path.expanduser(str(facts["model"]["path"])))  # relative in files of earlier versions
+    recorded = Path(str(facts["model"]["path"])).expanduser()
     library = library_folder()
     imported = sorted(library.iterdir()) if library.is_dir() else []
     for folder in (recorded, PACKAGED_MODEL, *imported):
@@ -222,20 +192,17 @@ class Failed:
     reason: str
 
 
-def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
-    """Read the annotation of a file, with its UMAP if requested."""
+def _read(path: Path, name: str, key: str) -> Annotated:
+    """Read the annotation of a file."""
     require_h5ad(path)
     with reading(path), open_hdf5(path) as file:
         obs = read_elem(file["obs"])
         facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
         details = read_elem(file[f"obsm/{key}_details"]) if f"obsm/{key}_details" in file else None
-        has_proba = f"obsm/{key}_proba" in file
-        umap = read_elem(file[f"obsm/{UMAP}"]) if for_map and f"obsm/{UMAP}" in file else None
+        umap = read_elem(file[f"obsm/{UMAP}"]) if f"obsm/{UMAP}" in file else None
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
     required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
     missing = [f"obs column '{column}'" for column in required if column not in columns]
-    if for_map and not has_proba:
-        missing.append(f"obsm['{key}_proba']")
     if missing or facts is None:
         missing.append(f"uns['{key}']")
         suffix = "_call"
@@ -248,32 +215,6 @@ def _read(path: Path, name: str, key: str, for_map: bool) -> Annotated:
     obs = with_details(obs, details, key)
     require_facts(facts, obs, key, path)
     return Annotated(name=name, path=path, key=key, obs=obs, umap=_coordinates(umap), facts=facts)
-
-
-def _require_one_model(samples: Sequence[Annotated]) -> None:
-    """Refuse samples that different models annotated."""
-    first = samples[0]
-    for sample in samples[1:]:
-        if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:
-            found = f"{first.path} was annotated by {first.model_id}, {sample.path} by {sample.model_id}"
-            remedy = "annotate them again with the same model_path, or give one file at a time"
-            raise InputError(found, "files annotated by one model", remedy)
-
-
-def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
-    """Read the annotations with the prefix `key` from h5ad files, without their UMAP.
-
-    Raises
-    ------
-    InputError
-        A file is not annotated, or the files were annotated by different models.
-    """
-    files = [Path(path) for path in paths]
-    for path in files:
-        require_h5ad(path)
-    samples = [_read(path, name, key, False) for path, name in zip(files, sample_names(files), strict=True)]
-    _require_one_model(samples)
-    return samples
 
 
 def _reason_of(path: Path, error: InputError) -> str:
@@ -292,8 +233,31 @@ def _reason_of(path: Path, error: InputError) -> str:
         return str(error)
 
 
+def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
+    """Read the annotations with the prefix `key` from h5ad files.
+
+    Raises
+    ------
+    InputError
+        A file is not annotated, or the files were annotated by different models.
+    """
+    files = [Path(path) for path in paths]
+    return _of_one_model([_read(path, name, key) for path, name in zip(files, sample_names(files), strict=True)])
+
+
+def _of_one_model(samples: list[Annotated]) -> list[Annotated]:
+    """Return samples; refuse those that different models annotated."""
+    first = samples[0]
+    for sample in samples[1:]:
+        if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:
+            found = f"{first.path} was annotated by {first.model_id}, {sample.path} by {sample.model_id}"
+            remedy = "annotate them again with the same model_path, or give one file at a time"
+            raise InputError(found, "files annotated by one model", remedy)
+    return samples
+
+
 def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[Failed]]:
-    """Read annotations with the UMAP of their files, in the natural order of the sample names.
+    """Read annotations in the natural order of the sample names.
 
     Returns
     -------
@@ -311,7 +275,7 @@ def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[
     with progress("reading annotations", total=len(files), unit="samples") as shown:
         for name, path in natsorted(zip(sample_names(files), files, strict=True), key=lambda pair: pair[0]):
             try:
-                samples.append(_read(path, name, key, True))
+                samples.append(_read(path, name, key))
             except InputError as error:
                 errors.append(error)
                 failed.append(Failed(name=name, reason=_reason_of(path, error)))
@@ -324,5 +288,4 @@ def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[
         raise InputError(found, "at least one annotated file", "see the reason for each file")
     for left_out in failed:
         log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
-    _require_one_model(samples)
-    return samples, failed
+    return _of_one_model(samples), failed

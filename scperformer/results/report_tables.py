@@ -106,6 +106,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
     known = facts.get("condition", {}).get("expected_accuracy", math.nan)  # imported models have none
     lowest, highest = (facts.get("shift", {}).get(f"expected_{end}", known) for end in ("lowest", "highest"))
     expected = f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
+    bins = facts.get("calibration", {}).get("bins")  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
     return {
         "name": sample.name,
@@ -113,7 +114,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
         "num_unknown": int(cells["unknown"].sum()),
         "median": float(cells["confidence"].median()),
         "mean": float(cells["confidence"].mean()),
-        "mean_held_out": sample.mean_held_out,
+        "mean_held_out": math.nan if bins is None else float(np.average(bins["confidence"], weights=bins["num_cells"])),
         "agreement": agreement(cells),
         "num_decided": facts.get("encoder", {}).get("num_decided"),  # labels that the encoder changed
         "facts": facts,

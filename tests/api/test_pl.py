@@ -47,7 +47,7 @@ def test_unknown_columns_are_refused(annotated):
 def test_embedding_draws_the_map_of_the_report(annotated):
     [axes, _] = scp.pl.embedding(annotated)
     drawn = axes.collections[0].get_offsets()
-    expected = draw_cells([of_cells(annotated, "scperformer", for_map=True)]).xy
+    expected = draw_cells([of_cells(annotated, "scperformer")]).xy
     np.testing.assert_array_equal(np.sort(drawn, axis=0), np.sort(expected, axis=0))  # scanpy shuffles or sorts cells
     assert "X_umap" not in annotated.obsm
 

@@ -298,7 +298,7 @@ def test_cells_without_the_genes_of_the_calls_are_refused(annotated, model):
 
 
 def test_refusals(annotated, model):
-    with pytest.raises(InputError, match=r"no obs column 'scperformer_label'.*call scperformer.annotate"):
+    with pytest.raises(InputError, match=r"no obs column 'scperformer_call'.*call scperformer.annotate"):
         scperformer.explain(make_counts(), model)
     other = annotated.copy()
     other.uns[KEY] = {**other.uns[KEY], "model": {**other.uns[KEY]["model"], "hash": "f" * 64}}

@@ -39,15 +39,13 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_call"] == "unknown")
 
 
-def test_the_umap_of_a_file_is_read_on_request(tmp_path):
+def test_the_umap_of_a_file_is_read(tmp_path):
     sample = annotated_sample(num_cells=20)
     sample.obsm["X_umap"] = np.random.default_rng(0).normal(size=(20, 2))
-    path = write_sample(tmp_path, "one", sample)
-    assert read_annotated([path], "scperformer")[0].umap is None
-    [read], _ = read_samples([path], "scperformer")
+    [read] = read_annotated([write_sample(tmp_path, "one", sample)], "scperformer")
     np.testing.assert_allclose(read.umap, sample.obsm["X_umap"], rtol=1e-6)
     sample.obsm["X_umap"][3] = np.nan  # scanpy would refuse to draw it
-    [read], _ = read_samples([write_sample(tmp_path, "one", sample)], "scperformer")
+    [read] = read_annotated([write_sample(tmp_path, "one", sample)], "scperformer")
     assert read.umap is None
 
 
@@ -62,12 +60,8 @@ def test_missing_column_is_refused(tmp_path, missing):
         read_annotated([path], "scperformer")
 
 
-def test_missing_facts_or_probabilities_are_refused(tmp_path):
+def test_missing_facts_are_refused(tmp_path):
     sample = annotated_sample(num_cells=20)
-    del sample.obsm["scperformer_proba"]
-    path = write_sample(tmp_path, "one", sample)
-    with pytest.raises(InputError, match=r"no obsm\['scperformer_proba'\]"):
-        read_samples([path], "scperformer")
     del sample.uns["scperformer"]
     path = write_sample(tmp_path, "two", sample)
     with pytest.raises(InputError, match=r"no uns\['scperformer'\]"):
@@ -138,13 +132,6 @@ def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):
         read_samples(paths, "scperformer")
 
 
-def test_probabilities_of_chosen_cells(tmp_path):
-    sample = annotated_sample(num_cells=20)
-    [read] = read_annotated([write_sample(tmp_path, "one", sample)], "scperformer")
-    rows = np.array([3, 17])
-    np.testing.assert_array_equal(read.probabilities(rows), sample.obsm["scperformer_proba"].to_numpy()[rows])
-
-
 TAMPERED = {
     "text in place of a mapping": (
         "calibration",
@@ -155,12 +142,12 @@ TAMPERED = {
     "number in place of texts": ("tree", {"nodes": 2**60}, r"\['nodes'\] is a number instead of a list of texts"),
     "columns of different lengths": (
         "calibration",
-        {"bins": {"confidence": np.zeros(2), "num_cells": np.zeros(3)}},
+        {"bins": dict(zip(("confidence", "accuracy", "num_cells"), map(np.zeros, (2, 2, 3)), strict=True))},
         "has lists of different lengths",
     ),
     "a table in place of a number": ("num_unknown", np.zeros((2, 3)), "is a table instead of a number"),
     "a list in place of a text": ("config_json", np.array(["x", "y"]), "instead of a text"),
-    "no cells that were looked at": ("repeats", {"num_seen": 0, "num_cells": 0}, "without a number of cells above 0"),
+    "no cells that were looked at": ("repeats", {"num_seen": 0, "num_cells": 1}, "without a number of cells above 0"),
     "a model without a seed": ("model", {"name": "m", "hash": "0" * 64}, r"\['model'\] has no 'path'"),
 }
 
