@@ -1,9 +1,8 @@
 """The annotation of the cells of a file: columns of obs, the embedding, the probabilities, and a record of the run."""
 
-from __future__ import annotations
-
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -14,47 +13,43 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
 
 from scperformer.annotation.columns import (
-    DETAILS,
     OBS_COLUMNS,
     OBSM,
-    BaselineColumns,
-    CallColumns,
-    ClusterColumns,
-    Columns,
-    DropletColumns,
-    FewGenes,
-    MajorityColumns,
-    OneType,
-    OwnColumns,
-    QualityColumns,
-    SetColumns,
-    TermColumns,
-    TreeColumns,
+    cells_among,
+    cluster_columns,
+    evidence,
+    few_genes_warning,
+    find_clusters,
+    gather_calls,
+    name_columns,
+    novelty_of,
+    one_type_warning,
+    quality_columns,
+    set_columns,
+    unknown_cells,
 )
 from scperformer.annotation.constrain import constrained
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
+from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
-from scperformer.labels.ontology_columns import NO_CALL
-from scperformer.labels.tree import LabelTree
+from scperformer.labels.tree import NO_CALL, LabelTree
+from scperformer.model.file_verdict import file_text, file_warning
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
-from scperformer.model.saved_model import both_have_a_part
+from scperformer.model.saved_model import both_have_a_part, branch_names
 from scperformer.model.shift import OTHER, Shift, expected_text, tempered
 from scperformer.training.adapt import Adapted
 from scperformer.training.calls import Calls, Read
-
-if TYPE_CHECKING:
-    from scperformer.cli.predict import PredictConfig
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +141,7 @@ def make_annotation(
     cells: AnnData | BackedH5ad,
     adapted: Adapted,
     options: LabelOptions,
-    cfg: PredictConfig,
+    cfg: AnnotationOptions,
     *,
     read: Read,
     num_called: int,
@@ -162,38 +157,48 @@ def make_annotation(
         Cells that this run has called, and the time that it took; an earlier run has called the others.
     """
     query = adapted.query
-    saved = adapted.model.saved
-    if adapted.shift is not None and not adapted.members:  # joined probabilities have a temperature of their own
-        read = _with_temperature(read, adapted.shift.temperature)
-    read, constraints = constrained(read, options, saved.labels, query.plan.findings.droplets)
-    record: dict[str, Any] = describe_run(query, adapted.model) | {
+    model = adapted.model
+    labels = model.saved.labels
+    shift = adapted.shift
+    # Joined probabilities have a temperature of their own, and their scores are divided by the factors of the studies.
+    factor = 1.0
+    if shift is not None and not adapted.members:
+        read = _with_temperature(read, shift.temperature)
+        factor = shift.factor
+    read, constraints = constrained(read, options, labels, query.plan.findings.droplets)
+    calls = gather_calls(read, options.tree, cfg.min_confidence)
+    novelty = novelty_of(calls["scores"].to_numpy(), model.saved.held_out, factor)
+    unknown = unknown_cells(calls, novelty, labels, cfg.false_alarms, cfg.min_confidence)
+    obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
+    obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
+    details = {"margin": calls["margin"]} | levels
+    record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
         "seconds": seconds,
+        "num_unknown": int(unknown.sum()),
     }
     if constraints:
         record["constraints"] = constraints
-    record["repeats"] = {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}
-    notices = list(filter(None, [adapted.repeats.warning(cells)]))
-    obs = pd.DataFrame(index=pd.RangeIndex(query.rows.shape[0]))
-    for group in _column_groups(cells, adapted, options, cfg, is_constrained=bool(constraints)):
-        made = group.make(read, obs)
-        obs = obs.assign(**made.columns)
-        record |= made.record
-        notices += made.warnings
-    for notice in notices:
-        log.warning("%s: %s", query.path, notice)
-    if adapted.gene_factors is not None:
-        record["shift"]["gene_factors"] = adapted.gene_factors
-    record["warnings"] = np.array(notices, dtype=object)
-    details = obs[[name for name in DETAILS if name in obs]]
-    obs = obs[[name for name in OBS_COLUMNS if name in obs]].add_prefix(f"{cfg.key_added}_")
-    earlier = f", {len(obs) - num_called:,} of them before" if num_called < len(obs) else ""
+    if model.baseline is not None:
+        details["baseline_label"] = pd.Categorical.from_codes(calls["baseline"], categories=labels)
+        record["baseline"] = {"name": "logistic regression (L2, C=1)"}
+    columns, more = _asked_for(cells, adapted, options, cfg, read, calls, unknown)
+    obs |= columns
+    record |= more
+    more, warnings = _about_sample(cells, adapted, options, cfg, calls, unknown, is_constrained=bool(constraints))
+    record |= more | {"warnings": np.array(warnings, dtype=object)}
+    for warning in warnings:
+        log.warning("%s: %s", query.path, warning)
+    earlier = f", {len(calls) - num_called:,} of them before" if num_called < len(calls) else ""
     speed = f"{in_time(seconds)} ({num_called / seconds:,.0f} cells/s)"
-    unknown = f"{record['num_unknown']:,} flagged unknown"
-    log.info("%s: %s cells annotated%s in %s, %s", query.path, f"{len(obs):,}", earlier, speed, unknown)
-    has_own = adapted.model.saved.has_independent_labels
-    return Annotation(cfg.key_added, obs, details, read, without_slashes(saved.labels), record, has_own)
+    text = "%s: %s cells annotated%s in %s, %s flagged unknown"
+    log.info(text, query.path, f"{len(calls):,}", earlier, speed, f"{record['num_unknown']:,}")
+    table = pd.DataFrame({f"{cfg.key_added}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
+    names = without_slashes(labels)
+    return Annotation(
+        cfg.key_added, table, pd.DataFrame(details), read, names, record, has_own=model.saved.has_independent_labels
+    )
 
 
 def _with_temperature(read: Read, temperature: float) -> Read:
@@ -206,53 +211,156 @@ def _with_temperature(read: Read, temperature: float) -> Read:
     return read_tempered
 
 
-def _column_groups(
-    cells: AnnData | BackedH5ad, adapted: Adapted, options: LabelOptions, cfg: PredictConfig, *, is_constrained: bool
-) -> list[Columns]:
-    """Return the groups of columns of an annotation, each after the groups whose columns it needs."""
+def _asked_for(
+    cells: AnnData | BackedH5ad,
+    adapted: Adapted,
+    options: LabelOptions,
+    cfg: AnnotationOptions,
+    read: Read,
+    calls: pd.DataFrame,
+    unknown: np.ndarray,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns of obs that options ask for, and their record: quality, sets of labels and clusters."""
+    saved = adapted.model.saved
+    path = adapted.query.path
+    droplets = adapted.query.plan.findings.droplets
+    is_cell = cells_among(droplets, len(calls))
+    columns: dict[str, Any] = {}
+    record: dict[str, Any] = {}
+    if cfg.quality:
+        columns, record["quality"] = quality_columns(cells, adapted.query)
+    elif droplets is not None:
+        columns = {"low_quality": ~is_cell}
+    if cfg.alpha is not None and saved.held_out is not None:
+        sets, record["sets"] = set_columns(read, saved.labels, saved.held_out, cfg.alpha, is_cell)
+        columns |= sets
+    if cfg.clusters is not None:
+        clusters, how = options.clusters, f"obs['{cfg.clusters}']"
+        if clusters is None:
+            clusters = find_clusters(read, options.graph, is_cell)
+            how = f"Leiden on {'the embedding' if options.graph is None else 'the neighbour graph of the file'}"
+        of_clusters, num_disagree = cluster_columns(calls, saved.labels, clusters, is_cell & ~unknown)
+        columns |= of_clusters
+        num_clusters = int(clusters.codes.max()) + 1
+        text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) have another label than their cluster"
+        log.info(text, path, cfg.clusters, num_clusters, how, num_disagree, 100 * num_disagree / len(calls))
+        found = {"num_clusters": num_clusters, "num_disagree": num_disagree}
+        record["clusters"] = {"key": cfg.clusters, "how": how} | found
+    return columns, record
+
+
+def _about_sample(
+    cells: AnnData | BackedH5ad,
+    adapted: Adapted,
+    options: LabelOptions,
+    cfg: AnnotationOptions,
+    calls: pd.DataFrame,
+    unknown: np.ndarray,
+    *,
+    is_constrained: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the record of a sample as a whole, and the warnings about it."""
     query = adapted.query
     saved = adapted.model.saved
-    labels = saved.labels
     droplets = query.plan.findings.droplets
-    groups: list[Columns] = []
-    if cfg.quality:
-        groups.append(QualityColumns(cells, query))
+    is_cell = cells_among(droplets, len(calls))
+    repeats = adapted.repeats
+    warnings = [repeats.warning(cells)]
+    record: dict[str, Any] = {"repeats": {"num_seen": repeats.num_seen, "num_cells": len(repeats.rows)}}
     if droplets is not None:
-        groups.append(DropletColumns(droplets))
+        record["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
+        warnings.append(droplets.text)
     if "min_genes" in saved.config:
-        groups.append(FewGenes(query, saved.config["min_genes"], saved.imported.get("tool", "its tool")))
+        tool = saved.imported.get("tool", "its tool")
+        warnings.append(few_genes_warning(query, saved.config["min_genes"], tool))
     if options.tree is not None:
-        groups.append(TreeColumns(options.tree, options.terms, cfg.min_confidence, query.path))
+        record["tree"] = _tree_record(calls, options.tree, options.terms, cfg.min_confidence, query.path)
     # Under constraints, the label that the linear branch alone would give is not known.
-    counts_encoder = both_have_a_part(saved.scales) and not is_constrained
-    expected = adapted.record["expected_accuracy"]
-    if adapted.model.saved.has_independent_labels:
-        groups.append(OwnColumns(labels, cfg.mode == "prob_match", cfg.p_thres))
-    # Scores for several studies are already divided by the factors of these.
-    factor = 1.0 if adapted.shift is None or adapted.members else adapted.shift.factor
-    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, factor, expected)
-    groups.append(CallColumns(saved, query, *of_calls))
+    if both_have_a_part(saved.scales) and not is_constrained:
+        by_encoder = calls.loc[is_cell & ~calls["empty"], "by_encoder"]
+        num_decided = int(by_encoder.sum())
+        record["encoder"] = {"num_cells": len(by_encoder), "num_decided": num_decided}
+        kind = branch_names(saved.metrics.get("encoder", {}))["encoder"]
+        text = "%s: the %s changed %s of %s labels"
+        log.info(text, query.path, kind, f"{num_decided:,}", f"{len(by_encoder):,}")
+    trust, warning = _trust(adapted, cfg, calls[is_cell], float(unknown[is_cell].sum()) / int(is_cell.sum()))
+    record |= trust
+    warnings.append(warning)
     depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
     depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
     if depends_on_file and "of" not in adapted.record:
-        groups.append(OneType(options.tree or LabelTree(labels, {})))
-    if options.tree is None:
-        groups.append(TermColumns(options.terms))
-    if adapted.model.baseline is not None:
-        groups.append(BaselineColumns(labels))
+        tree = options.tree or LabelTree(saved.labels, {})
+        warnings.append(one_type_warning(calls["best"][~unknown].to_numpy(), tree))
+    return record, list(filter(None, warnings))
+
+
+def _tree_record(
+    calls: pd.DataFrame, tree: LabelTree, terms: list[str], min_confidence: float, path: str
+) -> dict[str, Any]:
+    """Return a label tree as arrays ("" is the parent of a node at the top), and how many calls are parents."""
+    own = np.array([tree.nodes.index(label) for label in tree.labels])[calls["best"]]
+    num_backed_off = int((calls["called"] != own).sum())
+    if min_confidence > 0:
+        text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
+        log.info(text, path, num_backed_off, min_confidence)
+    return {
+        "nodes": np.array(tree.nodes, dtype=object),
+        "parents": np.array([tree.parents.get(node, "") for node in tree.nodes], dtype=object),
+        "ontology_term_ids": np.array(tree.ids(terms), dtype=object),
+        "num_levels": tree.num_levels,
+        "num_backed_off": num_backed_off,
+    }
+
+
+def _trust(
+    adapted: Adapted, cfg: AnnotationOptions, calls: pd.DataFrame, unknown_share: float
+) -> tuple[dict[str, Any], str]:
+    """Return the record of what to expect of the calls of a sample, and a warning ("" if there is none)."""
+    path = adapted.query.path
+    saved = adapted.model.saved
+    shift = adapted.shift
+    record: dict[str, Any] = {}
+    warning = ""
     if saved.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty%s, and unknown depends on min_confidence alone"
-        why = f"{saved.how_to_complete} to have them"
-        if adapted.record["adapted"]:
-            why = "its kept cells are few or simulated"
-        log.info(text, query.path, why, "" if cfg.alpha is None else ", no sets of labels")
-    elif cfg.alpha is not None:
-        groups.append(SetColumns(labels, saved.held_out, cfg.alpha, droplets))
-    if cfg.clusters is not None:
-        groups.append(ClusterColumns(cfg.clusters, options.clusters, options.graph, droplets))
-    if cfg.majority_voting:
-        groups.append(MajorityColumns(options.clusters, options.graph, cfg.min_prop, droplets))
-    return groups
+        is_refitted = adapted.record["adapted"]
+        why = "its kept cells are few or simulated" if is_refitted else f"{saved.how_to_complete} to have them"
+        log.info(text, path, why, "" if cfg.alpha is None else ", no sets of labels")
+    else:
+        mean_confidence = float(calls["confidence"].mean())
+        record = evidence(saved, cfg.false_alarms, mean_confidence)
+        warning = file_warning(
+            None if shift is None else shift.kind,
+            unknown_share,
+            len(saved.labels),
+            saved.tissue,
+            adapted.query.plan.findings.text,
+            confidence=mean_confidence,
+            held_out=record["fit"]["held_out_confidence"],
+        )
+    if shift is None:
+        return record, warning
+    lowest, highest = math.nan, math.nan
+    if warning:
+        warning = file_text(shift, warning)
+    else:
+        lowest, highest = _expected_accuracy(adapted, float(calls.loc[~calls["empty"], "confidence"].mean()))
+        log.info("%s: %s", path, shift.text)
+        log.info("%s: %s", path, expected_text(lowest, highest, shift.kind))
+    record["shift"] = shift.record() | {"expected_lowest": lowest, "expected_highest": highest}
+    if adapted.gene_factors is not None:
+        record["shift"]["gene_factors"] = adapted.gene_factors
+    return record, warning
+
+
+def _expected_accuracy(adapted: Adapted, mean_confidence: float) -> tuple[float, float]:
+    """Return the lowest and the highest accuracy to expect of the calls of a sample; NaN if they are not known."""
+    assert adapted.shift is not None
+    if adapted.shift.kind == OTHER:
+        return adapted.shift.expected_accuracy(mean_confidence)
+    expected = float(adapted.record["expected_accuracy"])
+    batches = [] if math.isnan(expected) else adapted.model.saved.batch_accuracies
+    return min([expected, *batches]), max([expected, *batches])
 
 
 def without_slashes(labels: list[str]) -> list[str]:

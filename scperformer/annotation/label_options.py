@@ -1,11 +1,9 @@
 """The options about labels, checked before any cell is called: constraints, shares, ontology and tree, clusters."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +14,7 @@ from anndata.io import read_elem
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.cells.reference_labels import label_columns
+from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import AUTO_CLUSTERS
@@ -24,9 +23,6 @@ from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import LabelTree
 from scperformer.model.saved_model import SavedModel
-
-if TYPE_CHECKING:
-    from scperformer.cli.predict import PredictConfig
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +40,7 @@ class LabelOptions:
 
 
 def find_label_options(
-    cells: AnnData | BackedH5ad, saved: SavedModel, cfg: PredictConfig, path: str = "the data"
+    cells: AnnData | BackedH5ad, saved: SavedModel, cfg: AnnotationOptions, path: str = "the data"
 ) -> LabelOptions:
     """Check the options about labels against a model and an open file, and read the clusters or the graph they need.
 
@@ -59,14 +55,14 @@ def find_label_options(
     clusters = None
     graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        if cfg.clusters == AUTO_CLUSTERS or (cfg.majority_voting and cfg.clusters is None):
+        if cfg.clusters == AUTO_CLUSTERS:
             graph = _read_graph(cells)
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)
     return LabelOptions(terms, tree, allowed, shares, clusters, graph)
 
 
-def _terms_and_tree(saved: SavedModel, cfg: PredictConfig) -> tuple[list[str], LabelTree | None]:
+def _terms_and_tree(saved: SavedModel, cfg: AnnotationOptions) -> tuple[list[str], LabelTree | None]:
     """Return the ontology id of each label and the label tree, from `cfg.ontology` or else from the model."""
     if cfg.ontology is None:
         return saved.ontology_term_ids, saved.tree

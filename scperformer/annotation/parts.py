@@ -1,4 +1,4 @@
-"""Calls on disk: a part for each block of cells, so that memory stays flat and an interrupted run can be resumed."""
+"""Calls on disk: a part for each block of cells, so that memory stays flat and an interrupted run can be continued."""
 
 import fcntl
 import json
@@ -9,32 +9,22 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
+from scperformer.annotation.finished import why_other
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, output_named, remove_folder, why_not_ours
 from scperformer.base.signals import RESUME_NOTE
-from scperformer.model.arrays import read_arrays
 from scperformer.training.calls import Calls
 
 log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"  # the part that is being written
-IDENTITY = "run.json"  # input, model and options of the run; it also marks a folder that predict has made
+IDENTITY = "run.json"  # what the calls depend on
 OUTPUTS = ".scperformer-*"  # outputs that are being written
 PARTS = FolderKind("parts of a prediction", more=(IDENTITY, "part-*.npz", UNFINISHED, OUTPUTS))
-# The kinds of numbers (`dtype.kind`) of each array of a part.
-ARRAY_KINDS = {
-    "proba": "f",
-    "embedding": "f",
-    "baseline": "i",
-    "empty": "b",
-    "scores": "f",
-    "draws": "f",
-    "by_encoder": "b",
-}
-MAX_VALUES = 2**29  # in a part; a block of 100,000 cells and 1,000 labels has 100 million
 
 
 class Parts:
@@ -44,40 +34,36 @@ class Parts:
         self.folder = folder
         self.num_parts = num_parts
 
-    def has(self, part: int) -> bool:
-        """Return whether a part is finished."""
-        return self._file(part).exists()
+    def file(self, part: int) -> Path:
+        """Return the path of a part, which exists if the part is finished."""
+        return self.folder / f"part-{part:06d}.npz"
 
     @property
-    def num_finished(self) -> int:
-        return sum(self.has(part) for part in range(self.num_parts))
+    def missing(self) -> list[int]:
+        """The parts that are not finished."""
+        return [part for part in range(self.num_parts) if not self.file(part).exists()]
 
     def write(self, part: int, calls: Calls) -> None:
         """Write a finished part."""
         unfinished = self.folder / UNFINISHED
         with output_named(self.folder), unfinished.open("wb") as file:
             np.savez(file, **{field.name: getattr(calls, field.name) for field in fields(Calls)})
-        os.replace(unfinished, self.folder / f"part-{part:06d}.npz")
+        os.replace(unfinished, self.file(part))
 
     def read(self) -> Iterator[Calls]:
         """Yield the calls of all parts in order; refuse damaged parts."""
         for part in range(self.num_parts):
             try:
-                calls = Calls(**read_arrays(self._file(part), ARRAY_KINDS, MAX_VALUES))
-                if [array.shape[:1] for array in vars(calls).values()] != [(len(calls.proba),)] * len(ARRAY_KINDS):
-                    raise ValueError("arrays of different numbers of cells")
-            except (TypeError, ValueError) as error:
-                found = f"damaged partial result {self._file(part)}"
-                remedy = "run the same command without resume=true"
-                raise InputError(found, "an intact file", remedy) from error
+                with np.load(self.file(part)) as arrays:
+                    calls = Calls(**arrays)
+            except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+                found = f"damaged partial result {self.file(part)}"
+                raise InputError(found, "an intact file", "run the same command without resume=true") from error
             yield calls
-
-    def _file(self, part: int) -> Path:
-        return self.folder / f"part-{part:06d}.npz"
 
 
 @contextmanager
-def partial_results(output: Path, identity: dict[str, str], num_parts: int, *, resume: bool) -> Iterator[Parts]:
+def partial_results(output: Path, identity: dict[str, Any], num_parts: int, *, resume: bool) -> Iterator[Parts]:
     """Open the parts of a run; their folder is removed at the end, but kept with its finished parts after an error.
 
     Parameters
@@ -87,17 +73,21 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, *, r
     identity
         Everything that the calls depend on.
     resume
-        Keep the parts of an earlier, interrupted run.
+        Continue an earlier, interrupted run.
 
     Raises
     ------
     InputError
-        The earlier run (with `resume`) has another identity; or a folder that predict has not made is in the way.
+        The earlier run (with `resume`) has another identity; or another run or folder is in the way.
     """
     folder = _folder_of(output)
     parts = Parts(folder, num_parts)
     if folder.exists():
-        _take_over(parts, output, identity, resume)
+        if why := why_not_ours(folder, PARTS):
+            remedy = "move it away, or choose another output=..."
+            raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.name}", remedy)
+        with _locked(folder):
+            _continue_or_remove(parts, output, identity, resume)
     if not folder.exists():
         with new_folder(folder, PARTS) as unfinished:  # the folder appears together with its mark
             (unfinished / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
@@ -105,9 +95,15 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, *, r
         try:
             yield parts
         except BaseException as error:
-            _keep_or_remove(parts, error)
+            num_finished = num_parts - len(parts.missing)
+            if num_finished == 0 or num_parts == 1:
+                remove_parts(output)
+            else:
+                note = f"{num_finished} of {num_parts} parts are kept in {folder}; {RESUME_NOTE}"
+                # The note of a signal is shown with its error.
+                log.warning("interrupted: %s", note) if isinstance(error, Exception) else error.add_note(note)
             raise
-        _remove_folder(folder)
+        remove_parts(output)
 
 
 def _folder_of(output: Path) -> Path:
@@ -117,44 +113,29 @@ def _folder_of(output: Path) -> Path:
 
 
 def remove_parts(output: Path) -> None:
-    """Remove the parts of a finished output, if there are any."""
-    _remove_folder(_folder_of(output))
-
-
-def _take_over(parts: Parts, output: Path, identity: dict[str, str], resume: bool) -> None:
-    """Resume from the folder of an earlier run, or remove it; refuse a folder that predict has not made."""
-    folder = parts.folder
-    why = why_not_ours(folder, PARTS) or ("" if _read_identity(folder) else f"has no {IDENTITY} of predict")
-    if why:
-        remedy = "move it away, or choose another output=..."
-        raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.name}", remedy)
-    with _locked(folder):  # another run may be using it
-        if resume:
-            _require_same_run(folder, identity)
-            log.info("resuming %s: %d of %d parts are finished", output, parts.num_finished, parts.num_parts)
-        else:
-            log.info("the results of an interrupted run are dropped (resume=true would have kept them)")
-            remove_folder(folder, PARTS)
-
-
-def _keep_or_remove(parts: Parts, error: BaseException) -> None:
-    """Keep the finished parts of a run that an error has ended, and say so; remove the folder if there are none."""
-    num_finished = parts.num_finished
-    if num_finished == 0 or parts.num_parts == 1:
-        _remove_folder(parts.folder)
-    elif isinstance(error, Exception):
-        text = "interrupted: %d of %d parts are kept in %s; %s"
-        log.warning(text, num_finished, parts.num_parts, parts.folder, RESUME_NOTE)
-    else:  # ended by a signal: the note is shown with the error
-        error.add_note(f"{num_finished} of {parts.num_parts} parts are kept in {parts.folder}; {RESUME_NOTE}")
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove the folder of a finished run if it exists; it stays if anything else has been put into it."""
+    """Remove the parts of an output, if there are any; they stay if anything else has been put into their folder."""
+    folder = _folder_of(output)
     if folder.exists() and (why := why_not_ours(folder, PARTS)):
         log.warning("%s %s: it is not removed", folder, why)
     else:
         remove_folder(folder, PARTS)
+
+
+def _continue_or_remove(parts: Parts, output: Path, identity: dict[str, Any], resume: bool) -> None:
+    """Remove the parts of an earlier run, or with `resume` check that they are of the same run."""
+    if not resume:
+        log.info("the results of an interrupted run are dropped (resume=true would have kept them)")
+        remove_folder(parts.folder, PARTS)
+        return
+    try:
+        earlier = dict(json.loads((parts.folder / IDENTITY).read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        earlier = {}
+    if why := why_other(identity, earlier):
+        found = f"partial results in {parts.folder} of another run ({why})"
+        raise InputError(found, "partial results of the same file, model and options", "leave out resume=true")
+    num_finished = parts.num_parts - len(parts.missing)
+    log.info("resuming %s: %d of %d parts are finished", output, num_finished, parts.num_parts)
 
 
 @contextmanager
@@ -170,21 +151,3 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError as error:  # some network disks have no locks
             log.debug("%s cannot be locked: %s", folder, error)
         yield
-
-
-def _read_identity(folder: Path) -> dict[str, Any] | None:
-    """Read the identity of the run that made a folder; None if predict has not made it."""
-    try:
-        content = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _require_same_run(folder: Path, identity: dict[str, str]) -> None:
-    earlier = _read_identity(folder) or {}
-    if earlier != identity:
-        other = ", ".join(key for key in identity if earlier.get(key) != identity[key])
-        found = f"partial results in {folder} of another run (other {other})"
-        expected = "partial results of the same file, model and options"
-        raise InputError(found, expected, "leave out resume=true to start anew")

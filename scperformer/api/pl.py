@@ -17,8 +17,8 @@ from matplotlib.colors import to_hex
 
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of, text_colour_on
-from scperformer.labels.ontology_columns import NO_CALL
 from scperformer.labels.texts import require_no_containers
+from scperformer.labels.tree import NO_CALL
 from scperformer.results.cell_map import MAX_CELLS, MIN_CELLS, draw_cells
 from scperformer.results.read_annotations import of_cells, with_details
 from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels, value_colours

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, TypedDict, Unpack, overload
 
 import numpy as np
 from anndata import AnnData
@@ -86,22 +86,20 @@ class AnnotateKeywords(TypedDict, total=False):
 
 @overload  # a text is a sequence of texts, too: the first signature that fits counts
 def annotate(  # type: ignore[overload-overlap]
-    cells: File, model: "Model | File | Sequence[Model | File] | None" = ..., **named: Unpack[AnnotateKeywords]
+    cells: File, model: "Model | File | None" = ..., **named: Unpack[AnnotateKeywords]
 ) -> Path: ...
 @overload
 def annotate(
     cells: Sequence[File],
-    model: "Model | File | Sequence[Model | File] | None" = ...,
+    model: "Model | File | None" = ...,
     **named: Unpack[AnnotateKeywords],
 ) -> list[Path]: ...
 @overload
-def annotate(
-    cells: AnnData, model: "Model | File | Sequence[Model | File] | None" = ..., **named: Unpack[AnnotateKeywords]
-) -> AnnData: ...
+def annotate(cells: AnnData, model: "Model | File | None" = ..., **named: Unpack[AnnotateKeywords]) -> AnnData: ...
 @step("predict")
 def annotate(
     cells: AnnData | File | Sequence[File],
-    model: "Model | File | Sequence[Model | File] | None" = None,
+    model: "Model | File | None" = None,
     *,
     output: File | None = None,
     output_dir: File | None = None,
@@ -126,8 +124,7 @@ def annotate(
     cells
         N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files.
     model
-        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model. Of several in a
-        list, the first has the prefix `key_added`, and each other one this prefix with its name.
+        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
     output
         The annotated file; None: INPUT.annotated.h5ad beside each input. None for cells in memory.
     overwrite
@@ -153,22 +150,19 @@ def annotate(
     named = {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
     named |= {"species": species, "min_confidence": min_confidence, "false_alarms": false_alarms, "alpha": alpha}
     named |= {"clusters": clusters, "threads": threads}
-    models: list[Any] = (list(model) or [None]) if isinstance(model, list | tuple) else [model]
-    first, *others = models
-    named |= {"output": output, "output_dir": output_dir, "model_path": path_of(first)}
-    named |= {"other_models": [path_of(other) for other in others] or None}
+    named |= {"output": output, "output_dir": output_dir, "model_path": path_of(model)}
     whole = condition_of if isinstance(condition_of, AnnData) else None
     named["condition_of"] = None if whole is not None else condition_of
     cfg = config_of("predict", options, inputs=paths_of(cells), **named)
     if not isinstance(cells, AnnData):
         if whole is not None:
             raise InputError("condition_of in memory for a file of cells", "a file", "write it to a file first")
-        paths = run_predict(cfg, loaded(first, cfg))
+        paths = run_predict(cfg, loaded(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
     if written := [name for name in ("output", "outputs", "output_dir") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
-    say(annotate_cells(cells, loaded(first, cfg), cfg, whole))
+    say(annotate_cells(cells, loaded(model, cfg), cfg, whole))
     return cells
 
 

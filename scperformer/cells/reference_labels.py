@@ -12,9 +12,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.splits import values_of
 from scperformer.config.training import DataConfig, ReferenceOptions
-from scperformer.labels.ontology import UNKNOWN_TERM, find_terms, joined_by_terms, read_pairs
+from scperformer.labels.ontology import find_terms, joined_by_terms, read_pairs
 from scperformer.labels.texts import first_container, label_texts, means_no_label, spelled_as, without_no_labels
-from scperformer.labels.tree import LabelTree, pairs_of_columns, tree_of_pairs
+from scperformer.labels.tree import UNKNOWN_TERM, LabelTree, pairs_of_columns, tree_of_pairs
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,6 @@ EXAMPLES = """\
 class PredictConfig(AnnotationOptions):
     """Annotate the cells of one or more files."""
 
-    # further models on the same cells, each with the prefix KEY_NAME; model_path=[A,B] stands for model_path=A and
-    # other_models=[B]; see docs/models.md#several-models-on-the-same-cells
-    other_models: list[str] = field(default_factory=list)
     # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet, in which {sample} stands for the name of each of
     # several files, such as calls/{sample}.csv; null: SAMPLE.annotated.h5ad beside each file
     output: str | None = None
@@ -41,9 +38,6 @@ class PredictConfig(AnnotationOptions):
 
     def __post_init__(self) -> None:
         self.keep_going = self.keep_going.lower()  # Hydra turns the word true into True
-        if self.model_path is not None and self.model_path.startswith("[") and self.model_path.endswith("]"):
-            self.model_path, *more = [name.strip(" '\"") for name in self.model_path[1:-1].split(",")]
-            self.other_models = [*more, *self.other_models]
         super().__post_init__()
         num = len(self.inputs)
         expected = "a name with {sample} for several files, or output_dir=FOLDER, which takes all of them"

@@ -41,15 +41,6 @@ class AnnotationOptions(ModelOptions):
     prior: str = choice("reference", "em")
     # also one label per cluster, by majority: an obs column, or auto (many small clusters); see docs/labels.md#clusters
     clusters: str | None = None
-    # of models of CellTypist, as there: prob_match also joins all labels whose own probability is above `p_thres`; a
-    # cell without such a label is Unassigned, and unknown
-    mode: str = choice("best_match", "prob_match")
-    p_thres: float = option(0.5, SHARE)  # of `mode=prob_match`
-    # also CellTypist's majority voting: the most frequent label of each of many small clusters, or of those in the
-    # column `clusters`
-    majority_voting: bool = False
-    # of `majority_voting`: a cluster in which the share of that label is lower is Heterogeneous
-    min_prop: float = option(0.0, SHARE)
     # also mark cells of low quality and score doublets, both among the cells of the file; see docs/labels.md#quality
     quality: bool = False
     # source of ontology ids and label tree instead of the model, as in `train`
@@ -65,7 +56,6 @@ class AnnotationOptions(ModelOptions):
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()
-        self.mode = self.mode.replace(" ", "_")  # as CellTypist writes it
         super().__post_init__()
         is_name = "/" not in self.key_added and self.key_added not in (".", "..")
         require(is_name, "key_added", repr(self.key_added), "a name without '/'")

@@ -24,7 +24,8 @@ from scperformer.importing.name_files import read_names
 from scperformer.importing.options import ImportOptions
 from scperformer.importing.pickles import read_in_child
 from scperformer.io.gene_names import guess_species
-from scperformer.labels.ontology import PACKAGED_TERMS, UNKNOWN_TERM, find_terms
+from scperformer.labels.ontology import PACKAGED_TERMS, find_terms
+from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.archive import ARCHIVES, copy_from_archive
 from scperformer.model.folder import (
     MODEL,

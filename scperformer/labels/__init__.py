@@ -11,5 +11,4 @@
 - common: The labels of two studies merged to what both mean, by the terms of the Cell Ontology that their names
   are.
 - joining: The labels of several studies joined: the same type under one name, and coarse labels over the fine ones.
-- ontology_columns: Columns of obs about calls in a label tree: the call, its node on each level, and ontology ids.
 """

@@ -15,7 +15,6 @@ SEED = 0
 # The resolution of Leiden gives some hundred clusters. CellTypist's value for files of less than 5,000 cells, 5, loses
 # rare cell types.
 RESOLUTION = 20.0
-SIZES_OF_CELLTYPIST = (5_000, 20_000, 40_000, 100_000, 200_000)  # cells from which its resolution rises by 5
 
 
 def cluster_labels(
@@ -43,27 +42,7 @@ def cluster_labels(
     return labels
 
 
-def majority_labels(
-    clusters: np.ndarray, best: np.ndarray, voters: np.ndarray, num_labels: int, min_prop: float
-) -> np.ndarray:
-    """Return the index of the most frequent label in each cell's cluster, N; -1 if its share is below `min_prop`.
-
-    This is CellTypist's majority voting: each voter has one vote. Arguments are as for `cluster_labels`.
-    """
-    num_clusters = int(clusters.max(initial=-1)) + 1
-    votes = np.zeros((num_clusters, num_labels))
-    np.add.at(votes, (clusters[voters], best[voters]), 1)
-    majority = votes.argmax(axis=1)
-    share = votes.max(axis=1) / np.maximum(votes.sum(axis=1), 1)
-    return np.where(share < min_prop, -1, majority)[clusters]
-
-
-def resolution_of_celltypist(num_cells: int) -> float:
-    """Return the resolution of Leiden with which CellTypist cuts so many cells into clusters that vote."""
-    return 5.0 * (1 + sum(num_cells >= limit for limit in SIZES_OF_CELLTYPIST))
-
-
-def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = RESOLUTION) -> np.ndarray:
+def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.ndarray:
     """Cut cells into many small clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
     Parameters
@@ -72,8 +51,6 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolu
         N x D. Without `graph`, its neighbour graph is used, with 15 neighbours for each cell.
     graph
         Connectivities of a neighbour graph, N x N.
-    resolution
-        Of Leiden: the higher, the more clusters.
     """
     import scanpy  # takes seconds to import
 
@@ -89,7 +66,7 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolu
             options = {"transformer": "sklearn", "random_state": SEED}
             scanpy.pp.neighbors(cells, n_neighbors=num_neighbours, use_rep="X", **options)
             graph = cells.obsp["connectivities"]
-    return leiden_clusters(graph, resolution)
+    return leiden_clusters(graph, RESOLUTION)
 
 
 def leiden_clusters(graph: sp.spmatrix, resolution: float) -> np.ndarray:

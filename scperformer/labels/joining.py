@@ -7,9 +7,9 @@ import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
-from scperformer.labels.ontology import UNKNOWN_TERM, find_terms, joined_by_terms, read_pairs
+from scperformer.labels.ontology import find_terms, joined_by_terms, read_pairs
 from scperformer.labels.texts import means_no_label
-from scperformer.labels.tree import LabelTree
+from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
 MAP = "a CSV or TSV table with a label of a study and its joint label in each row"
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from scperformer.base.errors import InputError
 from scperformer.labels.texts import spelled_as
-from scperformer.labels.tree import LabelTree
+from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
 # Values of the option `ontology`; all others are names of files.
 PACKAGED_TERMS = "packaged"
 NO_ONTOLOGY = "none"
-UNKNOWN_TERM = "unknown"  # the id of labels without an ontology term in the CELLxGENE schema
 TERM_TABLE = Path(__file__).with_name("cell_types.tsv")
 TABLE_VERSION = "2026-03-26"  # the release of CL from which the table has its names and parents
 # Terms that say nothing about a type: cell, native, eukaryotic, animal, somatic, nucleate and single nucleate cell.

@@ -3,7 +3,7 @@
 Shape letters: N cells, C labels, K nodes (labels and their parents).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -14,6 +14,8 @@ import pandas as pd
 from scperformer.base.messages import shortened
 
 MAX_LEVELS = 50  # the Cell Ontology has about 20
+UNKNOWN_TERM = "unknown"  # the id of labels without an ontology term in the CELLxGENE schema
+NO_CALL = "unknown"  # the call of a cell that is unknown, or whose label and parents are all below the confidence
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class LabelTree:
         while path[-1] in self.parents:
             path.append(self.parents[path[-1]])
         return path[::-1]
+
+    def ids(self, terms: Sequence[str]) -> list[str]:
+        """Return the ontology id of each node, given those of the labels; `UNKNOWN_TERM` for a node without one."""
+        ids = self.terms | dict(zip(self.labels, terms, strict=True))
+        return [ids.get(node, UNKNOWN_TERM) for node in self.nodes]
 
     @property
     def outline(self) -> str:

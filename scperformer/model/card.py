@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.metrics import class_scores, confusion_matrix
-from scperformer.labels.ontology import UNKNOWN_TERM
+from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.saved_model import SavedModel, branch_names, encoder_is_silent, sum_of_branches
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -25,7 +25,7 @@ from scperformer.io.read import open_cells
 from scperformer.io.safety import reading
 from scperformer.io.gene_table import human_genes
 from scperformer.io.gene_names import id_kind, ids_and_symbols
-from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.tree import NO_CALL
 from scperformer.results.read_annotations import Annotated
 
 log = logging.getLogger(__name__)

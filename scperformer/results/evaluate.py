@@ -19,7 +19,7 @@ from scperformer.base.messages import did_you_mean, escape_formula, in_percent, 
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.io.tables import read_texts
-from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.tree import NO_CALL
 from scperformer.labels.common import common_labels
 from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
 from scperformer.labels.ontology import packaged_ontology, read_pairs

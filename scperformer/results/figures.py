@@ -16,7 +16,7 @@ from anndata import AnnData
 
 from scperformer.base.messages import shortened
 from scperformer.base.pictures import MIN_BIN_CALLS, colour_of
-from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.tree import NO_CALL
 
 Figure = dict[str, Any]
 

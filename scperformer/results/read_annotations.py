@@ -21,8 +21,7 @@ from scperformer.base.progress import progress
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.safety import reading
 from scperformer.io.read import require_h5ad
-from scperformer.labels.ontology_columns import NO_CALL
-from scperformer.labels.tree import LabelTree
+from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.content import INFO
 from scperformer.model.library import PACKAGED_MODEL, library_folder
 from scperformer.annotation.columns import REQUIRED_COLUMNS

@@ -19,7 +19,7 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.outputs import new_file, require_absent
-from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.tree import NO_CALL
 from scperformer.results import cell_map, figures, report_tables as tables, what_to_check
 from scperformer.results.evaluate import Evaluation, read_evaluation
 from scperformer.results.pages import TEMPLATES, render_page

@@ -14,7 +14,7 @@ from natsort import natsorted
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.pictures import colour_of
-from scperformer.labels.ontology_columns import NO_CALL
+from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.figures import symbol_of
 from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table

@@ -5,9 +5,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer.annotation.columns import OneType, require_not_annotated
+from scperformer.annotation.columns import (
+    gather_calls,
+    name_columns,
+    one_type_warning,
+    require_not_annotated,
+    unknown_cells,
+)
 from scperformer.base.errors import InputError
 from scperformer.labels.tree import LabelTree
+from scperformer.training.calls import Calls
 
 
 @pytest.mark.parametrize("column", ["mine_label", "mine_set_size", "mine_novelty", "mine_doublet"])
@@ -21,6 +28,33 @@ def test_any_column_of_an_annotation_is_refused_under_the_same_prefix(column):
 def test_columns_with_similar_names_are_the_users_own():
     obs = pd.DataFrame({"mine_levels": [1], "mine_level": [1], "mine_sets": [1]}, index=["a"])
     require_not_annotated(ad.AnnData(np.zeros((1, 1)), obs=obs), "mine")
+
+
+def test_levels_repeat_the_call_below_it():
+    tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"}, {"lymphocyte": "X:9"})
+    proba = np.array([[0.4, 0.1, 0.5], [0.35, 0.35, 0.3], [0.1, 0.9, 0.0]])
+    nothing = np.zeros(3)
+    calls = Calls(proba, proba, nothing.astype(int), nothing > 0, nothing, nothing, nothing > 0)
+    table = gather_calls(lambda: [calls], tree, 0.8)
+    np.testing.assert_allclose(table["margin"], [0.1, 0, 0.8])
+    np.testing.assert_allclose(table["call_confidence"], [0.9, 0, 0.9])
+    unknown = unknown_cells(table, np.full(3, 0.5), tree.labels, 0.05, 0.8)
+    obs, details = name_columns(table, unknown, tree.labels, ["X:1", "X:2", "X:3"], tree)
+    assert list(obs["label"]) == ["T", "unknown", "NK"]
+    assert list(obs["call"]) == ["lymphocyte", "unknown", "NK"]
+    assert list(obs["ontology_term_id"]) == ["X:9", "unknown", "X:2"]
+    assert list(details) == ["call_confidence", "level1", "level2"]
+    assert list(details["level1"]) == list(details["level2"]) == ["lymphocyte", "unknown", "NK"]
+
+
+def test_without_a_tree_only_calls_that_occur_are_categories():
+    calls = pd.DataFrame({"best": [2, 0, 1, 1], "called": [2, 0, 1, 1]})
+    unknown = np.array([True, False, False, False])
+    obs, details = name_columns(calls, unknown, ["B", "T", "NK"], ["X:2", "unknown", "X:2"], None)
+    assert list(obs["call"]) == ["unknown", "B", "T", "T"]
+    assert list(obs["call"].categories) == ["B", "T", "unknown"]
+    assert list(obs["ontology_term_id"]) == ["X:2", "X:2", "unknown", "unknown"]
+    assert details == {}
 
 
 @pytest.mark.parametrize(
@@ -37,8 +71,6 @@ def test_a_file_of_one_type_is_warned_of(counts, with_tree, named):
     labels = ["CD4 T", "CD8 T", "B", "NK"]
     tree = LabelTree(labels, {"CD4 T": "T", "CD8 T": "T", **dict.fromkeys(("T", "B", "NK"), "lymphocyte")})
     codes = np.repeat(np.arange(4), counts)
-    obs = pd.DataFrame({"label": pd.Categorical.from_codes([*codes, 3, 3, 3], labels)})  # and three unknown cells
-    obs["unknown"] = obs.index >= len(codes)
-    warnings = OneType(tree if with_tree else LabelTree(labels, {})).make(lambda: [], obs).warnings
-    assert len(warnings) == (named is not None)
-    assert all(warning.startswith(named) and "condition_of=WHOLE_SAMPLE" in warning for warning in warnings)
+    warning = one_type_warning(codes, tree if with_tree else LabelTree(labels, {}))
+    assert warning.startswith(named or "")
+    assert ("condition_of=WHOLE_SAMPLE" in warning) == (named is not None) == bool(warning)

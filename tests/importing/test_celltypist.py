@@ -119,7 +119,6 @@ def test_scores_and_labels_of_all_forms(form, cells, tmp_path):
     assert list(found.obsm["scperformer_own_proba"].columns) == list(expected.columns)
     assert found.obs["scperformer_label"].tolist() == expected.columns[expected.to_numpy().argmax(axis=1)].tolist()
     np.testing.assert_allclose(found.obsm["scperformer_proba"].sum(axis=1), 1, rtol=1e-6)
-    np.testing.assert_allclose(found.obs["scperformer_conf_score"], expit(expected).max(axis=1), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["mapping", "object"])
@@ -167,49 +166,6 @@ def test_written_files_hold_the_same(cells, parts, tmp_path):
         for name in ("X_scperformer", "scperformer_proba", "scperformer_own_proba"):
             np.testing.assert_array_equal(np.asarray(found.obsm[name]), np.asarray(expected.obsm[name]))
         assert found.obsm["X_scperformer"].dtype == np.float64
-
-
-def test_prob_match(cells, parts, tmp_path):
-    """CellTypist's `mode="prob match"`: all labels above the threshold, joined by |, or Unassigned."""
-    parts = pickle.loads(pickle.dumps(parts))
-    parts[0].intercept_[1] += 3  # so that some cells have two labels
-    expected = expit(celltypist.scores(parts, cells))
-    threshold = float(np.quantile(expected.max(axis=1), 0.1))
-    found = annotated(cells, imported(celltypist.pickled(parts), tmp_path), mode="prob_match", p_thres=threshold)
-    texts = ["|".join(row.index[row > threshold]) or "Unassigned" for _, row in expected.iterrows()]
-    assert found.obs["scperformer_prob_match"].tolist() == texts
-    assert {"Unassigned"} < set(texts)
-    assert any("|" in text for text in texts)
-    is_unassigned = np.array(texts) == "Unassigned"
-    np.testing.assert_array_equal(found.obs["scperformer_call"] == "unknown", is_unassigned)
-    assert set(found.obs["scperformer_call"][is_unassigned]) == {"unknown"}
-
-
-def test_prob_match_needs_probabilities_of_each_label(counts_adata, tiny_model):
-    with pytest.raises(InputError, match=r"mode=prob_match and the model .*; expected a model of CellTypist"):
-        scp.annotate(counts_adata, tiny_model, options={"mode": "prob_match"})
-
-
-def test_majority_voting(cells, parts, tmp_path):
-    """As CellTypist's `majority_vote`, by a table of labels and clusters."""
-    cells = cells.copy()
-    cells.obs["cluster"] = (np.arange(cells.n_obs) % 7).astype(str)
-    model = imported(celltypist.pickled(parts), tmp_path)
-    options = {"majority_voting": True, "clusters": "cluster", "min_prop": 0.5}
-    found = annotated(cells, model, **options)
-    votes = pd.crosstab(found.obs["scperformer_label"], cells.obs["cluster"])
-    majority = votes.idxmax(axis=0).astype(object)
-    majority[votes.max(axis=0) / votes.sum(axis=0) < 0.5] = "Heterogeneous"
-    assert found.obs["scperformer_majority_voting"].astype(str).tolist() == majority[cells.obs["cluster"]].tolist()
-    assert "Heterogeneous" in set(majority)
-
-
-@pytest.mark.slow
-def test_majority_voting_in_clusters_that_are_looked_for(cells, parts, tmp_path):
-    auto = annotated(cells, imported(celltypist.pickled(parts), tmp_path), majority_voting=True).obs
-    agree = auto.groupby("scperformer_over_clustering", observed=True)["scperformer_majority_voting"].nunique()
-    assert (agree == 1).all()
-    assert len(agree) > 5
 
 
 @pytest.mark.parametrize("kind", ["counts", "scaled", "Ensembl ids", "layer"])

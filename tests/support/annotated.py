@@ -10,8 +10,9 @@ import pandas as pd
 import scanpy as sc
 from sklearn.linear_model import LogisticRegression
 
+from scperformer.annotation.columns import final_call
 from scperformer.base.messages import join_names
-from scperformer.labels.ontology_columns import NO_CALL, final_call
+from scperformer.labels.tree import NO_CALL
 
 NUM_REFERENCE = 420  # of 700 cells: the others are the samples
 TRUTH_KEY = "bulk_labels"
@@ -78,7 +79,8 @@ def annotated_sample(
 
 def _flag_unknown(sample: ad.AnnData, unknown: np.ndarray, key: str) -> None:
     """Call every cell its label, or unknown."""
-    sample.obs[f"{key}_call"] = final_call(sample.obs[f"{key}_label"], unknown)
+    label = sample.obs[f"{key}_label"].array
+    sample.obs[f"{key}_call"] = final_call(label.codes, list(label.categories), unknown)
 
 
 def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) -> None:
