@@ -11,7 +11,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import shortened
+from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import gene_columns, probable_antibodies
 from scperformer.cells.values import (
@@ -282,8 +282,13 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
             candidate.kind = "log1p"
             candidate.log = Logarithm(math.e, prepared)
     if candidate.mixed:
-        names = np.asarray(adata.obs_names)
-        parts = [f"{kind} in {_cells_in_words(rows, names)}" for kind, rows in candidate.mixed]
+        parts = []
+        for kind, rows in candidate.mixed:
+            runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)  # of successive cells
+            ranges = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+            first = adata.obs_names[rows[0]]
+            num = "1 cell" if len(rows) == 1 else f"{len(rows)} cells"
+            parts.append(f"{kind} in {num} ({first} ...; rows from 0: {listed(ranges)})")
         candidate.text = f"a mix: {' and '.join(parts)}"
     # The mark of `scanpy.pp.log1p` in uns tells the base of unconfirmed logarithms.
     mark = adata.uns.get(LOG1P_KEY)
@@ -300,16 +305,6 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
             candidate.log = Logarithm(known[0], candidate.log.total, relative=candidate.log.too_large)
             candidate.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG1P_KEY}'])"
     return candidate
-
-
-def _cells_in_words(rows: np.ndarray, names: np.ndarray) -> str:
-    """Return the number of cells, and the names and row numbers of the first of them; successive rows are a range."""
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-    ranges = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:3])
-    named = ", ".join(str(name) for name in names[rows[:3]])
-    more_names = " ..." if len(rows) > 3 else ""
-    more_ranges = " ..." if len(runs) > 3 else ""
-    return f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more_names}; rows from 0: {ranges}{more_ranges})"
 
 
 def _choose(

@@ -14,7 +14,7 @@ from scipy import sparse
 from scperformer.cells.detect import Findings
 from scperformer.cells.droplets import Droplets
 from scperformer.cells.normalisation import import_scanpy
-from scperformer.cells.values import undo_log1p
+from scperformer.cells.values import evenly_spaced, undo_log1p
 from scperformer.io.axes import without_affixes
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.gene_names import ids_and_symbols
@@ -31,9 +31,7 @@ HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher share u
 # Symbols in upper case. R writes a dot for the dash. RPS6KA1 and its kin are kinases, not ribosomal proteins.
 MITOCHONDRIAL = re.compile(r"MT[-.]")
 TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
-# `check` describes a large file by a sample of its cells, in runs of successive cells.
-MAX_SAMPLED_CELLS = 5000
-NUM_RUNS = 50
+MAX_SAMPLED_CELLS = 5000  # by which `check` describes a large file
 # Scrublet calls 8 to 60 % of 60 real cells doublets, and 2 to 8 % of 100 cells: with fewer cells it is unreliable.
 MIN_DOUBLET_CELLS = 100
 MAX_DOUBLET_CELLS = 20_000
@@ -97,15 +95,8 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
     """
     is_mito = mitochondrial(var)
     droplets = findings.droplets
-    if droplets is not None:
-        sampled = Rows(rows.some(droplets.some(MAX_SAMPLED_CELLS)))
-    elif rows.shape[0] > MAX_SAMPLED_CELLS:
-        length = MAX_SAMPLED_CELLS // NUM_RUNS
-        starts = np.linspace(0, rows.shape[0] - length, NUM_RUNS).astype(int).tolist()
-        blocks = [sparse.csr_matrix(rows.block(start, start + length)) for start in starts]
-        sampled = Rows(sparse.vstack(blocks, "csr"))
-    else:
-        sampled = rows
+    seen = evenly_spaced(rows.shape[0], MAX_SAMPLED_CELLS) if droplets is None else droplets.some(MAX_SAMPLED_CELLS)
+    sampled = Rows(rows.some(seen)) if len(seen) < rows.shape[0] else rows
     cells = cell_quality(sampled, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0

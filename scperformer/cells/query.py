@@ -26,8 +26,6 @@ from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 
-EXACT_ATTENTION = "softmax"  # the only attention that limits the number of tokens, by its option max_length
-
 
 @dataclass
 class Query:
@@ -169,23 +167,6 @@ def find_query(
     for note in [findings.sentence, *plan.overlap.notes]:
         log.info("%s: %s", path, note)
     return Query(path, rows, plan, var, cfg)
-
-
-def require_short(query: Query, model: SavedModel) -> None:
-    """Refuse cells with more tokens than the exact attention of a model takes. This does not import torch."""
-    attention = model.config.get("attention", {})
-    network = model.config.get("model", {})
-    is_exact = attention.get("name") == EXACT_ATTENTION and network.get("encoder") and network.get("depth")
-    # With a scale of 0, the encoder is not run.
-    if not is_exact or network.get("queries") == "cell" or model.scales.get("encoder") == 0:
-        return
-    longest = query.plan.num_genes
-    if model.config["tokens"]["unexpressed"] not in ("full", "all"):
-        longest = max((int(np.diff(query.block(start).indptr).max(initial=0)) for start in query.starts()), default=0)
-    if longest + 1 > attention["max_length"]:
-        found = f"{longest + 1} tokens in a cell of {query.path}"
-        expected = f"at most {attention['max_length']} with the exact attention of the model"
-        raise InputError(found, expected, "use a model with another attention, or with a larger attention.max_length")
 
 
 def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:

@@ -37,7 +37,7 @@ from scperformer.cells.splits import (
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.gene_overlap import find_panel
-from scperformer.io.h5ad import PREPARED_KEY, open_stored
+from scperformer.io.h5ad import open_stored
 from scperformer.io.read import read_cells
 from scperformer.io.safety import reading
 from scperformer.labels.texts import label_texts
@@ -196,28 +196,15 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
     labelled.genes = collection.genes
     if isinstance(source, Sample):
         labelled.x = collection.read(rows)
-        labelled.summary = _filter_summary(source, collection, num_genes, cfg.data.target_sum) + panel
+        part = collection.parts[0]
+        cells_dropped = part.findings.num_cells - len(collection)
+        genes_dropped = part.findings.num_genes - num_genes
+        dropped = f"{cells_dropped} cells and {genes_dropped} genes dropped by the filters"
+        labelled.summary = f"{part.summary}; {dropped}{panel}"
         return labelled
     summaries = dict.fromkeys(part.summary for part in collection.parts)
     labelled.summary = "; ".join([*summaries, f"{len(sources)} files{panel}"])
     return _load_sample(labelled, collection, rows, cfg.seed, sample_val=has_split_key)
-
-
-def _filter_summary(source: Sample, collection: Collection, num_genes: int, target_sum: float) -> str:
-    """Describe the expression of cells in memory, and how many cells and genes the filters dropped.
-
-    `num_genes` is the number of genes that passed the filters. For a prepared file, the original file is described.
-    """
-    part = collection.parts[0]
-    summary = part.summary
-    cells_dropped = part.findings.num_cells - len(collection)
-    genes_dropped = part.findings.num_genes - num_genes
-    record = source.adata.uns[PREPARED_KEY] if part.is_prepared else {}
-    if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(record):  # `preprocess` recorded the original file
-        summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {target_sum:,.0f})"
-        cells_dropped = record["cells_dropped"]
-        genes_dropped = record["genes_dropped"]
-    return f"{summary}; {cells_dropped} cells and {genes_dropped} genes dropped by the filters"
 
 
 def _load_sample(

@@ -26,7 +26,7 @@ from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
 from scperformer.cells.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.cells.detect import Place, gene_table
-from scperformer.cells.query import Query, find_expression, map_to_model, require_fit, require_regular, require_short
+from scperformer.cells.query import Query, find_expression, map_to_model, require_fit, require_regular
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference_labels import label_columns, rare_labels, rare_note, require_labels
 from scperformer.cells.reference import make_reference
@@ -126,7 +126,6 @@ def _check_expression(
     repeats = joined_repeats([find_repeats(*part) for part in parts])
     result["repeats"] = {"num_seen": repeats.num_seen, "num_cells": len(repeats.rows)}
     result["notes"] += filter(None, [repeats.warning(cells)])
-    adapts = any(each["condition"]["adapts"] for each in found)
     if found:  # of several studies, the nearest one shows how far the file is
         nearest: Checked = min(found, key=lambda each: each["shift"].distance if "shift" in each else (math.inf,))
         result |= nearest
@@ -136,8 +135,6 @@ def _check_expression(
         names = ("kind", "novelty_ratio", "gene_effects", "num_cells")
         numbers = {name: None if (value := getattr(shift, name)) != value else value for name in names}
         result["shift"] = numbers | {"text": file_text(shift, warning)}
-    if not adapts:  # an adapted model has no attention, so that cells may have any number of genes
-        require_short(query, model)
     require_regular(cells, path)
     require_not_annotated(cells, AnnotationOptions.key_added, path)
 

@@ -110,10 +110,8 @@ def mixed(counts, logs, how):
 @pytest.mark.parametrize("total", [1e4, 777.0], ids=["10,000", "777"])
 def test_a_mix_of_counts_and_logarithms_is_refused_with_its_rows(counts_adata, how, total):
     adata = ad.AnnData(mixed(counts_adata.X, logged(counts_adata.X, total), how), obs=counts_adata.obs)
-    first, second, fourth = (adata.obs_names[i] for i in (0, 1, 3))
-    with pytest.raises(
-        InputError, match=rf"a mix: counts in 80 cells \({second}.*logarithms in 40 cells \({first}, {fourth}"
-    ):
+    first, second = adata.obs_names[:2]
+    with pytest.raises(InputError, match=rf"a mix: counts in 80 cells \({second}.*logarithms in 40 cells \({first} "):
         detect_expression(adata)
     adata.layers["counts"] = counts_adata.X
     findings = detect_expression(adata)
@@ -157,8 +155,8 @@ def test_logarithms_of_two_bases_are_a_mix(counts_adata, first, second, share):
     with pytest.raises(InputError, match="a mix: ") as raised:
         detect_expression(adata)
     num = -(-120 // share)
-    assert f"{names[second[1]]} in {num} cells ({of_second}," in str(raised.value)
-    assert f"natural logarithm in {120 - num} cells ({of_first}," in str(raised.value)
+    assert f"{names[second[1]]} in {num} cells ({of_second} " in str(raised.value)
+    assert f"natural logarithm in {120 - num} cells ({of_first} " in str(raised.value)
 
 
 @pytest.mark.parametrize("totals", [(1e4, 1e6), (1234.0, 2345.5), (1e4, 777.0, 1e5)])

@@ -7,7 +7,6 @@ import pytest
 from scperformer.base.errors import InputError
 from scperformer.cells import reference
 from scperformer.cells.on_disk import Sample
-from scperformer.cells.preprocess import prepare_reference
 from scperformer.cells.reference import make_reference, read_unlabelled
 from scperformer.cli.compose import make_config
 
@@ -64,16 +63,6 @@ def test_a_missing_label_column_is_refused_with_the_existing_columns(counts_adat
     cfg = config("train", "label_key=celltype", "data.in_memory=false")
     with pytest.raises(InputError, match=r"no column 'celltype' in obs of .*; expected cell_type \(3 values\)"):
         make_reference([write(counts_adata)], cfg)
-
-
-def test_the_record_of_preprocess_is_kept(counts_adata, tmp_path):
-    """A model trained on a prepared file describes the original file."""
-    counts_adata.X = counts_adata.X.multiply(np.arange(200) != 7).tocsr()
-    cfg = config("train")
-    plain = make_reference(Sample(counts_adata.copy(), tmp_path), cfg)
-    prepared = make_reference(Sample(prepare_reference(counts_adata, cfg), tmp_path), cfg)
-    assert prepared.summary == plain.summary
-    assert plain.summary.startswith("counts from X, as ln(1 + counts per 10,000); 0 cells and 1 genes dropped")
 
 
 def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_path):

@@ -496,26 +496,6 @@ def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, wri
     assert "cannot be written" in refused(run_predict, PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
 
 
-@pytest.mark.parametrize("most", [150, 250])
-def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, tmp_path, most, monkeypatch):
-    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
-    some = counts_adata.copy()
-    some.X = np.where(np.arange(200) < 140, some.X.toarray(), 0)
-    reference = write(some, "reference.h5ad")
-    out = tmp_path / "exact"
-    words = ["label_key=cell_type", "model=tiny", "attention=softmax", f"attention.max_length={most}", "logger=none"]
-    words += ["trainer.max_epochs=1", "keep_cells=0", f"output='{out}'", "data.min_cells=0"]
-    monkeypatch.setattr("scperformer.training.train.MIN_GAIN", 0.0)
-    run_train(make_config("train", [f"inputs=['{reference}']", *words]))
-    path = str(write(counts_adata))
-    [result] = check_all([path], CheckConfig(inputs=[path], model_path=str(out))).files
-    message = refused(run_predict, PredictConfig(inputs=[path], model_path=str(out)))
-    assert (result["problem"] is None) == (message is None) == (most == 250)
-    if message is not None:
-        assert "tokens in a cell" in message
-        assert "tokens in a cell" in result["problem"]
-
-
 def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(raw_pbmc, few_pbmc, write, monkeypatch, capsys):
     monkeypatch.setattr("scperformer.results.check.read_model", read_model)
     (expected,) = checked(write(few_pbmc, "cells.h5ad"))
