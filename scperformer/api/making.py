@@ -114,7 +114,7 @@ def preprocess(
     -------
     New cells, ln(1 + counts per 10,000) in X, for cells in memory; for a file, the path of the output.
     """
-    from scperformer.cells.preprocess import prepare
+    from scperformer.cli.preprocess import prepare
     from scperformer.cli.preprocess import run as run_preprocess
     from scperformer.io.h5ad import write_h5ad
 

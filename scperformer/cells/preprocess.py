@@ -1,11 +1,8 @@
 """Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a model."""
 
-from __future__ import annotations
-
-import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,15 +12,11 @@ from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
+from scperformer.config.options import ModelOptions
 from scperformer.config.training import DataOptions
 from scperformer.io.h5ad import PREPARED_KEY
 from scperformer.model.folder import read_model
 from scperformer.model.library import resolve_model
-
-if TYPE_CHECKING:
-    from scperformer.cli.preprocess import PreprocessConfig
-
-log = logging.getLogger(__name__)
 
 
 def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the reference") -> AnnData:
@@ -57,28 +50,18 @@ def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[st
     return {"target_sum": float(target_sum), **values, "cells": prepared.n_obs, "genes": prepared.n_vars}
 
 
-def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
-    """Prepare cells as a reference or, with `cfg.model_path`, for a model with its genes; log the result.
-
-    Cells that have been prepared before may be returned themselves.
-    """
-    if cfg.model_path is None:
-        prepared = prepare_reference(adata, cfg, path)
-    else:
-        model = read_model(resolve_model(cfg.model_path)[0])
-        if model.config["target_sum"] is None:
-            remedy = "annotate the files with 'scperformer predict'; they need no preparation"
-            raise InputError(f"the model {model.name} of raw counts", "a model of normalised cells", remedy)
-        query = find_query(adata, model, cfg, str(path))
-        prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
-        findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *query.plan.overlap.notes])
-        dropped = {"cells_dropped": 0, "genes_dropped": query.plan.overlap.num_dropped}
-        fit = {"model": model.name, "genes_absent": query.plan.overlap.num_absent}
-        total = float(model.config["target_sum"])
-        prepared.uns[PREPARED_KEY] = _record(prepared, findings, total) | dropped | fit
-    record = prepared.uns[PREPARED_KEY]
-    absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
-    cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"
-    genes = f"{record['genes']} genes ({record['genes_dropped']} dropped{absent})"
-    log.info("kept %s and %s, %g counts per cell", cells, genes, record["target_sum"])
+def prepare_for_model(adata: AnnData, cfg: ModelOptions, path: Path) -> AnnData:
+    """Return all cells with the genes of the model `cfg.model_path`, normalised as the model expects it."""
+    assert cfg.model_path is not None
+    model = read_model(resolve_model(cfg.model_path)[0])
+    if model.config["target_sum"] is None:
+        remedy = "annotate the files with 'scperformer predict'; they need no preparation"
+        raise InputError(f"the model {model.name} of raw counts", "a model of normalised cells", remedy)
+    query = find_query(adata, model, cfg, str(path))
+    overlap = query.plan.overlap
+    prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
+    findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *overlap.notes])
+    record = _record(prepared, findings, float(model.config["target_sum"]))
+    record |= {"cells_dropped": 0, "genes_dropped": overlap.num_dropped}
+    prepared.uns[PREPARED_KEY] = record | {"model": model.name, "genes_absent": overlap.num_absent}
     return prepared

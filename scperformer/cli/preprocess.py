@@ -4,10 +4,14 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scperformer.base.outputs import require_absent
 from scperformer.config.options import ModelOptions
 from scperformer.config.training import DataOptions
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +31,25 @@ class PreprocessConfig(ModelOptions, DataOptions):
     output: str | None = None  # null: INPUT.prepared.h5ad beside the input
 
 
+def prepare(adata: "AnnData", cfg: PreprocessConfig, path: Path) -> "AnnData":
+    """Prepare cells as a reference or, with `cfg.model_path`, for a model with its genes; log the result.
+
+    Cells that have been prepared before may be returned themselves.
+    """
+    from scperformer.cells.preprocess import PREPARED_KEY, prepare_for_model, prepare_reference
+
+    prepared = (prepare_reference if cfg.model_path is None else prepare_for_model)(adata, cfg, path)
+    record = prepared.uns[PREPARED_KEY]
+    absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
+    cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"
+    genes = f"{record['genes']} genes ({record['genes_dropped']} dropped{absent})"
+    log.info("kept %s and %s, %g counts per cell", cells, genes, record["target_sum"])
+    return prepared
+
+
 def run(cfg: PreprocessConfig) -> Path:
     """Write a prepared copy of a file, as a reference or, with `model_path`, with a model's genes; return its path."""
-    from scperformer.cells.preprocess import PREPARED_KEY, prepare
-    from scperformer.io.h5ad import write_h5ad
+    from scperformer.io.h5ad import PREPARED_KEY, write_h5ad
     from scperformer.io.read import default_output, origins, read_cells, require_readable
 
     start = time.perf_counter()
