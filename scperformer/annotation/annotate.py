@@ -110,7 +110,7 @@ class Annotation:
 
     def _warns_of(self, shift: dict[str, Any]) -> bool:
         """Whether a warning states already how far the cells are from the reference."""
-        numbers = Shift(shift["novelty_ratio"], shift["gene_effects"], shift["num_cells"]).numbers
+        numbers = Shift(shift["relative_novelty"], shift["batch_effect"], shift["num_cells"]).numbers
         return any(numbers in warning for warning in self.record["warnings"])
 
     def write_into(self, adata: AnnData) -> None:

@@ -192,7 +192,7 @@ def embed(
     Returns
     -------
     float32, N x D, as `annotate` puts it into obsm["X_scperformer"]: vectors of the encoder, those from which its head
-    computes logits, also if it has no influence on the labels; without the gene effects of another study. For a model
+    computes logits, also if it has no influence on the labels; corrected for the batch effect. For a model
     without an encoder, the logits, N x C; the log says so.
 
     Raises

@@ -22,30 +22,25 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 
     Adaptive sets are randomised with it: otherwise they would contain the true label more often than stated.
     """
-    ends = x.indptr
     draws = np.empty(x.shape[0])
     indices = x.indices.astype(np.int32)
     values = x.data.astype(np.float32)
-    for cell, (start, stop) in enumerate(pairwise(ends.tolist())):
+    for cell, (start, stop) in enumerate(pairwise(x.indptr.tolist())):
         draws[cell] = zlib.crc32(values[start:stop].tobytes(), zlib.crc32(indices[start:stop].tobytes()))
     return draws / 2**32
 
 
 def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Return the conformity score of each label: the sum of all more probable labels and a random part of its own.
+    """Return the conformity score of each label, float64 N x C: the sum of all more probable labels and a random part.
 
-    That of the most probable label is 0, so that it is in every set: a set without it would be empty, and say nothing.
+    It is 0 for the most probable label, so that no set is empty.
 
     Parameters
     ----------
     proba
-        Probabilities of N cells for C labels.
+        Probabilities, N cells x C labels.
     draws
         The random part of each cell, N, from 0 to 1.
-
-    Returns
-    -------
-    Float64, N x C.
     """
     proba = np.asarray(proba, dtype=np.float64)
     order = np.argsort(-proba, axis=1, kind="stable")
@@ -58,22 +53,16 @@ def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
 
 def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
-    """Find the threshold of the score for sets that miss the true label of a share `alpha` of cells, or fewer.
+    """Return the threshold of the score for sets that miss the true label of at most a fraction `alpha` of cells.
 
-    Fewer are missed if fewer than `alpha` of the most probable labels are wrong.
+    It is infinite if there are too few cells for this `alpha`: all labels are in every set.
 
     Parameters
     ----------
-    proba
-        Probabilities of held-out cells, N x C.
+    proba, draws
+        Of out-of-fold cells, as for `set_scores`.
     labels
         Index of the true label of each cell, N.
-    draws
-        As for `set_scores`.
-
-    Returns
-    -------
-    The threshold, infinite if there are too few held-out cells for this `alpha`: all labels are in every set.
     """
     scores = np.sort(set_scores(proba, draws)[np.arange(len(labels)), labels])
     # The score of a new, exchangeable cell has any rank among these with the same probability.
@@ -94,7 +83,7 @@ def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> l
 
 
 def held_out_coverage(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
-    """Return the share of held-out cells whose set contains the true label, with thresholds from the other folds."""
+    """Return the fraction of cells whose set contains the true label, with thresholds from the other folds."""
     covered = np.zeros(len(labels), dtype=bool)
     folds = np.arange(len(labels)) % COVERAGE_FOLDS
     for fold in range(min(COVERAGE_FOLDS, len(labels))):

@@ -80,7 +80,7 @@ def _problems(info: Mapping[str, Any]) -> Iterator[str]:
     if not all(_is(part, dict) for part in parts.values()) or not _is(accuracies, list):
         yield "with scores that are no group"
     numbers = [config.get("min_genes", 0), made.get("expected_accuracy"), *scales.values()]
-    numbers += [fold.get("accuracy", "") if fold else 0, scores.get("gene_effects", 0), *accuracies]
+    numbers += [fold.get("accuracy", "") if fold else 0, scores.get("batch_effect", 0), *accuracies]
     numbers += [part.get(name, 0) for part in (fold, *parts.values()) for name in SCORES]
     if not all(number is None or _is_number(number) for number in numbers):
         yield "with scales or scores that are not numbers"

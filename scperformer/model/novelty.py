@@ -1,10 +1,8 @@
-"""Novelty of cells: the distance to the nearest label in a few directions of expression.
+"""Novelty of cells: the distance to the nearest label in the principal directions of the reference.
 
-The directions are the principal directions of the reference. In them, each label has a mean and a covariance, and the
-score of a cell is its squared Mahalanobis distance to the nearest label (as in Lee et al. 2018, arXiv 1807.03888, but
-on expression, and with a covariance for each label). Expression outside of these directions adds to the score where
-there is more of it than is usual for the label. Logits are not used: they are often large for cell types that the model
-does not know. The scores of held-out cells of the reference show the range of known cells.
+Each label has a mean and a covariance there. The score of a cell is its squared Mahalanobis distance to the nearest
+label (Lee et al. 2018, arXiv 1807.03888, but on expression, with a covariance for each label), plus the excess of its
+expression outside of the directions. Logits are not used: they are often large for unknown cell types.
 """
 
 from dataclasses import dataclass
@@ -119,9 +117,9 @@ def fit_novelty(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int 
 
 
 def novelty_share(scores: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Return the share of held-out cells with lower scores, float64 N, 0 to below 1.
+    """Return the fraction of out-of-fold cells of the reference with lower scores, float64 N, 0 to below 1.
 
-    For cells exchangeable with the held-out cells, the novelty is `1 - rate` or more with probability at most `rate`.
+    For exchangeable cells, it is `1 - rate` or more with probability at most `rate`.
     """
     return np.searchsorted(np.sort(held_out), scores, side="left") / (len(held_out) + 1)
 
@@ -131,6 +129,8 @@ def left_out_table(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: i
 
     They are compared with the out-of-fold scores of the other cells, as by `fit_novelty`; NaN if there are none.
     """
+    from sklearn.metrics import roc_auc_score  # slow to import, and not needed for predictions
+
     areas = []
     for label in range(int(labels.max()) + 1):
         others = labels != label
@@ -139,13 +139,7 @@ def left_out_table(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: i
             continue
         _, codes = np.unique(labels[others], return_inverse=True)
         profile, known = fit_novelty(x[others], codes, folds[others], seed)
-        areas.append(area_under_curve(known[np.isfinite(known)], profile.scores(x[~others])))
+        known = known[np.isfinite(known)]
+        novel = profile.scores(x[~others])
+        areas.append(roc_auc_score(np.repeat([0, 1], [len(known), len(novel)]), np.r_[known, novel]))
     return np.array(areas)
-
-
-def area_under_curve(known: np.ndarray, novel: np.ndarray) -> float:
-    """Return the AUROC: the probability that a novel cell scores higher than a known cell; ties count half."""
-    from scipy.stats import rankdata  # slow to import, and not needed for predictions
-
-    ranks = rankdata(np.concatenate([known, novel]))[len(known) :]
-    return float((ranks.mean() - (len(novel) + 1) / 2) / len(known))

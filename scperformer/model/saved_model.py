@@ -68,9 +68,9 @@ class SavedModel:
         return list(self.provenance.get("batches", {}).get("names", ()))
 
     @property
-    def batch_effects(self) -> float:
+    def reference_batch_effect(self) -> float:
         """The largest batch effect (model/shift.py) between a batch of the reference and the others; 0: not known."""
-        return float(self._batch_scores.get("gene_effects", 0.0))
+        return float(self._batch_scores.get("batch_effect", 0.0))
 
     @property
     def batch_accuracies(self) -> list[float]:

@@ -132,7 +132,7 @@ def _check_expression(
     if "shift" in result:
         shift = result["shift"]
         warning = file_warning(shift.kind, result["unlike_share"], len(model.labels), model.tissue, findings.text)
-        names = ("kind", "novelty_ratio", "gene_effects", "num_cells")
+        names = ("kind", "relative_novelty", "batch_effect", "num_cells")
         numbers = {name: None if (value := getattr(shift, name)) != value else value for name in names}
         result["shift"] = numbers | {"text": file_text(shift, warning)}
     require_regular(cells, path)

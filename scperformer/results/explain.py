@@ -206,7 +206,7 @@ def _adapt_as_predict(
     if not isinstance(weight, float) or not 0 <= weight <= 1:
         found = f"encoder_weight={str(weight)[:50]} in uns['{cfg.key_added}']['shift'] of {path}"
         raise InputError(found, "a share, as predict writes it", "annotate the file again")
-    # Cells may have been left out since, so gene effects are not found anew.
+    # Cells may have been left out since, so the batch effect is not estimated anew.
     factors = shift.get("gene_factors")
     if factors is not None and not _are_factors(factors, len(adapted.model.saved.genes)):
         found = f"other gene_factors in uns['{cfg.key_added}']['shift'] of {path}"

@@ -40,7 +40,7 @@ OPTIONAL = {
     **dict.fromkeys(("calibration/num_cells", "calibration/error", "novelty/false_alarms"), NUMBER),
     **{f"calibration/bins/{name}": NUMBERS for name in ("confidence", "accuracy", "num_cells")},
     "shift/kind": TEXT,
-    **{f"shift/{name}": NUMBER for name in ("novelty_ratio", "gene_effects", "expected_lowest", "expected_highest")},
+    **{f"shift/{name}": NUMBER for name in ("relative_novelty", "batch_effect", "expected_lowest", "expected_highest")},
     "shift/encoder_weight": NUMBER,
     "shift/gene_factors": NUMBERS,
     "constraints/denied": TEXTS,

@@ -160,7 +160,7 @@ def input_table(summaries: Sequence[dict[str, Any]]) -> Table:
         row = [summary["name"], Path(str(values["file"])).name, summary["num_cells"], values["kind"], values["source"]]
         row += [genes["num_file"], genes["num_shared"], genes["share_of_model"]]
         row += [", ".join([*genes["absent"][:3], "…"]) if len(genes["absent"]) else None]
-        row += [shift.get("novelty_ratio"), shift.get("gene_effects"), str(values["sha256"])[:12]]
+        row += [shift.get("relative_novelty"), shift.get("batch_effect"), str(values["sha256"])[:12]]
         rows.append(row)
     return _table("inputs-table", "Expression and genes of each sample", kinds, rows)
 

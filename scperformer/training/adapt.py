@@ -23,8 +23,8 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.gene_lists import is_gene_list, read_genes
 from scperformer.io.gene_overlap import MIN_PANEL, find_panel
 from scperformer.io.read import open_cells
+from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.content import INFO
-from scperformer.model.effects import without_effects
 from scperformer.model.folder import MODEL, damaged_model, load_reference_cells, read_model, write_model
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
@@ -56,7 +56,7 @@ class Adapted:
 
     def as_in_reference(self, x: csr_matrix) -> csr_matrix:
         """Return aligned cells of the file, CSR float32 N x G, without the gene effects of another study."""
-        return x if self.gene_factors is None else without_effects(x, self.gene_factors)
+        return x if self.gene_factors is None else correct_batch_effect(x, self.gene_factors)
 
 
 @dataclass
@@ -184,7 +184,7 @@ def _adapt_members(
     if not found:
         expected = f"{MIN_PANEL} genes of one of the {len(model.members)} studies"
         raise InputError(f"too few genes in {query.path}", expected, "use a model for its genes")
-    ratios = np.array([math.nan if each.shift is None else each.shift.novelty_ratio for _, each in found])
+    ratios = np.array([math.nan if each.shift is None else each.shift.relative_novelty for _, each in found])
     is_far = np.array([each.shift is not None and each.shift.kind == FAR for _, each in found])
     weights = np.ones(len(found)) if is_far.all() else 1.0 - is_far
     weights /= weights.sum()
@@ -205,7 +205,7 @@ def _adapt_members(
         "studies": {
             "name": np.array([member.study.name for member in members], dtype=object),
             "weight": weights,
-            "novelty_ratio": ratios,
+            "relative_novelty": ratios,
         },
     }
     repeats = joined_repeats([member.adapted.repeats for member in members])

@@ -14,7 +14,7 @@ from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkConfig
-from scperformer.model.effects import gene_effects
+from scperformer.model.batch_effect import batch_effect
 from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import CellTypeModel, LinearModel, Readout
@@ -303,12 +303,12 @@ def compare_batches(
 
     Returns
     -------
-    `accuracy` of each batch (None without such cells), and `gene_effects`: the largest between a batch and the others.
+    `accuracy` of each batch (None without such cells), and `batch_effect`: the largest between a batch and the others.
     """
     of_called = batches[called]
     numbers = range(int(batches.max()) + 1)
     accuracy = [float(is_right[of_called == batch].mean()) if (of_called == batch).any() else None for batch in numbers]
-    return {"accuracy": accuracy, "gene_effects": effects_of_batches(x, labels, batches)}
+    return {"accuracy": accuracy, "batch_effect": effects_of_batches(x, labels, batches)}
 
 
 def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray) -> float:
@@ -319,7 +319,7 @@ def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray) -
         is_shared = np.isin(labels, labels[~is_batch])
         if (is_batch & is_shared).sum() >= MIN_CELLS:
             others = np.unique(labels[~is_batch], return_inverse=True)[1]
-            effects.append(gene_effects(x[is_batch & is_shared], x[~is_batch], others))
+            effects.append(batch_effect(x[is_batch & is_shared], x[~is_batch], others))
     return max(effects, default=0.0)
 
 

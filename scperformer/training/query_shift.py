@@ -1,4 +1,4 @@
-"""How far a file is from the reference, by some of its cells; model/shift.py says what the numbers mean."""
+"""The distribution shift of a query, estimated from some of its cells (model/shift.py)."""
 
 import math
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.cells.query import Query
 from scperformer.cells.splits import stratified_sample
-from scperformer.model.effects import gene_effects, gene_factors, label_means, without_effects
+from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
 from scperformer.model.linear import linear_logits
 from scperformer.model.novelty import Profile, fit_novelty
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel, both_have_a_part
-from scperformer.model.shift import MIN_CELLS, OTHER, Shift, make_shift, most_alike
+from scperformer.model.shift import MIN_CELLS, OTHER, Shift, estimate_shift
 from scperformer.training.condition import Condition, reduced, seen_rows
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class KnownCells:
     profile: Profile
     scores: np.ndarray  # novelty scores of held-out cells
     has_both: bool  # whether the model has a linear branch and an encoder
-    batch_effects: float  # gene effects between batches of the reference
+    reference_batch_effect: float  # between batches of the reference
 
 
 def known_cells(saved: SavedModel) -> KnownCells | None:
@@ -39,7 +39,7 @@ def known_cells(saved: SavedModel) -> KnownCells | None:
     if saved.held_out is None:
         return None
     profile = Profile(**saved.held_out.profile)
-    return KnownCells(profile, saved.held_out.scores, both_have_a_part(saved.scales), saved.batch_effects)
+    return KnownCells(profile, saved.held_out.scores, both_have_a_part(saved.scales), saved.reference_batch_effect)
 
 
 def known_when_adapted(saved: SavedModel, reference_cells: ReferenceCells, condition: Condition) -> KnownCells | None:
@@ -70,51 +70,51 @@ def find_shift(
     condition: Condition,
     model: "Model | None" = None,
 ) -> tuple[Shift, np.ndarray | None, np.ndarray]:
-    """Return the shift of a file, for `check` and `predict` alike, and the factors of its genes for `predict`.
+    """Return the shift of a query, for `check` and `predict` alike, and the factors of its genes for `predict`.
 
     Parameters
     ----------
     query
         The cells of the file with the genes of `known`.
     saved, reference_cells, condition
-        The model before adapting, the cells that it keeps, and the condition of the file: with them, gene effects are
-        found. No cells: they are not known.
+        The model before adapting, its stored cells, and the condition of the query. No cells: the batch effect is not
+        known.
     model
-        The model, which may have been adapted to the file; None: factors of genes are not wanted.
+        The model, which may have been adapted to the query; None: gene factors are not wanted.
 
     Returns
     -------
-    The shift. How many times as much of each gene of the model the file has as the reference, float32 G (see
-    `trust.without_effects`); None if there is nothing to take out. The novelty scores of the cells that were looked at.
+    The shift; the factors of genes for `correct_batch_effect`, float32 G, or None if there is nothing to correct; the
+    novelty scores of the sampled cells.
     """
     rows = seen_rows(query)
     x = query.some(rows)
     x = x[_expressed(x)]
     scores = known.profile.scores(x)
-    numbers: dict[str, Any] = {"has_both": known.has_both, "batch_effects": known.batch_effects}
+    numbers: dict[str, Any] = {"has_both": known.has_both, "reference_batch_effect": known.reference_batch_effect}
     if reference_cells is None or len(scores) < MIN_CELLS:
-        return make_shift(scores, known.scores, math.nan, **numbers), None, scores
+        return estimate_shift(scores, known.scores, math.nan, **numbers), None, scores
     own = x
     # The kept cells of an imported model have its genes alone, and are normalised over these.
     if not query.measured.all() or saved.imported:
         own = query.of_genes(query.measured).some(rows)
         own = own[_expressed(own)]
-    alike = most_alike(scores)
+    alike = scores <= np.median(scores)  # without the types that the reference lacks
     kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
-    effects = gene_effects(own[alike], kept, np.unique(reference_cells.labels, return_inverse=True)[1])
-    shift = make_shift(scores, known.scores, effects, **numbers)
+    effects = batch_effect(own[alike], kept, np.unique(reference_cells.labels, return_inverse=True)[1])
+    shift = estimate_shift(scores, known.scores, effects, **numbers)
     if model is None or shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None, scores
     means = label_means(kept, reference_cells.labels, len(saved.labels))
-    return shift, _gene_factors(model, x[alike], own[alike], query.measured, means, shift.way), scores
+    return shift, _gene_factors(model, x[alike], own[alike], query.measured, means, shift.fraction), scores
 
 
 def _gene_factors(
-    model: "Model", x: csr_matrix, own: csr_matrix, is_measured: np.ndarray, means: np.ndarray, way: float
+    model: "Model", x: csr_matrix, own: csr_matrix, is_measured: np.ndarray, means: np.ndarray, fraction: float
 ) -> np.ndarray:
     """Return the factors of the genes of a model, 1 for those that a file does not measure.
 
-    The labels of its cells are called, and once more without the effects that were found with the first ones.
+    The labels of its cells are called, and once more after the correction by the first factors.
 
     Parameters
     ----------
@@ -122,13 +122,13 @@ def _gene_factors(
         The same cells with all genes of the model, and with the measured ones, normalised over these.
     means
         Mean counts per 10,000 of each label, labels x measured genes.
-    way
-        How far the file is on the way to another study, 0 to 1: a power of the factors.
+    fraction
+        The shift, 0 to 1: a power of the factors.
     """
     factors = np.ones(x.shape[1], dtype=np.float32)
     for _ in range(NUM_ROUNDS):
-        calls = _linear_calls(model, without_effects(x, factors))
-        factors[is_measured] = gene_factors(own, calls, means) ** way
+        calls = _linear_calls(model, correct_batch_effect(x, factors))
+        factors[is_measured] = gene_factors(own, calls, means) ** fraction
     return factors
 
 

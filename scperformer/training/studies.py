@@ -320,7 +320,7 @@ def _with_evidence(
     accuracies = [each.accuracy for each in called]
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
     evidence |= score(truth, scaled.argmax(axis=1))
-    evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "gene_effects": 0.0}
+    evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "batch_effect": 0.0}
     held_out = HeldOut(scaled, truth, np.concatenate([each.scores for each in called]), {})
     metrics = whole.metrics | {
         "temperature": temperature,

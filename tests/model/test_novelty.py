@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, vstack
 from scipy.spatial.distance import mahalanobis
-from sklearn.metrics import roc_auc_score
 
-from scperformer.model.novelty import Profile, area_under_curve, fit_novelty, fit_profile, left_out_table, novelty_share
+from scperformer.model.novelty import Profile, fit_novelty, fit_profile, left_out_table, novelty_share
 
 
 def made_cells(num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)) -> tuple[csr_matrix, np.ndarray]:
@@ -101,14 +100,6 @@ def test_a_label_that_is_left_out_is_separated_from_the_others(reference):
     # its cells is fitted to more cells than the out-of-fold profiles that score the others.
     shuffled = np.random.default_rng(1).permutation(labels)
     assert (np.abs(left_out_table(x, shuffled, folds) - 0.43) < 0.12).all()
-
-
-def test_the_area_equals_that_of_scikit_learn():
-    rng = np.random.default_rng(0)
-    known = rng.integers(0, 9, 200)  # with ties
-    novel = rng.integers(2, 12, 70)
-    expected = roc_auc_score([0] * 200 + [1] * 70, [*known, *novel])
-    assert area_under_curve(known, novel) == pytest.approx(expected)
 
 
 def test_cells_without_folds_empty_cells_and_single_cells_of_a_label_have_scores():

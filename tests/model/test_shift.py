@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from scperformer.model.file_verdict import file_text, file_warning
-from scperformer.model.shift import FAR, FEW, LIKE, OTHER, Shift, expected_text, make_shift, most_alike, tempered
+from scperformer.model.shift import FAR, FEW, LIKE, OTHER, Shift, estimate_shift, expected_text, tempered
 
 
-def test_the_half_that_looks_most_like_the_reference():
-    np.testing.assert_array_equal(most_alike(np.array([3.0, 1.0, 9.0, 2.0])), [False, True, False, True])
-    shift = make_shift(np.r_[np.ones(60), np.full(40, 1e3)], np.ones(50), 0.0)
-    assert (shift.novelty_ratio, shift.num_cells, shift.kind) == (1.0, 100, LIKE)
+def test_novel_types_do_not_raise_the_relative_novelty():
+    shift = estimate_shift(np.r_[np.ones(60), np.full(40, 1e3)], np.ones(50), 0.0)
+    assert (shift.relative_novelty, shift.num_cells, shift.kind) == (1.0, 100, LIKE)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +42,11 @@ def test_what_the_numbers_mean(ratio, effects, kind, factor, temperature):
 
 def test_a_file_may_be_as_far_as_the_batches_of_the_reference_are_from_each_other():
     assert Shift(1.2, 0.35, 100).kind == OTHER
-    assert Shift(1.2, 0.35, 100, batch_effects=0.4).kind == LIKE
-    assert Shift(1.2, 0.45, 100, batch_effects=0.4).temperature == pytest.approx(1.15)
-    assert Shift(1.2, 0.7, 100, batch_effects=0.4).temperature == pytest.approx(1.3)
-    assert Shift(40.0, 0.35, 100, batch_effects=0.4).kind == FAR
-    assert "as that of batches" in expected_text(0.8, 0.9, LIKE)
+    assert Shift(1.2, 0.35, 100, reference_batch_effect=0.4).kind == LIKE
+    assert Shift(1.2, 0.45, 100, reference_batch_effect=0.4).temperature == pytest.approx(1.15)
+    assert Shift(1.2, 0.7, 100, reference_batch_effect=0.4).temperature == pytest.approx(1.3)
+    assert Shift(40.0, 0.35, 100, reference_batch_effect=0.4).kind == FAR
+    assert "batches of the reference" in expected_text(0.8, 0.9, LIKE)
 
 
 @pytest.mark.parametrize(
@@ -63,18 +62,18 @@ def test_the_encoder_weighs_less_in_another_study_and_then_nothing_is_divided(ra
 
 
 def test_few_cells_say_nothing():
-    assert make_shift(np.full(19, 50.0), np.ones(100), 1.0).kind == FEW
-    assert make_shift(np.full(20, 50.0), np.ones(100), 1.0).kind == FAR
+    assert estimate_shift(np.full(19, 50.0), np.ones(100), 1.0).kind == FEW
+    assert estimate_shift(np.full(20, 50.0), np.ones(100), 1.0).kind == FAR
 
 
 def test_the_expected_accuracy_is_a_range_in_another_study_and_none_in_another_tissue():
     assert Shift(3.0, 0.5, 100).expected_accuracy(0.8) == (pytest.approx(0.7), pytest.approx(0.87))
     assert Shift(3.0, 0.5, 100).expected_accuracy(0.99)[1] == 1
     assert all(map(math.isnan, Shift(50.0, 1.2, 100).expected_accuracy(0.8)))
-    assert expected_text(0.7, 0.87, OTHER).startswith("expected accuracy 0.70 to 0.87, as these are cells of another")
-    assert "no accuracy can be expected" in expected_text(math.nan, math.nan, FAR)
-    assert expected_text(0.93, 0.93, LIKE) == "expected accuracy 0.93, as that of held-out cells of the reference"
-    assert expected_text(math.nan, math.nan, LIKE) == "the accuracy to expect is not known"
+    assert expected_text(0.7, 0.87, OTHER).startswith("expected accuracy 0.70 to 0.87 (another")
+    assert "no expected accuracy" in expected_text(math.nan, math.nan, FAR)
+    assert expected_text(0.93, 0.93, LIKE) == "expected accuracy 0.93 (out-of-fold cells of the reference)"
+    assert expected_text(math.nan, math.nan, LIKE) == "the expected accuracy is not known"
 
 
 def test_a_temperature_divides_the_logits():

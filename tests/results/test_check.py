@@ -534,7 +534,7 @@ def test_check_and_predict_say_the_same_of_a_file(write, monkeypatch, caplog, nu
     (output,) = run_predict(PredictConfig(inputs=[result["file"]]))
     found = ad.read_h5ad(output).uns["scperformer"]["shift"]
     assert result["condition"]["adapts"] == (num_genes is not None)
-    assert {name: result["shift"][name] for name in ("kind", "novelty_ratio", "gene_effects", "num_cells")} == {
-        name: found[name] for name in ("kind", "novelty_ratio", "gene_effects", "num_cells")
+    assert {name: result["shift"][name] for name in ("kind", "relative_novelty", "batch_effect", "num_cells")} == {
+        name: found[name] for name in ("kind", "relative_novelty", "batch_effect", "num_cells")
     }
     assert f"{result['file']}: {result['shift']['text']}" in caplog.messages

@@ -435,7 +435,7 @@ def without(linear, tmp_path) -> Path:
 
 def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
     some = sample[:, 60:].copy()  # a third of the strong genes
-    done = annotated(some, without, "shift=false")  # gene effects are known from kept cells only
+    done = annotated(some, without, "shift=false")  # the batch effect is known from stored cells only
     assert condition(done)["adapted"] is False
     assert math.isnan(condition(done)["expected_accuracy"])
     plain = annotated(some, linear, "adapt=false", "shift=false")

@@ -223,8 +223,8 @@ def test_the_gene_effects_between_batches_are_those_of_the_farthest_batch():
     far = compare_batches(cells, np.tile(labels, 2), batches, np.arange(1200), right)
     near = compare_batches(x, labels, batches[:600], np.arange(600), right[:600])
     assert far["accuracy"] == [1.0, 1.0, 1.0]
-    assert far["gene_effects"] == pytest.approx(0.5, abs=0.12)
-    assert near["gene_effects"] < 0.1
+    assert far["batch_effect"] == pytest.approx(0.5, abs=0.12)
+    assert near["batch_effect"] < 0.1
 
 
 # --- the scales of the branches -----------------------------------------------------------------------------------

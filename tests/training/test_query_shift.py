@@ -15,8 +15,8 @@ import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
+from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
-from scperformer.model.effects import without_effects
 from scperformer.model.inference import branch_logits
 from scperformer.model.linear import linear_logits
 from scperformer.model.load import load_model
@@ -59,7 +59,7 @@ def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_pa
     x = find_query(cells, model.saved, PredictConfig(inputs=[""])).all_cells()
     factors = record["shift"].get("gene_factors")
     assert (factors is None) == (weight == 1)
-    of_reference = x if factors is None else without_effects(x, factors)
+    of_reference = x if factors is None else correct_batch_effect(x, factors)
     linear, encoder = branch_logits(model.network, Cells(of_reference, model.tokens), 64)
     np.testing.assert_allclose(linear_logits(model.saved, of_reference), linear, atol=1e-5)
     expected = softmax(linear + weight * encoder, axis=1)
@@ -123,7 +123,7 @@ def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
     ).load()
     saved = model.saved
     assert saved.batch_names == ["d1", "d2"]
-    assert saved.batch_effects == pytest.approx(0.4, abs=0.1)
+    assert saved.reference_batch_effect == pytest.approx(0.4, abs=0.1)
     assert len(saved.batch_accuracies) == 2
     assert "d1" in (tmp_path / "batches" / "MODEL_CARD.md").read_text()
     new = made_cells(240, 3, 0.2)
@@ -132,10 +132,10 @@ def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
     assert found["expected_lowest"] == pytest.approx(min(saved.batch_accuracies), abs=0.1)
     assert found["expected_lowest"] < found["expected_highest"]
     adapted = scperformer.annotate(new[:, :200].copy(), model, options={"adapt": "true"}).uns["scperformer"]["shift"]
-    assert adapted["batch_effects"] > 0.2
+    assert adapted["reference_batch_effect"] > 0.2
     plain = scperformer.train(cells[:150].copy(), "cell_type", output=tmp_path / "plain", options=options).load()
     other = scperformer.annotate(new.copy(), plain).uns["scperformer"]["shift"]
-    assert other["kind"] == "another protocol or state"
+    assert other["kind"] == "another protocol or condition"
 
 
 @pytest.mark.parametrize("genes", [slice(None), slice(20, None)], ids=["as it is", "adapted"])
@@ -145,7 +145,7 @@ def test_a_part_of_a_sample_is_annotated_as_in_the_whole(folder, tmp_path, genes
     part = whole[whole.obs["cell_type"] == "a"].copy()
     annotated = scperformer.annotate(whole.copy(), model)
     expected = annotated[part.obs_names].copy()
-    assert annotated.uns["scperformer"]["shift"]["kind"] == "another protocol or state"
+    assert annotated.uns["scperformer"]["shift"]["kind"] == "another protocol or condition"
     assert annotated.uns["scperformer"]["condition"]["adapted"] == (part.n_vars < 300)
     alone = scperformer.annotate(part.copy(), model)
     assert not np.array_equal(alone.obsm["scperformer_proba"], expected.obsm["scperformer_proba"])

@@ -1,10 +1,9 @@
-"""Factors by which another study measures genes in all of its cells: how large they are, and cells without them.
+"""Batch effect: per-gene factors between a query of another study and the reference, and cells corrected for them.
 
-The chemistry and the state of the cells raise some genes and lower others, whatever the type of a cell. The mean
-expression of a file shows it, beside that of the same mixture of the reference's labels, as in RCTD (Cable et al. 2022,
-Nat. Biotechnol. 40:517), which multiplies the reference by these factors; here cells are divided by them.
+The mean expression of the query is compared with the same mixture of the reference's labels, as in RCTD (Cable et al.
+2022, Nat. Biotechnol. 40:517), which multiplies the reference by these factors; here cells are divided by them.
 
-Shape letters: N cells of a file, M cells of the reference, G genes, C labels.
+Shape letters: N cells of a query, M cells of the reference, G genes, C labels. Expression is ln(1 + cp10k).
 """
 
 import numpy as np
@@ -12,21 +11,20 @@ from scipy.sparse import csr_matrix
 
 PSEUDO_EXPRESSION = 0.02  # counts per 10,000, added to means whose quotient is taken
 PSEUDO_CELLS = 20.0  # the same, shared by the cells: means of few cells are uncertain
-MAX_EFFECT = 2.5  # of the logarithm of a factor that is taken out, so 12 times as much or as little
+MAX_EFFECT = 2.5  # of the logarithm of a corrected factor, so 12 times as much or as little
 TINY = 1e-12  # in place of 0, where a quotient is taken
 
 
-def gene_effects(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> float:
-    """Return the spread of the factors by which the mean expression of a file differs from the reference's.
+def batch_effect(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> float:
+    """Return the spread of the per-gene factors between a query and the reference.
 
-    Each cell of the file counts as the label whose mean it resembles most. What is compared with the mean of the file
-    is the mean of the reference with the same shares of labels. The spread is the covariance of two halves of the cells
-    and not the variance of all, which is larger the fewer the cells and their counts.
+    Each cell of the query counts as the label whose mean it resembles most. The spread is the covariance of two halves
+    of the cells: the variance of all is larger the fewer the cells and their counts.
 
     Parameters
     ----------
     x
-        Cells of the file that look most like the reference, CSR N x G, ln(1 + cp10k).
+        Cells of the query with the lowest novelty, CSR N x G.
     reference
         Cells of the reference, in the same condition, M x G.
     labels
@@ -42,7 +40,7 @@ def gene_effects(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> fl
     logs = []
     weights = np.zeros(x.shape[1])
     for half in (slice(0, None, 2), slice(1, None, 2)):
-        log, expected = _compared(x[half], nearest[half], means)
+        log, expected = _log_factors(x[half], nearest[half], means)
         logs.append(log)
         weights += expected / max(float(expected.sum()), TINY) / 2
     first, second = (log - np.sum(weights * log) for log in logs)
@@ -50,15 +48,7 @@ def gene_effects(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> fl
 
 
 def label_means(reference: csr_matrix, labels: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return the mean counts per 10,000 of each label, float64 C x G; 0 for a label without cells.
-
-    Parameters
-    ----------
-    reference
-        Cells, CSR M x G, ln(1 + cp10k).
-    labels
-        Index of the label of each cell, M.
-    """
+    """Return the mean counts per 10,000 of each label, float64 C x G; 0 for a label without cells."""
     means = np.zeros((num_labels, reference.shape[1]))
     for label in np.unique(labels):
         means[label] = _mean_counts(reference[labels == label])
@@ -66,34 +56,25 @@ def label_means(reference: csr_matrix, labels: np.ndarray, num_labels: int) -> n
 
 
 def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Return how many times as much of each gene a file has as the same mixture of labels of the reference, float64 G.
+    """Return the expression of each gene in a query relative to the same mixture of labels, float64 G.
 
     Parameters
     ----------
     x
-        Cells of the file that look most like the reference, CSR N x G, ln(1 + cp10k).
+        Cells of the query with the lowest novelty, CSR N x G.
     calls
         Index of the label of each of these, N.
     means
-        Mean counts per 10,000 of each label in the reference, C x G.
+        As from `label_means`, C x G.
     """
-    log, _ = _compared(x, calls, means)
+    log, _ = _log_factors(x, calls, means)
     return np.exp(np.clip(log, -MAX_EFFECT, MAX_EFFECT))
 
 
-def without_effects(x: csr_matrix, factors: np.ndarray) -> csr_matrix:
-    """Divide the expression of each gene by its factor; the counts of a cell keep their sum.
+def correct_batch_effect(x: csr_matrix, factors: np.ndarray) -> csr_matrix:
+    """Divide the expression of each gene, CSR float32 N x G, by its factor, G; the counts of a cell keep their sum.
 
-    Parameters
-    ----------
-    x
-        Cells, CSR float32 N x G, ln(1 + cp10k).
-    factors
-        How many times as much of each gene the file has: positive, G.
-
-    Returns
-    -------
-    CSR float32 N x G; each cell by itself, whatever the others are.
+    A cell is corrected independently of the others.
     """
     counts = np.expm1(x.data.astype(np.float64))
     divided = counts / factors[x.indices]
@@ -103,8 +84,8 @@ def without_effects(x: csr_matrix, factors: np.ndarray) -> csr_matrix:
     return csr_matrix((np.log1p(divided).astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 
-def _compared(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithms of quotients, the mean of cells over that of the same shares of labels; and the latter."""
+def _log_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithms of the factors of cells, and the means of the same mixture of labels."""
     shares = np.bincount(calls, minlength=len(means)) / x.shape[0]
     expected = shares @ means
     pseudo = PSEUDO_EXPRESSION + PSEUDO_CELLS / x.shape[0]
@@ -112,6 +93,6 @@ def _compared(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np.n
 
 
 def _mean_counts(x: csr_matrix) -> np.ndarray:
-    """Return the mean counts per 10,000 of each gene, float64 G, from ln(1 + cp10k)."""
+    """Return the mean counts per 10,000 of each gene, float64 G."""
     counts = csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
     return np.asarray(counts.mean(axis=0)).ravel()

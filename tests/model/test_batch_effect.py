@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from scperformer.model.effects import gene_effects, gene_factors, label_means, without_effects
+from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
 
 NUM_GENES = 400
 NUM_LABELS = 3
@@ -28,8 +28,8 @@ def draw(num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: fl
 def test_the_spread_of_gene_effects_is_found_whatever_number_and_depth_of_cells(num_cells, depth):
     reference, labels = draw(900, 1, depth=depth)
     effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
-    same = gene_effects(draw(num_cells, 3, depth=depth)[0], reference, labels)
-    other = gene_effects(draw(num_cells, 3, effects, depth=depth)[0], reference, labels)
+    same = batch_effect(draw(num_cells, 3, depth=depth)[0], reference, labels)
+    other = batch_effect(draw(num_cells, 3, effects, depth=depth)[0], reference, labels)
     assert same < 0.12
     assert other == pytest.approx(0.6, abs=0.12)
 
@@ -37,7 +37,7 @@ def test_the_spread_of_gene_effects_is_found_whatever_number_and_depth_of_cells(
 def test_a_mixture_of_other_shares_is_no_effect():
     reference, labels = draw(900, 1)
     x, own = draw(600, 3)
-    assert gene_effects(x[own == 2], reference, labels) < 0.12
+    assert batch_effect(x[own == 2], reference, labels) < 0.12
 
 
 def test_factors_of_genes_are_found_from_cells_of_other_shares():
@@ -78,11 +78,11 @@ def test_cells_without_effects_keep_their_counts_and_do_not_depend_on_others():
     counts = np.expm1(x.toarray().astype(np.float64))
     divided = counts / profile_effects
     divided *= counts.sum(axis=1, keepdims=True) / np.maximum(divided.sum(axis=1, keepdims=True), 1e-12)
-    found = without_effects(x, profile_effects)
+    found = correct_batch_effect(x, profile_effects)
     np.testing.assert_allclose(found.toarray(), np.log1p(divided), atol=1e-5)
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(found[7:9].toarray(), without_effects(x[7:9], profile_effects).toarray())
-    np.testing.assert_allclose(without_effects(x, np.ones(NUM_GENES)).toarray(), x.toarray(), atol=1e-6)
+    np.testing.assert_array_equal(found[7:9].toarray(), correct_batch_effect(x[7:9], profile_effects).toarray())
+    np.testing.assert_allclose(correct_batch_effect(x, np.ones(NUM_GENES)).toarray(), x.toarray(), atol=1e-6)
 
 
 def test_cells_of_a_platform_are_like_the_reference_again():
@@ -90,6 +90,6 @@ def test_cells_of_a_platform_are_like_the_reference_again():
     effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
     x, own = draw(900, 3, effects)
     factors = gene_factors(x, own, label_means(reference, labels, NUM_LABELS))
-    again = without_effects(x, factors)
-    assert gene_effects(x, reference, labels) > 0.5
-    assert gene_effects(again, reference, labels) < 0.15
+    again = correct_batch_effect(x, factors)
+    assert batch_effect(x, reference, labels) > 0.5
+    assert batch_effect(again, reference, labels) < 0.15
