@@ -15,4 +15,5 @@
   tuned.
 - scvi_tools: Models of scvi-tools that annotate: scANVI (Xu et al. 2021, Mol. Syst. Biol. 17:e9620), as
   `SCANVI.save` writes them.
+- options: The options of importing a model.
 """

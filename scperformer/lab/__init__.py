@@ -17,4 +17,5 @@
   their cell.
 - pretrain: Pretrain an encoder on unlabelled files: it learns to predict hidden expression; written as a model
   folder.
+- pretrained_weights: Weights of a pretrained encoder for other genes, and tables of gene vectors.
 """
