@@ -21,11 +21,11 @@ from scipy import sparse
 from support.inputs import small_cells
 from support.words import as_options
 
-import scperformer.lab.initialise
-import scperformer.training.fit_linear
-
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
+
+import scperformer.lab.initialise  # noqa: E402
+import scperformer.training.fit_linear  # noqa: E402
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,6 @@
 - favor: Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the
   tokens.
 - conv: Performer attention plus attention of fixed length between convolved queries, keys and values.
-- fused_norm: Layer norm on a GPU in one pass, with the precision of the products that follow (Triton).
 - lsh: Reformer attention: tokens are sorted by a hash of their query, which is also their key, and attend to
   neighbours.
 - softmax: Exact softmax attention, the reference for all mechanisms, and Linformer, with projected keys and values.

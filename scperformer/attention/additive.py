@@ -7,9 +7,8 @@ largest exponent of feature m over the real keys, s_m and z_m are sums of 2^(log
 
     out(q) = sum_m w_m s_m / z_m,   w_m = 2^a_m / sum_m 2^a_m,   a = log2 phi(q) + c + log2 z
 
-Every feature holds a mean of values, s_m / z_m, and the output of a query is a mean of these. So no denominator comes
-near 0, however large q and k are, and no constant has to be added that could mask the attention. Sums over keys carry
-their c (`KeySums.scale`) and can be added and subtracted, so tokens can be processed in pieces.
+So no denominator comes near 0, however large q and k are, and no constant has to be added that could mask the
+attention. Sums over keys carry their c (`KeySums.scale`) and can be added and subtracted, in pieces of the tokens.
 
 Logarithms have base 2: on AMD processors torch's `exp` takes four times as long as its `exp2`.
 """
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened, zeroed
 from scperformer.config.options import ABOVE_ZERO, ONE_OR_MORE, choice, option
 
 LOG2_E = math.log2(math.e)
@@ -70,7 +69,7 @@ class KeySums:
 
 
 class _Summed(torch.autograd.Function):
-    """s = sum over tokens of 2^(log2 phi - scale) v^T, and z, the same without v; `log2 phi` is overwritten.
+    """Sums over tokens of 2^(log2 phi - scale) v^T and of 2^(log2 phi - scale); `log2 phi` is overwritten.
 
     Here and in `_Averaged`, automatic differentiation would take twice as many passes over all features.
     """
@@ -90,7 +89,7 @@ class _Summed(torch.autograd.Function):
 
 
 class _Averaged(torch.autograd.Function):
-    """The average of rows, where row m has weight 2^a_m; `a` is overwritten."""
+    """The average of rows with weights 2^a; `a` is overwritten."""
 
     @staticmethod
     def forward(ctx, a_BHLM, rows_BHME):
@@ -133,22 +132,20 @@ class Additive(Attention):
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         """Return phi(x) or, if `logarithmic`, log2 phi(x): B x H x L x M, a new tensor that the caller may overwrite.
 
-        For queries, log2 phi may leave out terms that are the same for all features, as they cancel in the division.
+        For queries, log2 phi may lack terms that are the same for all features, as they cancel in the division.
         """
         raise NotImplementedError
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
-        """Return the sums over the kept tokens as keys (`keep_BL` None: over all tokens); at least float32."""
+        """Return the sums over the keys of kept tokens (`keep_BL` None: of all); at least float32."""
         with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
             return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
 
     def summed(self, phi_k_BHLM: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         """Return `key_sums` given the result of `features`, which is overwritten."""
         if keep_BL is not None:
-            dropped_B1L1 = ~keep_BL[:, None, :, None]
-            # dropped tokens have phi = 0, but 0 * inf is not 0
-            v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
-            phi_k_BHLM.masked_fill_(dropped_B1L1, -torch.inf if self.logarithmic else 0.0)
+            v_BHLE = zeroed(v_BHLE, keep_BL)
+            phi_k_BHLM.masked_fill_(~keep_BL[:, None, :, None], -torch.inf if self.logarithmic else 0.0)
         if self.logarithmic:
             scale_BHM = phi_k_BHLM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
             s_BHME, z_BHM = _Summed.apply(phi_k_BHLM, v_BHLE, scale_BHM)
@@ -178,14 +175,14 @@ class Additive(Attention):
     def table_width(self, num_genes: int) -> int:
         return self.num_features * (1 + self.sizes.head_dim)
 
-    def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor:
-        """Return phi(k) and phi(k) v^T of each gene: G x (H M (1 + E)), or with H = 1 if all heads have the same phi.
-
-        Features are not rescaled, so the exponents of phi(k) have to be moderate, as those of keys of a fixed length.
-        """
+    def _phi_of_genes(self, k_GE: Tensor) -> Tensor:
+        """Return phi of keys of a fixed length, whose exponents are moderate: H x G x M; H is 1 if heads share phi."""
         phi_HGM = self.features(widened(k_GE)[None, None], queries=False)[0]
-        if self.logarithmic:
-            phi_HGM = torch.exp2(phi_HGM)
+        return torch.exp2(phi_HGM) if self.logarithmic else phi_HGM
+
+    def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        """Return phi(k) and phi(k) v^T of each gene: G x (H M (1 + E))."""
+        phi_HGM = self._phi_of_genes(k_GE)
         one_v_GN = torch.cat([torch.ones_like(v_GE[:, :1]), v_GE], dim=1)
         return (phi_HGM.unsqueeze(-1) * one_v_GN.unsqueeze(1)).transpose(0, 1).flatten(1)
 
@@ -203,9 +200,7 @@ class Additive(Attention):
     def gene_weights(self, q_BHE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
         """Return x_g sum_m w_m phi_m(k_g) / z_m, with z_m = sum_g x_g phi_m(k_g): B x H x G."""
         phi_q_BHM = self.features(q_BHE.unsqueeze(2), queries=True).squeeze(2)
-        phi_k_HGM = self.features(widened(k_GE)[None, None], queries=False)[0]
-        if self.logarithmic:
-            phi_k_HGM = torch.exp2(phi_k_HGM)
+        phi_k_HGM = self._phi_of_genes(k_GE)
         z_BHM = (x_BG @ phi_k_HGM).transpose(0, 1).clamp_min(MIN_SUM)
         if self.logarithmic:
             w_BHM = torch.softmax((phi_q_BHM + z_BHM.log2()) * LN_2, dim=-1)
@@ -221,12 +216,8 @@ class Additive(Attention):
             out = []
             pieces = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
             for q, k, v, keep in zip(*pieces, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
-                if (
-                    torch.is_grad_enabled()
-                ):  # else the C x C x M tensor of every piece would be kept for the backward pass
-                    mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
-                else:
-                    mixed, before = self._read_piece(q, k, v, keep, before)
+                # the C x C x M tensor of a piece is not kept for the backward pass
+                mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
                 out.append(mixed)
             return torch.cat(out, dim=2).to(v_BHLE.dtype)
         # A piece of the tokens at a time: its temporary tensors fit into the cache, and the next piece reuses their
@@ -239,11 +230,11 @@ class Additive(Attention):
     def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
         """Return the causal output of a piece of C tokens, and the sums over its keys and all keys `before` it.
 
-        The output of a query without keys is 0. The weight of each pair within the piece is summed over the features by
-        itself: with a common scale, a key with a very large exponent would reduce the earlier keys to 0.
+        The weight of each pair within the piece is summed over the features by itself: with a common scale, a key with
+        a very large exponent would reduce the earlier keys to 0.
         """
         with torch.autocast(q_BHCE.device.type, enabled=False):
-            k_BHCE, v_BHCE = (widened(x).masked_fill(~keep_BC[:, None, :, None], 0.0) for x in (k_BHCE, v_BHCE))
+            k_BHCE, v_BHCE = (zeroed(x, keep_BC) for x in (k_BHCE, v_BHCE))
             phi_q_BHCM = self.features(widened(q_BHCE), queries=True)
             phi_k_BHCM = self.features(k_BHCE, queries=False)
             hidden_B1CC = ~(keep_BC[:, None, None, :] & keep_BC.new_ones(keep_BC.shape[1], keep_BC.shape[1]).tril())

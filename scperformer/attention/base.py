@@ -33,8 +33,7 @@ class AttentionOptions(Options):
 class Attention(nn.Module):
     """Mix the values of the tokens of a cell, without projections of queries, keys, values or outputs.
 
-    In `eval()` the result depends only on the inputs. Tests check what the class attributes state. The generator is the
-    only source of randomness, for parameters and for random projections.
+    In `eval()` the result depends only on the inputs; the generator is the only source of randomness.
     """
 
     Options: ClassVar[type[AttentionOptions]]
@@ -72,35 +71,30 @@ class Attention(nn.Module):
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
 
     def table_width(self, num_genes: int) -> int:
-        """Return the number W of sums over the genes of a cell that `read_genes` needs, for values of width E."""
+        """Return the number W of sums over the genes of a cell that `read_genes` needs."""
         raise NotImplementedError
 
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor | None:
-        """Return what `read_genes` has to know of each gene, G x W; None: its expression in each cell itself.
+        """Return the table, G x W, whose product with the expression of cells `read_genes` needs; None: no table.
 
         The keys and values of G genes are the same in all cells and heads, and the expression of a gene is its weight.
-        So all that a cell's query depends on is the product of the cell's expression and this table.
         """
         raise NotImplementedError
 
     def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
         """Return for each query the mean of the values of all genes, weighted by attention x expression: B x H x L x E.
 
-        `sums_BW` is the product of the expression of the cells, B x G, 0 or more, and `gene_table`; without a table, it
-        is the expression. For a cell without expression, the result is finite. All keys and values are finite.
+        `sums_BW` is the product of the expression of the cells, B x G, and `gene_table`, or without a table the
+        expression. For a cell without expression, the result is finite.
         """
         raise NotImplementedError
 
     def gene_weights(self, q_BHE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
-        """Return the weights of the genes in `read_genes`, attention x expression: B x H x G, with the sum 1.
-
-        `x_BG` is the expression of the cells. For a cell without expression, the result is finite.
-        """
+        """Return the weights of the genes in `read_genes`, given their expression: B x H x G, with the sum 1."""
         raise NotImplementedError
 
     @property
     def is_causal(self) -> bool:
-        """Whether tokens attend only to themselves and earlier tokens."""
         return getattr(self.options, "causal", False)
 
     def is_fused(self, x: Tensor) -> bool:
@@ -109,7 +103,7 @@ class Attention(nn.Module):
 
     @property
     def size(self) -> int | None:
-        """The number that trades cost for accuracy, such as that of features per head; None: there is none."""
+        """The number that trades cost for accuracy, such as features per head, or None."""
         return None if self.size_option is None else getattr(self.options, self.size_option)
 
     @property
@@ -140,7 +134,7 @@ class Attention(nn.Module):
         """Share parameters with the first layer's mechanism; by default share none."""
 
     def penalty(self) -> Tensor:
-        """Return a number that training keeps small, without its weight `penalty_weight`; by default 0."""
+        """Return a number that training keeps small, before `penalty_weight`; by default 0."""
         return torch.zeros(())
 
 
@@ -152,6 +146,11 @@ def of_positions(table_PN: Tensor, num_tokens: int, positions_BL: Tensor | None)
     if num_tokens == len(table_PN) and bool((positions_BL == in_order_P).all()):
         return table_PN[None]
     return embedding(positions_BL, table_PN)
+
+
+def zeroed(x_BHLE: Tensor, keep_BL: Tensor) -> Tensor:
+    """Return `widened` tokens with 0 for dropped ones, whose content may be anything: 0 * nan is not 0."""
+    return widened(x_BHLE).masked_fill(~keep_BL[:, None, :, None], 0.0)
 
 
 def widened(x: Tensor) -> Tensor:

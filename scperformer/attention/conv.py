@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad, relu, scaled_dot_product_attention
 
-from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, zeroed
 from scperformer.attention.favor import Favor
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
 
@@ -34,9 +34,8 @@ class Conv(Attention):
         kernel_sizes: list[int] = option([3, 7], ODD_NUMBERS)  # tokens per convolution
         projected_length: int = option(64, ONE_OR_MORE)  # K: length of the attention between convolved tokens
         penalty_weight: float = option(1e-4, ZERO_OR_MORE)  # weight in the loss of kernel norms above the threshold
-        penalty_threshold: float = option(
-            1.0, ZERO_OR_MORE
-        )  # of the Frobenius norm of the kernels of q, k or v of one size
+        # of the Frobenius norm of the kernels of q, k or v of one size
+        penalty_threshold: float = option(1.0, ZERO_OR_MORE)
         num_features: int | None = option(None, ONE_OR_MORE)  # features of the added linear attention, as in favor
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # as in favor
 
@@ -73,10 +72,9 @@ class Conv(Attention):
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if positions_BL is None:
             self.require_length(q_BHLE.shape[2])
-        drop_B1L1 = ~keep_BL[:, None, :, None]
         skip_BHLE = self.skip(q_BHLE, k_BHLE, v_BHLE, keep_BL)
         with torch.autocast(q_BHLE.device.type, enabled=False):  # sums over thousands of tokens
-            q, k, v = (widened(x).masked_fill(drop_B1L1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
+            q, k, v = (zeroed(x, keep_BL) for x in (q_BHLE, k_BHLE, v_BHLE))
             tables = (self.rows_PK.to(q.dtype), self.columns_PK.to(q.dtype))
             rows_BLK, columns_BLK = (of_positions(table_PK, q.shape[2], positions_BL) for table_PK in tables)
             # A sum of convolutions is a convolution with the sum of the kernels.

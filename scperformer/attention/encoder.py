@@ -24,7 +24,6 @@ from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.additive import Additive, KeySums
 from scperformer.attention.base import Attention, Sizes
-from scperformer.attention.favor import has_triton
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.base.errors import InputError
@@ -128,23 +127,6 @@ def _gradients(ctx, outputs, h_BLD, other_BLX, shared):
     return grad_h_BLD, grads
 
 
-class LayerNorm(nn.LayerNorm):
-    """Layer norm; with Triton on a GPU in one pass, with the precision of the next product unless it `is_last`."""
-
-    def __init__(self, dim: int, is_last: bool = False):
-        super().__init__(dim)
-        self.is_last = is_last
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not (x.is_cuda and x.dtype == torch.float32 and has_triton()):
-            return super().forward(x)
-        from scperformer.attention.fused_norm import layer_norm  # needs Triton
-
-        is_mixed = torch.is_autocast_enabled("cuda") and not self.is_last
-        dtype = torch.get_autocast_dtype("cuda") if is_mixed else x.dtype
-        return layer_norm(x, self.weight, self.bias, self.eps, dtype)
-
-
 class Layer(nn.Module):
     """Attention between tokens, then a feed-forward network on each token, both with residual and layer norm."""
 
@@ -157,15 +139,13 @@ class Layer(nn.Module):
         in_chunks = isinstance(attention, Additive) and not attention.is_causal
         self.chunk_tokens = model.chunk_tokens if in_chunks else None
         self.checkpointing = model.checkpointing
-        # With post-norm the output of a norm is the next residual and must stay float32, so it is not fused.
-        norm = LayerNorm if self.pre_norm else nn.LayerNorm
-        self.norm_attention = norm(model.dim)
+        self.norm_attention = nn.LayerNorm(model.dim)
         # rows: queries (also the keys where they are shared), keys, values
         self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
         self.keys_from = 0 if attention.shared_qk else self.inner
         self.attention = attention
         self.to_out = nn.Linear(self.inner, model.dim)
-        self.norm_feedforward = norm(model.dim)
+        self.norm_feedforward = nn.LayerNorm(model.dim)
         hidden = model.dim * FEEDFORWARD_FACTOR
         self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), nn.GELU(), nn.Linear(hidden, model.dim))
         self.dropout = nn.Dropout(model.dropout)
@@ -193,22 +173,10 @@ class Layer(nn.Module):
         k_BHLE, v_BHLE = self.projected_apart(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
         return k_BHLE, v_BHLE
 
-    def is_fused(self, h_BLD: Tensor) -> bool:
-        """Whether one kernel computes a residual sum and the norm after it: for predictions with Triton on a GPU."""
-        fits = self.pre_norm and h_BLD.dtype == torch.float32
-        predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
-        return fits and predicts and has_triton()
-
     def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor) -> Tensor:
         """Return the layer's output for tokens, given the mixed values of the attention."""
-        added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
         norm = self.norm_feedforward
-        if self.is_fused(h_BLD):
-            from scperformer.attention.fused_norm import add_norm  # needs Triton
-
-            h_BLD, x_BLD = add_norm(h_BLD.contiguous(), added_BLD, norm.weight, norm.bias, norm.eps)
-            return h_BLD + self.feedforward(x_BLD)
-        h_BLD = h_BLD + self.dropout(added_BLD)
+        h_BLD = h_BLD + self.dropout(self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)))
         if self.pre_norm:
             return h_BLD + self.dropout(self.feedforward(norm(h_BLD)))
         h_BLD = self.norm_attention(h_BLD)
@@ -285,7 +253,7 @@ class Encoder(nn.Module):
         for mechanism in self.mechanisms[1:]:
             mechanism.share_with(self.mechanisms[0])
         is_coexpression = model.positions == "coexpression"
-        self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" and not is_coexpression else nn.Identity()
+        self.norm = nn.LayerNorm(model.dim) if model.norm == "pre" and not is_coexpression else nn.Identity()
         if is_coexpression:  # the layers add nothing to the gene vectors at first
             for layer in self.stack:
                 for part in (*layer.to_out.parameters(), *layer.feedforward[-1].parameters()):

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, zeroed
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
 
 CHUNKS_AT_A_TIME = 256  # chunks of one head
-# Added to scores. SELF_SCORE, for a token and itself, is far below the score of any other key. (Reformer's -1e5 is
-# enough for scores of ordinary size.) DROPPED_SCORE, for dropped keys, is far below it, so that a token that finds no
-# other key attends to itself.
+# Added to scores: of a token and itself, far below any other key, and of dropped keys, so that a token that finds no
+# other key attends to itself. (Reformer's -1e5 is enough for scores of ordinary size.)
 SELF_SCORE = -1e30
 DROPPED_SCORE = -1e35
 EVEN_OR_ONE: Rule = (lambda value: value == 1 or (value >= 2 and value % 2 == 0), "an even number, or 1")
@@ -56,9 +55,8 @@ class Lsh(Attention):
         self.rotations_REM.copy_(torch.randn(self.rotations_REM.shape, generator=generator))
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
-        drop_B1L1 = ~keep_BL[:, None, :, None]
         with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than the 8 bits of bfloat16
-            q, v = (widened(x_BHLE).masked_fill(drop_B1L1, 0.0) for x_BHLE in (q_BHLE, v_BHLE))
+            q, v = (zeroed(x_BHLE, keep_BL) for x_BHLE in (q_BHLE, v_BHLE))
             rounds = [self.one_round(q, v, keep_BL, rotation_EM) for rotation_EM in self.rotations_REM]
             sums_RBHLE, scale_RBHL1 = (torch.stack(parts) for parts in zip(*rounds, strict=True))
             sums_BHLE = (sums_RBHLE * torch.exp(scale_RBHL1 - scale_RBHL1.amax(0))).sum(0)

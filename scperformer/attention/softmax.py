@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened, zeroed
 from scperformer.base.errors import InputError
 from scperformer.config.options import ONE_OR_MORE, choice, option
 
@@ -63,12 +63,9 @@ class Softmax(Attention):
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]
         if length > self.options.max_length:
-            # Prediction pads cells more than training does. The limit is on real tokens, which are counted only if
-            # needed.
+            # Prediction pads cells more than training does: the limit is on real tokens.
             self.require_length(int(keep_BL.sum(1).max()))
-        k_BHLE, v_BHLE = (
-            x.masked_fill(~keep_BL[:, None, :, None], 0.0) for x in (k_BHLE, v_BHLE)
-        )  # as 0 * nan is not 0
+        k_BHLE, v_BHLE = (zeroed(x, keep_BL).to(x.dtype) for x in (k_BHLE, v_BHLE))
         mask_B11L = keep_BL[:, None, None, :]
         if not self.options.causal:
             return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=mask_B11L)
@@ -88,9 +85,9 @@ class Softmax(Attention):
 class Linformer(Attention):
     """softmax(Q (E K)^T / sqrt(E)) (F V) with learned matrices E and F, N x P; the E under the root is the head width.
 
-    Dropped tokens add 0 to E K and F V. Each column of the matrices belongs to a position (a gene), so the order of the
-    tokens does not matter. `sharing` is `none` (E and F for each head), `headwise` (E and F for all heads of a layer),
-    `key_value` (E = F for all heads of a layer) or `layerwise` (E = F for all heads of all layers).
+    Each column of the matrices belongs to a position (a gene), so the order of the tokens does not matter. `sharing` is
+    `none` (E and F for each head), `headwise` (for all heads of a layer), `key_value` (E = F for all heads of a layer)
+    or `layerwise` (E = F for all heads of all layers).
 
     Source: Wang et al. 2020, arXiv 2006.04768, equation 7 and section 4.
     """
@@ -109,9 +106,8 @@ class Linformer(Attention):
         num_groups = sizes.num_heads if options.sharing == "none" else 1
         num_rows = min(options.projected_length, sizes.length)  # more than P rows add nothing
         matrices_CPGN = torch.randn(num_matrices, sizes.length, num_groups, num_rows, generator=generator)
-        # A projected key is a sum of P keys: with a standard deviation of 1 / sqrt(P), keys and scores are as large as
-        # without projection. (With 1 / sqrt(N), which preserves distances, scores are sqrt(P / N) times as large: for
-        # 16,907 genes and 256 rows the initial softmax would select a single row.)
+        # With a standard deviation of 1 / sqrt(P), scores are as large as without projection. (With 1 / sqrt(N) they
+        # are sqrt(P / N) times as large: for 16,907 genes and 256 rows the initial softmax would select a single row.)
         self.matrices_CPGN = nn.Parameter(matrices_CPGN.mul_(sizes.length**-0.5))
 
     def share_with(self, first: Attention) -> None:
@@ -120,11 +116,10 @@ class Linformer(Attention):
             self.matrices_CPGN = first.matrices_CPGN
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
-        dropped_B1L1 = ~keep_BL[:, None, :, None]
         if positions_BL is None:
             self.require_length(k_BHLE.shape[2])
         with torch.autocast(q_BHLE.device.type, enabled=False):  # sums over thousands of tokens
-            k, v = (widened(x_BHLE).masked_fill(dropped_B1L1, 0.0) for x_BHLE in (k_BHLE, v_BHLE))
+            k, v = (zeroed(x_BHLE, keep_BL) for x_BHLE in (k_BHLE, v_BHLE))
             k_BHNE = self._projected(self.matrices_CPGN[0].to(k.dtype), k, positions_BL)
             v_BHNE = self._projected(self.matrices_CPGN[-1].to(v.dtype), v, positions_BL)
             return scaled_dot_product_attention(widened(q_BHLE), k_BHNE, v_BHNE).to(v_BHLE.dtype)

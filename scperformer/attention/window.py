@@ -49,10 +49,8 @@ class Window(Attention):
         batch, heads, length, _ = q_BHLE.shape
         half_width = min(self.options.half_width, length - 1)  # no neighbour is further away
         block = min(length, max(MIN_BLOCK_TOKENS, 2 * half_width))
-        around = (
-            half_width,
-            half_width + -length % block,
-        )  # padding: r on each side, and the missing tokens of the last block
+        # padding: r on each side, and the missing tokens of the last block
+        around = (half_width, half_width + -length % block)
         drop_1BL1 = ~keep_BL[None, :, :, None]
         with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than the 8 bits of bfloat16
             # heads first, so that one product convolves the scores of all cells with a kernel

@@ -106,7 +106,7 @@ class ModelConfig(Options):
     # GPU with Triton, which needs no more memory for all of them
     chunk_tokens: int | None = option(None, ONE_OR_MORE)
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
-    # share of a cell's genes that each training step drops from the encoder's input; none under `conditions`
+    # share of a cell's genes that each training step drops from the encoder's input
     gene_dropout: float = option(0.6, BELOW_ONE)
     linear: bool = True  # the linear branch, on normalised expression, beside the encoder
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
@@ -146,18 +146,10 @@ class HeadConfig(Options):
 
 @dataclass(kw_only=True)
 class ConditionsConfig(Options):
-    """Random genes and depths under which layers of attention are trained; fitted branches adapt to a file instead."""
+    """The genes for which a model is made."""
 
-    # cells are thinned to a random share of their counts, this one at least; 1: no thinning
-    lowest_depth: float = option(1.0, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
-    panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that have the genes of a random panel only
     # the genes of a panel, in lines of text or as a table or JSON: any model is made for these genes alone
     genes: str | None = None
-
-    @property
-    def on(self) -> bool:
-        """Whether any cell is changed."""
-        return self.lowest_depth < 1 or self.panel_share > 0
 
 
 @dataclass(kw_only=True)
@@ -289,9 +281,6 @@ class NetworkConfig(DataOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
-        expected = "none with tokens.unexpressed=full, all or memory, for which unmeasured genes are not known"
-        require(no_conflict, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.encoder and without_vectors and self.init is None:
             expected = "a file of gene vectors for model.positions=gene2vec"

@@ -168,7 +168,7 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
 
 def _warn_of_ignored_options(cfg: NetworkConfig) -> None:
     """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
-    changed = {"tokens": cfg.tokens != TokensConfig(), "conditions": cfg.conditions.on}
+    changed = {"tokens": cfg.tokens != TokensConfig()}
     masking = getattr(cfg, "masking", None)
     if masking is not None:
         changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
@@ -268,7 +268,6 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
     if cfg.init is None or network.encoder is None or cfg.head.hidden:
         return
     learner = Learner(network, train.known_labels, cfg)
-    learner.learn_under_conditions(train, train.known_labels)
     torch.manual_seed(seed_of("head", cfg.seed))
     rows = []
     parts = []

@@ -237,7 +237,6 @@ def train_masked(
 ) -> dict[str, Any] | None:
     """Pretrain, and leave the weights of the best epoch in `network`; return it and its losses, or None as there."""
     learner = kind(network, train.sample, cfg)
-    learner.learn_under_conditions(train.sample)
     best_epoch = run_epochs(learner, train, val, cfg, run_folder)
     if best_epoch is None:
         return None

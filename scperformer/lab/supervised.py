@@ -113,5 +113,4 @@ def train_network(
     if not has_layers(network):
         return 0
     learner = Learner(network, train.known_labels, cfg)
-    learner.learn_under_conditions(train.sample, train.sample.known_labels)
     return run_epochs(learner, train, val, cfg, run_folder)

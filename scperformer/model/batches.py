@@ -1,6 +1,5 @@
 """Turn aligned expression into batches: choose and order cells with seeded random streams, and make their tokens."""
 
-import math
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,16 +10,12 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from scperformer.attention.tokens import Batch, log2_bins, token_counts, tokenize
-from scperformer.config.training import ConditionsConfig, TokensConfig
+from scperformer.attention.tokens import Batch, token_counts, tokenize
+from scperformer.config.training import TokensConfig
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, yet well mixed
 BLOCK_CELLS = 4096  # cells converted to float64 at a time
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch with its padding: limits its memory (64 cells of 1,024 tokens)
-PANEL_CELLS = 8  # consecutive cells of a batch that share a panel
-MIN_PANEL_GENES = 200
-THINNED_SHARE = 0.7  # share of cells whose depth is reduced; the others keep theirs
-DESIGNED_SIZES = 300, 1000  # smallest and largest number of genes of a designed panel, as for in situ sequencing
 END_OF_ITEMS = object()
 Item = TypeVar("Item")
 
@@ -133,73 +128,6 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     if in_place:
         return kept
     return packed(kept)
-
-
-def random_panel(variability_G: torch.Tensor, informative_G: torch.Tensor) -> torch.Tensor:
-    """Draw the genes of a panel from torch's global generator: boolean, G + 1; the last entry is no gene.
-
-    Half of the panels have random genes. A quarter prefers variable genes (Gumbel top-k of `variability_G`, the
-    logarithm of variance / mean), and one in 20 has all genes except such a choice. A fifth resembles designed panels:
-    300 to 1,000 genes, at least half of them from the top of `informative_G` (genes in descending order), the others
-    random.
-    """
-    num_genes = len(variability_G)
-    measured_G = torch.zeros(num_genes + 1, dtype=torch.bool)
-    kind, place = torch.rand(2).tolist()
-    if 0.75 <= kind < 0.95:
-        least, most = (min(size, num_genes) for size in DESIGNED_SIZES)
-        size = int(least * (most / least) ** place)
-        num_listed = int(size * (0.5 + 0.5 * float(torch.rand(()))))
-        first = informative_G[: 2 * num_listed]  # twice as many to choose from: designers differ in their choice
-        measured_G[first[torch.randperm(len(first))[:num_listed]]] = True
-        others = torch.randperm(num_genes)
-        measured_G[others[~measured_G[others]][: size - num_listed]] = True
-        return measured_G
-    least = min(MIN_PANEL_GENES, num_genes)
-    size = int(least * (num_genes / least) ** place)
-    order_G = -torch.log(-torch.log(torch.rand(num_genes)))
-    if kind >= 0.5:
-        order_G = variability_G + (0.3, 1.0, 2.0)[int(torch.randint(3, ()))] * order_G
-    measured_G[torch.topk(order_G, size).indices] = True
-    return ~measured_G if kind >= 0.95 else measured_G
-
-
-def simulate_conditions(
-    batch: Batch,
-    conditions: ConditionsConfig,
-    tokens: TokensConfig,
-    variability_G: torch.Tensor,
-    informative_G: torch.Tensor,
-    target_sum: float,
-) -> Batch:
-    """Simulate shallower sequencing and gene panels: thin counts, remove genes, and normalise again.
-
-    Random numbers come from torch's global generator. The smallest value of a cell is taken for one count. 8
-    consecutive cells share the genes of one `random_panel`.
-    """
-    device = batch.x_BL.device
-    x_BL = batch.x_BL.cpu()
-    num_genes = len(variability_G)
-    genes_BL = batch.genes_BL.cpu()
-    is_gene_BL = batch.x_BL.cpu() > 0
-    linear_BL = torch.expm1(x_BL.double())
-    one_B1 = linear_BL.masked_fill(~is_gene_BL, torch.inf).amin(1, keepdim=True)
-    counts_BL = torch.where(is_gene_BL, (linear_BL / one_B1).round(), 0.0)
-    share_B1 = torch.exp(torch.rand(len(x_BL), 1) * math.log(conditions.lowest_depth))
-    share_B1[torch.rand(len(x_BL)) >= THINNED_SHARE] = 1.0
-    counts_BL = torch.binomial(counts_BL, share_B1.double().expand_as(counts_BL))
-    for start in range(0, len(x_BL), PANEL_CELLS):
-        if float(torch.rand(())) >= conditions.panel_share:
-            continue
-        group = slice(start, start + PANEL_CELLS)
-        measured_G = random_panel(variability_G, informative_G)
-        counts_BL[group] *= measured_G[genes_BL[group]]
-    totals_B1 = counts_BL.sum(1, keepdim=True).clamp_min(1)
-    x_BL = torch.log1p(counts_BL * (target_sum / totals_B1)).float()
-    values_BL = x_BL if tokens.name == "continuous" else torch.from_numpy(log2_bins(x_BL.numpy(), tokens))
-    is_special_BL = batch.keep_BL.cpu() & (genes_BL == num_genes)
-    kept = Batch(genes_BL, values_BL, x_BL, (counts_BL > 0) | is_special_BL)
-    return packed(kept).to(device)
 
 
 def packed(batch: Batch) -> Batch:

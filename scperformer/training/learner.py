@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from scipy.sparse import csr_matrix
 
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import NetworkConfig, OptimConfig
-from scperformer.model.batches import Cells, drop_genes, gene_means, seed_of, simulate_conditions
+from scperformer.model.batches import drop_genes, seed_of
 from scperformer.training.loaders import Labelled
 
 
@@ -33,33 +32,6 @@ def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
     return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def variability(x: csr_matrix) -> torch.Tensor:
-    """Return the logarithm of variance / mean of each gene, float32 G, from ln(1 + cp10k) of cells."""
-    linear = x.copy()
-    linear.data = np.expm1(linear.data)
-    mean = gene_means(linear)
-    linear.data **= 2
-    dispersion = np.maximum(gene_means(linear) - mean**2, 0) / np.maximum(mean, 1e-9)
-    return torch.from_numpy(np.log(np.maximum(dispersion, 1e-3))).float()
-
-
-def informative_genes(x: csr_matrix, labels: np.ndarray) -> torch.Tensor:
-    """Order genes as for a targeted panel: the best marker of each label first, then the second best; int64 G.
-
-    A marker has a higher mean of ln(1 + cp10k) in its label than in the other cells, relative to its deviation.
-    """
-    num_cells = np.bincount(labels)[:, None]
-    is_label = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))))
-    sums = (is_label @ x).toarray()
-    total = sums.sum(axis=0)
-    squares = gene_means(x.multiply(x).tocsr())
-    deviation = np.sqrt(np.maximum(squares - (total / len(labels)) ** 2, 0))
-    others = (total - sums) / np.maximum(len(labels) - num_cells, 1)
-    gain = (sums / np.maximum(num_cells, 1) - others) / (deviation + np.median(deviation[deviation > 0]))
-    places = np.argsort(np.argsort(-gain, axis=1, kind="stable"), axis=1)
-    return torch.from_numpy(np.argsort(places.min(axis=0), kind="stable"))
 
 
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
@@ -110,10 +82,6 @@ class EncoderLearner(SeededLearner):
         super().__init__(cfg)
         self.network = network
         self.gene_dropout = cfg.model.gene_dropout
-        self.conditions = cfg.conditions
-        self.tokens = cfg.tokens
-        self.target_sum = cfg.data.target_sum
-        self.variability_G = self.informative_G = torch.empty(0)  # see `random_panel`
 
     def on_train_batch_start(self, batch: Labelled, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
@@ -122,18 +90,8 @@ class EncoderLearner(SeededLearner):
         if encoder is not None and encoder.redraw_interval and step > 0 and step % encoder.redraw_interval == 0:
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
-    def learn_under_conditions(self, train: Cells, labels: np.ndarray | None = None) -> None:
-        """Rank the genes that random panels prefer, if `conditions` are on: variable ones and, with labels, markers."""
-        if self.conditions.on:
-            self.variability_G = variability(train.x)
-            by_variability_G = self.variability_G.argsort(descending=True, stable=True)
-            self.informative_G = by_variability_G if labels is None else informative_genes(train.x, labels)
-
     def with_genes_dropped(self, tokens: Batch) -> Batch:
-        """Return cells under random conditions, or else with a share `model.gene_dropout` of their genes dropped."""
-        if self.network.encoder is not None and self.conditions.on:
-            preferred = self.variability_G, self.informative_G
-            tokens = simulate_conditions(tokens, self.conditions, self.tokens, *preferred, self.target_sum)
-        if self.network.encoder is None or self.conditions.on or not self.gene_dropout:
+        """Return cells with a share `model.gene_dropout` of their genes dropped."""
+        if self.network.encoder is None or not self.gene_dropout:
             return tokens
         return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)

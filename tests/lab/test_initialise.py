@@ -26,10 +26,10 @@ from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.lab import initialise
 from scperformer.lab.initialise import load_init, place_new_genes, start_head
+from scperformer.lab.pretrained_weights import load_encoder
 from scperformer.lab.supervised import Learner
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model, write_model
-from scperformer.model.load import load_encoder
 from scperformer.training import train
 
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
@@ -321,14 +321,13 @@ def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head,
     assert (wanted.argmax(1) == cells.known_labels).mean() > 0.8  # a third would be right by chance
 
 
-@pytest.mark.parametrize("overrides", [["conditions=full"], ["model.gene_dropout=0", "model.dropout=0.5"]], ids=str)
+@pytest.mark.parametrize("overrides", [[], ["model.gene_dropout=0", "model.dropout=0.5"]], ids=str)
 def test_the_first_losses_are_about_those_of_a_network_that_starts_at_zero(counts_adata, pretrained, overrides):
     """After a short pretraining the vectors of cells differ less than those of one cell in two training steps."""
     reference, network, cfg = started(counts_adata, pretrained, "model.linear=false", *overrides)
     cells = Cells(reference.x, cfg.tokens, reference.labels)
     start_head(network, cells, cfg)
     learner = Learner(network, cells.known_labels, cfg)
-    learner.learn_under_conditions(cells, cells.known_labels)
     torch.manual_seed(0)
     with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):  # nothing is logged
         losses = [float(learner.training_step(cells.labelled_batch(np.arange(len(cells))), step)) for step in range(3)]
@@ -353,7 +352,7 @@ def test_options_without_effect_on_pretraining_are_named(caplog):
     ("words", "ignored"),
     [
         ("model=pooled attention=softmax", "attention"),
-        ("tokens=bins conditions=full", "tokens, conditions"),
+        ("tokens=bins", "tokens"),
         ("trainer.max_epochs=5 trainer.devices=2", "trainer.max_epochs, trainer.devices"),
         ("attention=softmax seed=1", None),
         ("model=tiny tokens=bins", None),

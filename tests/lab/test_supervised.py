@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_matrix
 from support.killed import run_until_killed
 from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 from torch.nn.functional import cross_entropy
 
 from scperformer.cli.compose import make_config
-from scperformer.config.training import ConditionsConfig, OptimConfig
+from scperformer.config.training import OptimConfig
 from scperformer.lab.supervised import Learner, train_network
-from scperformer.training.learner import informative_genes, loss_weights, lr_factor, variability
+from scperformer.training.learner import loss_weights, lr_factor
 
 
 def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatch):
@@ -92,15 +91,6 @@ def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, op
     assert (seen[0].keep_BL.shape[1] < 0.7 * batch[0].keep_BL.shape[1]) == ROOM[option]
 
 
-def test_under_conditions_no_other_genes_are_hidden(cells, monkeypatch):
-    monkeypatch.setattr("scperformer.model.batches.THINNED_SHARE", 0.0)
-    cfg = make_config("train", [*OVERRIDES, "model.gene_dropout=0.6", "conditions=mild", "conditions.panel_share=1e-9"])
-    learner = Learner(new_network(cells, cfg), cells[0].known_labels, cfg)
-    learner.learn_under_conditions(cells[0])
-    batch, _ = cells[0].labelled_batch(np.arange(9))
-    assert learner.with_genes_dropped(batch).keep_BL.sum() == batch.keep_BL.sum()
-
-
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     train, _, num_labels = cells
     weights = loss_weights(np.bincount(train.known_labels), "balanced")
@@ -166,36 +156,3 @@ def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
         if not name.startswith("linear."):
             assert rate[id(parameter)] == pytest.approx(0.5 * factor if name.startswith("encoder.") else 0.5), name
     assert len(groups) == (1 if factor == 1 else 2)  # without a factor, the groups of every other training
-
-
-def test_informative_genes_are_the_markers_of_each_label_in_turn():
-    rng = np.random.default_rng(0)
-    x, labels = rng.poisson(1.0, (60, 40)).astype(np.float32), np.arange(60) % 3
-    x[labels == 1] += 3 * (np.arange(40) < 4)  # four strong markers of one label, a weaker one of another
-    x[labels == 2, 9] += 2
-    deviation = x.std(axis=0)
-    places = np.empty((3, 40))
-    for label in range(3):
-        here, there = x[labels == label].mean(axis=0), x[labels != label].mean(axis=0)
-        places[label, np.argsort(-(here - there) / (deviation + np.median(deviation)))] = range(40)
-    found = informative_genes(csr_matrix(x), labels).numpy()
-    assert sorted(found) == list(range(40))
-    assert (np.diff(places.min(axis=0)[found]) >= 0).all()
-    assert 9 in found[:3]
-
-
-@pytest.mark.parametrize("labelled", [True, False], ids=["training", "pretraining"])
-def test_panels_prefer_markers_where_there_are_labels(labelled, cells, cfg, monkeypatch):
-    monkeypatch.setattr("scperformer.model.batches.MIN_PANEL_GENES", 2)
-    train, _, _ = cells
-    cfg.conditions = ConditionsConfig(panel_share=1.0)
-    learner = Learner(new_network(cells, cfg), train.known_labels, cfg)
-    learner.learn_under_conditions(train, train.known_labels if labelled else None)
-    variable = np.argsort(-variability(train.x).numpy(), kind="stable")
-    markers = informative_genes(train.x, train.known_labels).numpy()
-    assert not np.array_equal(variable, markers)
-    np.testing.assert_array_equal(learner.informative_G.numpy(), markers if labelled else variable)
-    torch.manual_seed(0)
-    tokens, _ = train.labelled_batch(np.arange(16))
-    seen = learner.with_genes_dropped(tokens)
-    assert int(seen.keep_BL.sum()) < int(tokens.keep_BL.sum())
