@@ -24,8 +24,8 @@ from support.words import as_options
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
 
-import scperformer.lab.initialise  # noqa: E402
-import scperformer.training.fit_linear  # noqa: E402
+import scperformer.lab.initialise
+import scperformer.training.fit_linear
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
