@@ -32,25 +32,23 @@ def text_colour_on(colour: str) -> str:
     return "#000000" if luminance > 0.179 else "#FFFFFF"
 
 
-def draw_reliability(curves: Mapping[str, Any]) -> bytes:
+def draw_reliability(bins: Mapping[str, Any]) -> bytes:
     """Return a PNG of accuracy against confidence, one dot per bin with an area that grows with its number of calls.
 
-    `curves` maps names to tables with the columns of `reliability_curve` (model/confidence.py). The accuracy of bins
-    with fewer than 10 calls is mostly chance, so they are left out.
+    `bins` has the columns of `reliability_curve` (model/confidence.py). The accuracy of bins with fewer than 10 calls
+    is mostly chance, so they are left out.
     """
     figure = Figure(figsize=(4.6, 4.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
-    for place, (name, bins) in enumerate(curves.items()):
-        columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
-        confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_BIN_CALLS]
-        axes.plot(confidence, accuracy, color=colour_of(place), linewidth=1.5, label=name)
-        size = 10 + 150 * num_cells / num_cells.sum()
-        axes.scatter(confidence, accuracy, color=colour_of(place), s=size, clip_on=False, zorder=3)
+    columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
+    confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_BIN_CALLS]
+    axes.plot(confidence, accuracy, color=PALETTE[0], linewidth=1.5)
+    axes.scatter(
+        confidence, accuracy, color=PALETTE[0], s=10 + 150 * num_cells / num_cells.sum(), clip_on=False, zorder=3
+    )
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
     axes.spines[["top", "right"]].set_visible(False)
-    if len(curves) > 1:
-        axes.legend(loc="upper left", frameon=False, fontsize=9)
     return png(figure)
 
 

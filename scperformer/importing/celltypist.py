@@ -28,12 +28,12 @@ TESTED = (
 )
 
 
-def is_celltypist(path: Path) -> bool:
+def is_it(path: Path) -> bool:
     """Whether a file may be such a model: it is a pickle."""
     return path.is_file() and looks_like_pickle(path)
 
 
-def read_celltypist(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """Read a model of CellTypist, as the arguments of `foreign_model`.
 
     The text of a ValueError says how it is damaged, or that it is another pickle.

@@ -7,10 +7,11 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -42,24 +43,11 @@ from scperformer.model.saved_model import SavedModel
 log = logging.getLogger(__name__)
 
 
-class Format(NamedTuple):
-    """A format of another tool."""
-
-    name: str  # for messages, such as "a model of CellTypist (.pkl)"
-    is_it: Callable[[Path], bool]  # looks at the first bytes or the names in a file or folder; never raises
-    # The arguments of `foreign_model`, given the options and the names in files beside the model; it runs in a child
-    # process. The text of a ValueError says how the file is damaged.
-    read: Callable[[Path, ImportOptions, Mapping[str, list[str]]], dict[str, Any]]
-
-
-# In the order in which they are asked: a file that torch has saved is scBERT's if it is not of scvi-tools, and old ones
-# begin as pickles do.
-FORMATS = (
-    Format(scvi_tools.NAME, scvi_tools.is_scvi_tools, scvi_tools.read_scvi_tools),
-    Format(scbert.NAME, scbert.is_scbert, scbert.read_scbert),
-    Format(celltypist.NAME, celltypist.is_celltypist, celltypist.read_celltypist),
-)
-MODELS = f"{ARCHIVES}; or {', '.join(known.name for known in FORMATS)}"
+# Each has a NAME, says by `is_it` whether a file or folder may be its model, and by `read` gives the arguments of
+# `foreign_model`, in a child process. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
+# ones begin as pickles do.
+FORMATS = (scvi_tools, scbert, celltypist)
+MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FORMATS)}"
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
 
 
@@ -120,7 +108,7 @@ def _import_folder(path: Path, library: Path, cfg: ImportOptions) -> tuple[Saved
     return saved, target
 
 
-def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ImportOptions) -> tuple[SavedModel, Path]:
+def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportOptions) -> tuple[SavedModel, Path]:
     """Write a model of another tool as a model folder into the library."""
     names = {what: read_names(file, what) for what in ("genes", "labels") if (file := getattr(cfg, what)) is not None}
     files = path.rglob("*") if path.is_dir() else [path]
@@ -135,7 +123,7 @@ def _import_foreign(path: Path, foreign: Format, library: Path, cfg: ImportOptio
         raise
     except ValueError as error:
         remedy = "download or copy it again, or export it again with the tool that made it"
-        raise InputError(f"{path} with {error}", foreign.name, remedy) from error
+        raise InputError(f"{path} with {error}", foreign.NAME, remedy) from error
     rebuild(saved, path)
     write_model(saved, target, overwrite=cfg.overwrite)
     return saved, target
@@ -168,19 +156,19 @@ def foreign_model(
     path
         The file that the user has.
     origin
-        What the file says of itself: `tool` and `tested` (in which versions the scores were compared), maybe `version`,
+        The file about itself: `tool` and `tested` (in which versions the scores were compared), maybe `version`,
         `date`, `source` and `licence`.
     labels
         In the order of the scores; none for an encoder.
     config
-        `target_sum`, and `network` with the name and the options of a kind of network (model/imported.py); or
-        tokens, model, attention and head, if the model is one of our networks.
+        `target_sum`, and `network` with the kind and the options of a network (model/imported.py); or tokens, model,
+        attention and head of one of our networks.
     weights
         By their names in the network, without the prefix `model.`.
     gene_means
         Mean ln(1 + cp10k) of each gene where the model was trained; None: all genes weigh the same.
     notes
-        What a user of the model has to know, for its card.
+        For the model card.
 
     Raises
     ------

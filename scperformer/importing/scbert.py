@@ -64,12 +64,10 @@ IN_LAYER = {
 DROPPED = ("performer.calls_since_last_redraw", "to_out.weight", "to_out.bias")  # the last two: of pretraining
 
 
-def is_scbert(path: Path) -> bool:
-    """Whether a file may be such a checkpoint: torch has saved it."""
-    return is_torch_file(path)
+is_it = is_torch_file  # it may be such a checkpoint
 
 
-def read_scbert(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """Read a checkpoint of scBERT, as the arguments of `foreign_model`.
 
     The text of a ValueError says how it is damaged, or that it is another one.

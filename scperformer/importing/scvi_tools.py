@@ -41,7 +41,7 @@ TESTED = (
 NOTE = "It reads raw counts as they are, without normalisation for depth, as it was trained: other values are refused."
 
 
-def is_scvi_tools(path: Path) -> bool:
+def is_it(path: Path) -> bool:
     """Whether a folder or file may be such a model: it has, or is, a file of torch with attributes of a model."""
     file = path / FILE if path.is_dir() else path
     if not is_torch_file(file):
@@ -55,7 +55,7 @@ def is_scvi_tools(path: Path) -> bool:
     return path.is_dir() or path.name == FILE  # damaged
 
 
-def read_scvi_tools(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """Read a scANVI model, as the arguments of `foreign_model`.
 
     The text of a ValueError says how it is damaged, or why it cannot be used.

@@ -7,12 +7,11 @@
 - confidence: Calibration of confidences: the expected calibration error, and the reliability curve behind it.
 - conformal: Sets of labels that contain the true label with a stated probability: split conformal prediction,
   adaptive sets.
-- effects: Factors by which another study measures genes in all of its cells: how large they are, and cells without
-  them.
+- batch_effect: Per-gene factors between a query of another study and the reference, and cells corrected for them.
 - fusion: The probabilities of several models of one tissue joined, each of which knows some of the labels.
 - held_out: Out-of-fold predictions of cells of the reference: the evidence for confidences, sets of labels and
   novelty.
-- novelty: Novelty of cells: the distance to the nearest label in a few directions of expression.
+- novelty: Novelty of cells: the distance to the nearest label in the principal directions of the reference.
 - reference_cells: Cells of the reference that a model keeps, as counts: with them it adapts to the genes and the
   depth of a file.
 - saved_model: A trained model as plain data, without torch.
@@ -30,8 +29,6 @@
 - inference: Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
 - load: Load a saved model into a network, the weights of its encoder into another encoder, and tables of gene
   vectors.
-- shift: How far the cells of a file are from the reference of a model, as a whole: another kit, another state, or
-  tissue.
-- file_verdict: What the log, `check` and annotations say about a file as a whole: one sentence, with a warning if
-  there is one.
+- shift: Distribution shift between a query and the reference: another protocol, condition or tissue.
+- file_verdict: One sentence about a query as a whole, with a warning if there is one.
 """

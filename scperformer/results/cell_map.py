@@ -21,10 +21,10 @@ from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise
 from scperformer.cells.quality import technical
+from scperformer.io.gene_names import id_kind, ids_and_symbols
+from scperformer.io.gene_table import human_genes
 from scperformer.io.read import open_cells
 from scperformer.io.safety import reading
-from scperformer.io.gene_table import human_genes
-from scperformer.io.gene_names import id_kind, ids_and_symbols
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.read_annotations import Annotated
 

@@ -20,32 +20,32 @@ from typing import TYPE_CHECKING, Any
 
 from anndata import AnnData
 
+from scperformer.annotation.columns import require_not_annotated
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import shortened
 from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
-from scperformer.cells.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.cells.detect import Place, gene_table
-from scperformer.cells.query import Query, find_expression, map_to_model, require_fit, require_regular
 from scperformer.cells.on_disk import Sample
-from scperformer.cells.reference_labels import label_columns, rare_labels, rare_note, require_labels
+from scperformer.cells.quality import FEW_GENES, HIGH_SHARE, measure_quality
+from scperformer.cells.query import Query, find_expression, map_to_model, require_fit, require_regular
 from scperformer.cells.reference import make_reference
+from scperformer.cells.reference_labels import label_columns, rare_labels, rare_note, require_labels
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import DataConfig, ReferenceOptions
+from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
-from scperformer.training.condition import adapting_pays, depth_share, find_condition
-from scperformer.training.reference_repeats import find_repeats, joined_repeats
-from scperformer.training.query_shift import find_shift, known_cells, known_when_adapted
-from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
-from scperformer.model.reference_cells import ReferenceCells
-from scperformer.model.saved_model import SavedModel
+from scperformer.model.file_verdict import file_text, file_warning
 from scperformer.model.folder import load_reference_cells, parts_of, read_model
 from scperformer.model.library import require_annotator, resolve_model
-from scperformer.annotation.columns import require_not_annotated
-from scperformer.model.file_verdict import file_text, file_warning
 from scperformer.model.novelty import novelty_share
+from scperformer.model.reference_cells import ReferenceCells
+from scperformer.model.saved_model import SavedModel
+from scperformer.training.condition import adapting_pays, depth_share, find_condition
+from scperformer.training.query_shift import find_shift, known_cells, known_when_adapted
+from scperformer.training.reference_repeats import find_repeats, joined_repeats
 
 if TYPE_CHECKING:
     from scperformer.cli.check import CheckConfig

@@ -25,14 +25,14 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch.nn.functional import pad
 
+from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.attention.tokens import Batch
 from scperformer.model.batches import Cells, prediction_batches
-from scperformer.model.network import CellTypeModel, Head, LinearBranch
 from scperformer.model.imported import ImportedNetwork
-from scperformer.model.performer import Performer, expression_weights
 from scperformer.model.inference import fast_cpu, predicting, seeing_genes_of, torch_state_kept
+from scperformer.model.network import CellTypeModel, Head, LinearBranch
+from scperformer.model.performer import Performer, expression_weights
 
 # Largest error of the sum of the encoder's contributions, relative to the change of its logit (or to 1, if smaller).
 SUM_TOLERANCE = 0.01

@@ -19,12 +19,12 @@ from scperformer.base.messages import did_you_mean, escape_formula, in_percent, 
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.io.tables import read_texts
-from scperformer.labels.tree import NO_CALL
 from scperformer.labels.common import common_labels
-from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
 from scperformer.labels.ontology import packaged_ontology, read_pairs
-from scperformer.results.read_annotations import Annotated, cell_table, common_tree
+from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
+from scperformer.labels.tree import NO_CALL
 from scperformer.model.confidence import calibration_error
+from scperformer.results.read_annotations import Annotated, cell_table, common_tree
 
 if TYPE_CHECKING:
     from scperformer.cli.evaluate import EvaluateConfig

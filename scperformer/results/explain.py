@@ -15,28 +15,36 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
+from scperformer.annotation.annotate import without_slashes
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder
-from scperformer.cells.query import find_query
 from scperformer.cells.quality import technical
+from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import checked
-from scperformer.results.contributions import SUM_TOLERANCE, Contributions, find_contributions
-from scperformer.results.explanation_page import NUM_FOR, NUM_TOP, attention_per_label, deletion_text, genes_per_label, marker_overlap, render_explanation
 from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed
 from scperformer.io.read import open_cells
 from scperformer.io.writing import write_anndata
-from scperformer.training.adapt import Adapted, adapt_model
-from scperformer.training.condition import Condition, find_condition, reduced
-from scperformer.training.adapted import with_encoder_weight
 from scperformer.labels.constraints import reweighted
-from scperformer.model.saved_model import SavedModel
-from scperformer.model.folder import load_reference_cells
 from scperformer.model.batches import Cells
-from scperformer.model.load import Model, load_model
+from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
-from scperformer.annotation.annotate import without_slashes
+from scperformer.model.load import Model, load_model
+from scperformer.model.saved_model import SavedModel
+from scperformer.results.contributions import SUM_TOLERANCE, Contributions, find_contributions
+from scperformer.results.explanation_page import (
+    NUM_FOR,
+    NUM_TOP,
+    attention_per_label,
+    deletion_text,
+    genes_per_label,
+    marker_overlap,
+    render_explanation,
+)
 from scperformer.results.read_annotations import find_model, read_annotated
+from scperformer.training.adapt import Adapted, adapt_model
+from scperformer.training.adapted import with_encoder_weight
+from scperformer.training.condition import Condition, find_condition, reduced
 
 if TYPE_CHECKING:
     from scperformer.cli.explain import ExplainConfig

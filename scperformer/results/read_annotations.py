@@ -14,17 +14,17 @@ from anndata import AnnData
 from anndata.io import read_elem
 from natsort import natsorted
 
+from scperformer.annotation.columns import REQUIRED_COLUMNS
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import FAILED_SUFFIX
 from scperformer.base.progress import progress
 from scperformer.io.hdf5_guard import open_hdf5
-from scperformer.io.safety import reading
 from scperformer.io.read import require_h5ad
+from scperformer.io.safety import reading
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.content import INFO
 from scperformer.model.library import PACKAGED_MODEL, library_folder
-from scperformer.annotation.columns import REQUIRED_COLUMNS
 from scperformer.results.facts import require_facts
 
 log = logging.getLogger(__name__)

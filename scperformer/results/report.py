@@ -20,7 +20,8 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.labels.tree import NO_CALL
-from scperformer.results import cell_map, figures, report_tables as tables, what_to_check
+from scperformer.results import cell_map, figures, what_to_check
+from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import Evaluation, read_evaluation
 from scperformer.results.pages import TEMPLATES, render_page
 from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table, read_samples

@@ -6,9 +6,9 @@ from typing import Any
 from natsort import natsorted
 
 from scperformer.base.messages import listed
-from scperformer.results.evaluate import Evaluation
-from scperformer.model.shift import FAR, LIKE, OTHER
 from scperformer.model.file_verdict import MAX_UNKNOWN, unsure_text
+from scperformer.model.shift import FAR, LIKE, OTHER
+from scperformer.results.evaluate import Evaluation
 
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.
 LOW_OVERLAP = 0.7

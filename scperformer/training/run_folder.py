@@ -361,7 +361,7 @@ def write_trained(saved: SavedModel, output: Path, folder: Path, *, overwrite: b
         pictures = {CURVE: picture, EPOCHS_TABLE: (folder / EPOCHS_TABLE).read_bytes()}
     if "calibration" in metrics:
         bins = metrics["calibration"]["bins"]
-        pictures |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
+        pictures |= {RELIABILITY: draw_reliability(bins)}
     write_model(saved, output, overwrite=overwrite, more=pictures)
     log.info("written: %s", output)
 

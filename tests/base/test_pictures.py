@@ -34,7 +34,7 @@ def test_text_on_every_colour_is_readable():
 def test_a_reliability_diagram_leaves_out_bins_of_few_calls():
     bins = {"num_cells": [10, 90], "confidence": [0.5, 0.9], "accuracy": [0.4, 0.95]}
     few = {"num_cells": [9, *bins["num_cells"]], "confidence": [0.3, 0.5, 0.9], "accuracy": [1.0, 0.4, 0.95]}
-    picture = draw_reliability({"a": bins})
+    picture = draw_reliability(bins)
     assert picture.startswith(b"\x89PNG")
-    assert draw_reliability({"a": few}) == picture
-    assert draw_reliability({"a": few | {"num_cells": [10, 10, 90]}}) != picture
+    assert draw_reliability(few) == picture
+    assert draw_reliability(few | {"num_cells": [10, 10, 90]}) != picture

@@ -11,9 +11,8 @@ from scipy import sparse
 from sklearn.neighbors import NearestNeighbors
 from support.annotated import annotated_sample, write_sample
 
-from scperformer.results.read_annotations import Annotated
 from scperformer.results.cell_map import MIN_CELLS, NUM_VARIABLE, draw_cells, find_markers, read_expression, umap
-from scperformer.results.read_annotations import read_samples
+from scperformer.results.read_annotations import Annotated, read_samples
 
 
 def counts_sample(pbmc: ad.AnnData, first: int, num_cells: int, num_genes: int) -> ad.AnnData:

@@ -13,15 +13,15 @@ import pandas as pd
 import pytest
 from support.inputs import WRITERS
 
+from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.cli.check import CheckConfig
 from scperformer.cli.check import run as run_check
 from scperformer.cli.compose import make_config
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.train import run as run_train
-from scperformer.model.library import PACKAGED_MODEL
 from scperformer.model.folder import read_model
-from scperformer.annotation.predict import run_predict
+from scperformer.model.library import PACKAGED_MODEL
 from scperformer.results.check import check_all
 
 DATA = Path(__file__).parents[2] / "data"

@@ -6,10 +6,10 @@ import torch
 from scipy import sparse
 
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.results import contributions
-from scperformer.results.contributions import SUM_TOLERANCE, find_contributions, mean_gradient
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
+from scperformer.results import contributions
+from scperformer.results.contributions import SUM_TOLERANCE, find_contributions, mean_gradient
 
 GENES = 30
 LABELS = 3

@@ -16,14 +16,21 @@ from scperformer.base.errors import InputError
 from scperformer.cli.explain import ExplainConfig
 from scperformer.cli.explain import run as run_explain
 from scperformer.config.training import HeadConfig, ModelConfig
+from scperformer.model.batches import Cells
+from scperformer.model.inference import branch_logits
+from scperformer.model.load import Model, load_model
+from scperformer.model.network import CellTypeModel
 from scperformer.results import explain as step
 from scperformer.results.contributions import find_contributions
 from scperformer.results.explain import delete_genes, rank_markers
-from scperformer.results.explanation_page import attention_per_label, deletion_text, draw_heat_map, gene_tables, genes_per_label, marker_overlap
-from scperformer.model.batches import Cells
-from scperformer.model.network import CellTypeModel
-from scperformer.model.load import Model, load_model
-from scperformer.model.inference import branch_logits
+from scperformer.results.explanation_page import (
+    attention_per_label,
+    deletion_text,
+    draw_heat_map,
+    gene_tables,
+    genes_per_label,
+    marker_overlap,
+)
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
 QUICK = ["logger=none", "data.min_genes=0", "trainer.max_steps=30"]

@@ -7,8 +7,7 @@ import pytest
 from support.annotated import annotated_sample, write_sample
 
 from scperformer.base.errors import InputError
-from scperformer.results.read_annotations import read_annotated, sample_names
-from scperformer.results.read_annotations import read_samples
+from scperformer.results.read_annotations import read_annotated, read_samples, sample_names
 
 
 @pytest.mark.parametrize(

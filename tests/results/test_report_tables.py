@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.results.read_annotations import Annotated
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import compare
-from scperformer.results.read_annotations import Failed, cell_table
+from scperformer.results.read_annotations import Annotated, Failed, cell_table
 from scperformer.results.what_to_check import things_to_check, trust_groups
 
 KNOWN = ["B", "T", "NK", "never"]
