@@ -18,7 +18,7 @@ from scperformer.cli.check import CheckConfig
 from scperformer.cli.evaluate import EvaluateConfig
 from scperformer.cli.explain import ExplainConfig
 from scperformer.cli.predict import PredictConfig
-from scperformer.cli.report import ReportConfig
+from scperformer.cli.report import ReportConfig, write_page
 from scperformer.io.read import open_cells
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
@@ -291,7 +291,7 @@ def evaluate(
         require_absent(cfg.output, cfg.overwrite, EVALUATION)
     in_memory = isinstance(cells, AnnData)
     samples = [of_cells(cells, cfg.key_added)] if in_memory else read_annotated(cfg.inputs, cfg.key_added)
-    evaluation = evaluate_samples(samples, cfg)
+    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.truth_map, cfg.match)
     if cfg.output is not None:
         write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
     return evaluation
@@ -406,13 +406,12 @@ def report(
     """
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.read_annotations import of_cells
-    from scperformer.results.report import make_report
 
     made = evaluation if isinstance(evaluation, Evaluation) else None
     named = {"key_added": key_added, "overwrite": overwrite, "output": output}
     named |= {"evaluation": None if made is not None else evaluation}
     cfg = config_of("report", options, inputs=paths_of(cells), **named)
     if not isinstance(cells, AnnData):
-        return Page(*make_report(cfg, made))
+        return Page(*write_page(cfg, made))
     required_output(cfg, "a page to write")
-    return Page(*make_report(cfg, made, of_cells(cells, cfg.key_added)))
+    return Page(*write_page(cfg, made, of_cells(cells, cfg.key_added)))

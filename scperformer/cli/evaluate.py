@@ -43,11 +43,13 @@ def run(cfg: EvaluateConfig) -> Path:
 
     failed = [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]
     if failed:
-        log.warning("left out, as they could not be annotated: %s", listed(failed))
+        log.warning("skipping failed samples: %s", listed(failed))
         rest = [place for place, path in enumerate(cfg.inputs) if path not in failed]
         tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in rest]
         cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
     require_absent(output, cfg.overwrite, EVALUATION)
-    write_evaluation(evaluate_samples(read_annotated(cfg.inputs, cfg.key_added), cfg), output, cfg.overwrite)
+    samples = read_annotated(cfg.inputs, cfg.key_added)
+    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.truth_map, cfg.match)
+    write_evaluation(evaluation, output, cfg.overwrite)
     return output

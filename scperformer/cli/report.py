@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from scperformer.base.outputs import require_absent
 from scperformer.config.options import SEED, FileOptions, option
+
+if TYPE_CHECKING:
+    from scperformer.results.evaluate import Evaluation
+    from scperformer.results.read_annotations import Annotated
 
 USAGE = "report ANNOTATED..."
 EXAMPLES = """\
@@ -24,7 +30,28 @@ class ReportConfig(FileOptions):
 
 
 def run(cfg: ReportConfig) -> Path:
-    """Write one HTML page about annotated files, and return its path; errors as `make_report`."""
+    """Write one HTML page about annotated files, and return its path."""
+    return write_page(cfg)[0]
+
+
+def write_page(
+    cfg: ReportConfig, evaluation: "Evaluation | None" = None, sample: "Annotated | None" = None
+) -> tuple[Path, str]:
+    """Write the page, and return its path and the HTML of its first screen, for notebooks.
+
+    `evaluation` and `sample` are in memory, in place of the folder and the files that the options name.
+    """
+    from scperformer.results.evaluate import read_evaluation
+    from scperformer.results.read_annotations import read_samples
     from scperformer.results.report import make_report
 
-    return make_report(cfg)[0]
+    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
+    require_absent(output, cfg.overwrite)
+    samples, failed = ([sample], []) if sample is not None else read_samples(cfg.inputs, cfg.key_added)
+    if cfg.evaluation is not None:
+        evaluation = read_evaluation(cfg.evaluation)
+    options = {"max_cells": cfg.max_cells, "seed": cfg.seed}
+    summary = make_report(
+        output, samples, failed, evaluation, overwrite=cfg.overwrite, sample_key=cfg.sample_key, **options
+    )
+    return output, summary

@@ -1,13 +1,11 @@
 """Score annotations against true labels, with logistic regression as the baseline, and write the scores to a folder."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +23,6 @@ from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.confidence import calibration_error
 from scperformer.results.read_annotations import Annotated, cell_table, common_tree
-
-if TYPE_CHECKING:
-    from scperformer.cli.evaluate import EvaluateConfig
 
 log = logging.getLogger(__name__)
 
@@ -267,34 +262,40 @@ def read_evaluation(folder: str | Path) -> Evaluation:
         expected = f"the folder that 'scperformer evaluate' wrote ({METRICS}, {PER_CLASS}, {CONFUSION})"
         remedy = "check the path, or run 'scperformer evaluate' again"
         raise InputError(f"no evaluation in {folder} ({reason})", expected, remedy) from error
-    return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion)
+    return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion, path=folder)
 
 
-def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluation:
-    """Score annotated samples against true labels, and log the scores; samples without true labels are left out."""
-    without = [sample.name for sample in samples if cfg.truth_path is None and cfg.truth_key not in sample.obs]
+def evaluate_samples(
+    samples: list[Annotated],
+    truth_key: str,
+    truth_path: list[str] | None = None,
+    truth_map: str | None = None,
+    match: str = "ontology",
+) -> Evaluation:
+    """Score annotated samples against true labels, and log the scores; samples without true labels are left out.
+
+    The arguments are the options of `scperformer evaluate`.
+    """
+    without = [sample.name for sample in samples if truth_path is None and truth_key not in sample.obs]
     if 0 < len(without) < len(samples):
-        log.warning("left out because they have no column '%s': %s", cfg.truth_key, listed(without))
+        log.warning("skipping samples without a column '%s': %s", truth_key, listed(without))
         samples = [sample for sample in samples if sample.name not in without]
-    tables: list[str | None] = [*cfg.truth_path] if cfg.truth_path else [None] * len(samples)
-    truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
-    if cfg.truth_map is not None:
-        truths = _mapped(truths, cfg.truth_map, cfg.truth_key)
-    evaluation = compare(samples, truths, cfg.truth_key, cfg.match)
-    evaluation.metrics["samples_without_truth"] = without
-    evaluation.metrics["repeats"] = _repeats(samples)
-    _log_scores(evaluation.metrics)
-    return evaluation
-
-
-def _repeats(samples: list[Annotated]) -> dict[str, dict[str, int]]:
-    """Return how many cells of each sample are cells of the reference, of those that `predict` looked at; log them."""
-    repeats = {sample.name: dict(sample.facts.get("repeats", {"num_seen": 0, "num_cells": 0})) for sample in samples}
-    for name, found in repeats.items():
+    tables: list[str | None] = [*truth_path] if truth_path else [None] * len(samples)
+    truths = [read_truth(sample, truth_key, table) for sample, table in zip(samples, tables, strict=True)]
+    if truth_map is not None:
+        truths = _mapped(truths, truth_map, truth_key)
+    evaluation = compare(samples, truths, truth_key, match)
+    repeats = {}
+    for sample in samples:
+        found = sample.facts["repeats"]
+        repeats[sample.name] = {name: int(found[name]) for name in ("num_seen", "num_cells")}
         if found["num_cells"]:
             share = in_percent(found["num_cells"] / found["num_seen"])
-            log.warning("%s: %s of its cells are cells of the reference: its scores are too high", name, share)
-    return {name: {key: int(num) for key, num in found.items()} for name, found in repeats.items()}
+            text = "%s: %s of the cells are cells of the reference, so the scores are too high"
+            log.warning(text, sample.name, share)
+    evaluation.metrics |= {"samples_without_truth": without, "repeats": repeats}
+    _log_scores(evaluation.metrics)
+    return evaluation
 
 
 def _mapped(truths: list[npt.NDArray[np.object_]], path: str, truth_key: str) -> list[npt.NDArray[np.object_]]:

@@ -257,11 +257,6 @@ def confusion(counts: pd.DataFrame) -> Figure:
     return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(predicted)}
 
 
-def cell_map(xy: npt.NDArray[np.float32], names: Sequence[str], columns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the map as plain data: coordinates, names of the cells, and the columns that colour them."""
-    return {"x": xy[:, 0].round(3).tolist(), "y": xy[:, 1].round(3).tolist(), "cells": list(names), "columns": columns}
-
-
 def categories(name: str, values: pd.Series, known: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Any]:
     """Return a column of texts that colours the map; `known` has the colour and the symbol of some values."""
     codes, found = pd.factorize(values, sort=True)
@@ -273,7 +268,7 @@ def categories(name: str, values: pd.Series, known: Mapping[str, tuple[str, str]
     return {"name": name, "values": shown, "codes": codes.tolist()}
 
 
-def numbers(name: str, values: npt.NDArray[np.floating], colours: Sequence[str]) -> dict[str, Any]:
+def numbers(name: str, values: pd.Series, colours: Sequence[str]) -> dict[str, Any]:
     """Return a column of numbers from 0 to 1 that colours the map; missing ones are None."""
-    shown = [None if np.isnan(value) else value for value in values.astype(float).round(3).tolist()]
+    shown = [None if np.isnan(value) else value for value in values.astype(float).round(3)]
     return {"name": name, "numbers": shown, "scale": stops(colours)}

@@ -90,11 +90,12 @@ def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
 def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     """Return a table of the cells of all samples: sample, label, call, confidence, unknown.
 
-    Other columns are added if all samples have them: `baseline` (the label by logistic regression; imported models may
-    lack it); `set` (labels joined by |) and `set_size`; `cluster_label`.
+    Other columns are added if all samples have them: `baseline` (the label by logistic regression) and `novelty`, which
+    imported models may lack; `set` (labels joined by |) and `set_size`; `cluster_label`.
     """
     texts = ("baseline_label", "set", "cluster_label")
-    shared = [name for name in (*texts, "set_size") if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
+    names = (*texts, "set_size", "novelty")
+    shared = [name for name in names if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
     columns = [
         {
             "sample": sample.name,
@@ -271,6 +272,7 @@ def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[
     failed: list[Failed] = []
     files = [Path(path) for path in paths]
     errors: list[InputError] = []
+    log.info("reading %d annotated file%s", len(paths), "" if len(paths) == 1 else "s")
     with progress("reading annotations", total=len(files), unit="samples") as shown:
         for name, path in natsorted(zip(sample_names(files), files, strict=True), key=lambda pair: pair[0]):
             try:

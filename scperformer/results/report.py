@@ -1,7 +1,5 @@
 """One HTML page about annotated files, with interactive figures and sortable tables; it needs no network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.util
@@ -10,24 +8,20 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
-from scperformer.base.outputs import new_file, require_absent
+from scperformer.base.outputs import new_file
 from scperformer.labels.tree import NO_CALL
 from scperformer.results import cell_map, figures, what_to_check
 from scperformer.results import report_tables as tables
-from scperformer.results.evaluate import Evaluation, read_evaluation
+from scperformer.results.evaluate import Evaluation
 from scperformer.results.pages import TEMPLATES, render_page
-from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table, read_samples
-
-if TYPE_CHECKING:
-    from scperformer.cli.report import ReportConfig
+from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table
 
 log = logging.getLogger(__name__)
 
@@ -60,29 +54,14 @@ def render(
     summaries = [tables.summarise(sample, cells) for sample in samples]
     composition = tables.composition_table(tables.sample_of_cells(samples, cells, sample_key), cells, labels)
     drawn = cell_map.draw_cells(samples, max_cells, seed)
-    calls = cells["call"].to_numpy(object)[drawn.rows]
-    markers = {} if drawn.expression is None else cell_map.find_markers(drawn.expression, calls)
-    markers = {label.name: markers[label.name] for label in called if markers.get(label.name)}
-
-    names = [label.name for label in called]
-    colours = [label.colour for label in called]
-    counts = np.array([row[2:] for row in composition.rows])
-    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
-    charts.append(figures.confidence(cells, names, colours))
-    novelty = _novelty(samples)
-    if novelty is not None:
-        charts.append(figures.novelty(novelty[np.isfinite(novelty)], _novelty_limits(samples)))
-    if curves := _calibration_curves(samples):
-        charts.append(figures.reliability(curves))
-    if drawn.expression is not None and markers:
-        charts.append(figures.dots(markers, drawn.expression, calls))
+    markers: dict[str, list[str]] = {}
+    if drawn.expression is not None:
+        found = cell_map.find_markers(drawn.expression, cells["call"].to_numpy(object)[drawn.rows])
+        markers = {label.name: found[label.name] for label in called if found.get(label.name)}
+    charts = _charts(samples, cells, called, composition, drawn, markers)
     if evaluation is not None:
         charts.append(figures.confusion(_confusion(evaluation, labels)))
-    data: dict[str, Any] = {"unknown": NO_CALL, "figures": charts, "map": None}
-    if drawn.xy is not None:
-        columns = _map_columns(samples, cells, novelty, labels, evaluation, drawn.rows)
-        index = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows]
-        data["map"] = figures.cell_map(drawn.xy, index.tolist(), columns)
+    data = {"unknown": NO_CALL, "figures": charts, "map": _map(samples, cells, labels, evaluation, drawn)}
 
     in_model = [label for label in called if label.in_model]
     sizes = cells["call"].value_counts()
@@ -135,20 +114,29 @@ def render(
     return page, render_page("summary.html.jinja", **content)
 
 
-def _novelty(samples: Sequence[Annotated]) -> npt.NDArray[np.float64] | None:
-    """Return the novelty of all cells, NaN where it is missing; None without any."""
-    columns = [
-        sample.column("novelty") if f"{sample.key}_novelty" in sample.obs else np.full(len(sample.obs), np.nan)
-        for sample in samples
-    ]
-    novelty = np.concatenate(columns).astype(float)
-    return novelty if np.isfinite(novelty).any() else None
-
-
-def _novelty_limits(samples: Sequence[Annotated]) -> list[float]:
-    """Return the novelties above which cells are unknown."""
-    alphas = {float(sample.facts.get("novelty", {}).get("false_alarms", 0)) for sample in samples}
-    return sorted(1 - alpha for alpha in alphas if alpha > 0)
+def _charts(
+    samples: Sequence[Annotated],
+    cells: pd.DataFrame,
+    called: Sequence[tables.Label],
+    composition: tables.Table,
+    drawn: cell_map.Drawn,
+    markers: dict[str, list[str]],
+) -> list[figures.Figure]:
+    """Return the figures of composition, confidence, novelty, calibration and markers, those with content."""
+    names = [label.name for label in called]
+    colours = [label.colour for label in called]
+    counts = np.array([row[2:] for row in composition.rows])
+    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
+    charts.append(figures.confidence(cells, names, colours))
+    if "novelty" in cells and cells["novelty"].notna().any():
+        alphas = {float(sample.facts.get("novelty", {}).get("false_alarms", 0)) for sample in samples}
+        limits = sorted(1 - alpha for alpha in alphas if alpha > 0)
+        charts.append(figures.novelty(cells["novelty"].dropna().to_numpy(float), limits))
+    if curves := _calibration_curves(samples):
+        charts.append(figures.reliability(curves))
+    if drawn.expression is not None and markers:
+        charts.append(figures.dots(markers, drawn.expression, cells["call"].to_numpy(object)[drawn.rows]))
+    return charts
 
 
 def _calibration_curves(samples: Sequence[Annotated]) -> dict[str, Any]:
@@ -169,26 +157,29 @@ def _confusion(evaluation: Evaluation, labels: Sequence[tables.Label]) -> pd.Dat
     return counts.loc[counts.sum(axis=1) > 0, counts.sum() > 0]
 
 
-def _map_columns(
+def _map(
     samples: Sequence[Annotated],
     cells: pd.DataFrame,
-    novelty: npt.NDArray[np.float64] | None,
     labels: Sequence[tables.Label],
     evaluation: Evaluation | None,
-    rows: npt.NDArray[np.int64],
-) -> list[dict[str, Any]]:
-    """Return what colours the cells on the map: call, sample, confidence, novelty, and the true label."""
+    drawn: cell_map.Drawn,
+) -> dict[str, Any] | None:
+    """Return the map with its colours: call, sample, confidence, novelty, and the true label; None without a map."""
+    if drawn.xy is None:
+        return None
+    shown = cells.iloc[drawn.rows]
     known = {label.name: (label.colour, label.symbol) for label in labels}
-    columns = [figures.categories("Call", cells["call"].iloc[rows], known)]
-    columns.append(figures.categories("Sample", cells["sample"].iloc[rows]))
-    columns.append(figures.numbers("Confidence", cells["confidence"].to_numpy()[rows], figures.CONFIDENCE_STOPS))
-    if novelty is not None:
-        columns.append(figures.numbers("Novelty", novelty[rows], figures.EXPRESSION_STOPS))
+    columns = [figures.categories("Call", shown["call"], known), figures.categories("Sample", shown["sample"])]
+    columns.append(figures.numbers("Confidence", shown["confidence"], figures.CONFIDENCE_STOPS))
+    if "novelty" in shown:
+        columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
     truth_key = None if evaluation is None else evaluation.metrics["truth_key"]
     if truth_key is not None and all(truth_key in sample.obs for sample in samples):
         truth = pd.Series(np.concatenate([as_text(sample.obs[truth_key]) for sample in samples]))
-        columns.append(figures.categories("True label", truth.iloc[rows], known))
-    return columns
+        columns.append(figures.categories("True label", truth.iloc[drawn.rows], known))
+    names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows].tolist()
+    x, y = drawn.xy.astype(float).round(3).T.tolist()
+    return {"x": x, "y": y, "cells": names, "columns": columns}
 
 
 def page_scripts() -> list[str]:
@@ -205,10 +196,11 @@ def _json_for_script(content: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated], place: str) -> None:
+def _require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated]) -> None:
     """Refuse an evaluation of other samples, or of annotations by another model."""
     names = [sample.name for sample in samples]
     remedy = "run 'scperformer evaluate' again on the same files"
+    place = evaluation.path or "the evaluation"
     if others := [name for name in evaluation.metrics["samples"] if name not in names]:
         expected = f"an evaluation of {', '.join(names)} only"
         raise InputError(f"{place} evaluates '{others[0]}'", expected, remedy)
@@ -218,42 +210,39 @@ def _require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated], 
 
 
 def make_report(
-    cfg: ReportConfig, evaluation: Evaluation | None = None, sample: Annotated | None = None
-) -> tuple[Path, str]:
-    """Write one HTML page about annotated files, and return its path and the HTML of its first screen.
-
-    A file that cannot be read, or is not annotated, has a row with the reason, unless all files are like this.
+    output: Path,
+    samples: Sequence[Annotated],
+    failed: Sequence[Failed] = (),
+    evaluation: Evaluation | None = None,
+    *,
+    overwrite: bool = False,
+    sample_key: str | None = None,
+    max_cells: int = cell_map.MAX_CELLS,
+    seed: int = 0,
+) -> str:
+    """Write one HTML page about annotated samples, and return the HTML of its first screen.
 
     Parameters
     ----------
-    evaluation, sample
-        In memory, in place of the folder and the files that the options name.
+    failed
+        Files that cannot be read or are not annotated; each has a row with the reason.
+    sample_key, max_cells, seed
+        As for `render`.
 
     Raises
     ------
     InputError
-        The output exists, no file is annotated, or the evaluation is of other files.
+        The output exists, or the evaluation is of other samples.
     """
     started = time.perf_counter()
-    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
-    require_absent(output, cfg.overwrite)
-    samples = [sample] if sample else []
-    failed = list[Failed]()
-    if sample is None:
-        log.info("reading %d annotated file%s", len(cfg.inputs), "" if len(cfg.inputs) == 1 else "s")
-        samples, failed = read_samples(cfg.inputs, cfg.key_added)
-    if evaluation is None and cfg.evaluation:
-        evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:
-        _require_same_samples(evaluation, samples, cfg.evaluation or "the evaluation")
-    page, summary = render(
-        samples, failed, evaluation, sample_key=cfg.sample_key, max_cells=cfg.max_cells, seed=cfg.seed
-    )
-    with new_file(output, cfg.overwrite) as temporary:
+        _require_same_samples(evaluation, samples)
+    page, summary = render(samples, failed, evaluation, sample_key=sample_key, max_cells=max_cells, seed=seed)
+    with new_file(output, overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
     num_cells = sum(len(sample.obs) for sample in samples)
     megabytes = output.stat().st_size / 1e6
     cells = f"{num_cells:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
     log.info("report on %s: %s (%.1f MB, %.0f s)", cells, output, megabytes, time.perf_counter() - started)
-    return output, summary
+    return summary

@@ -106,7 +106,7 @@ def test_cells_of_the_reference_are_warned_of(tmp_path, samples, caplog):
     samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
     assert metrics["repeats"] == {"s0": {"num_seen": 10, "num_cells": 0}, "s1": {"num_seen": 40, "num_cells": 10}}
-    assert "s1: 25 % of its cells are cells of the reference: its scores are too high" in caplog.text
+    assert "s1: 25 % of the cells are cells of the reference, so the scores are too high" in caplog.text
     assert "s0: " not in caplog.text
 
 
@@ -324,7 +324,7 @@ def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, sampl
     del samples[1].obs[TRUTH_KEY]
     metrics = read_evaluation(evaluate(tmp_path, samples[:2], overwrite=True)).metrics
     assert metrics["samples_without_truth"] == ["s1"]
-    assert "left out because they have no column 'bulk_labels': s1" in caplog.text
+    assert "skipping samples without a column 'bulk_labels': s1" in caplog.text
     assert (metrics["num_cells"], list(metrics["samples"])) == (alone["num_cells"], ["s0"])
     with pytest.raises(InputError, match=f"no column '{TRUTH_KEY}'"):
         evaluate(tmp_path, samples[1:2], overwrite=True)

@@ -84,4 +84,4 @@ def test_columns_of_the_map_have_colours_and_no_tags():
     assert column["codes"] == [1, 0, 1]
     assert column["values"][0] == {"name": "&lt;i&gt;", "colour": colour_of(0), "symbol": "circle"}
     assert column["values"][1] == {"name": "B", "colour": "#123456", "symbol": "x"}
-    assert figures.numbers("Novelty", np.array([0.12345, np.nan]), "ab")["numbers"] == [0.123, None]
+    assert figures.numbers("Novelty", pd.Series([0.12345, np.nan]), "ab")["numbers"] == [0.123, None]
