@@ -362,17 +362,16 @@ def test_report_of_cells_in_memory_is_that_of_their_file(annotated, tmp_path, mo
     evaluation = scp.evaluate(annotated, "cell_type")
     with pytest.raises(InputError, match=r"no output beside cells in memory; expected a page to write: add output"):
         scp.report(annotated)
-    page = scp.report(annotated, output="report.html", evaluation=evaluation, title="My cells")
+    page = scp.report(annotated, output="report.html", evaluation=evaluation)
     assert str(page.path) in page._repr_html_()
     assert contents(annotated) == before
     assert {name: annotated.obs[name].dtype for name in annotated.obs} == kept
     assert (evaluation.path, written.path) == (None, tmp_path / "evaluation")
-    scp.report(annotated, output="again.html", evaluation=written, title="My cells")
+    scp.report(annotated, output="again.html", evaluation=written)
     assert written.path == tmp_path / "evaluation"
     annotated.write_h5ad("cells.h5ad")
-    scp.report("cells.h5ad", output="file.html", evaluation="evaluation", title="My cells")
+    scp.report("cells.h5ad", output="file.html", evaluation="evaluation")
     pages = [(tmp_path / f"{name}.html").read_text() for name in ("report", "again", "file")]
-    assert "My cells" in pages[0]
     assert pages[0] == pages[1] == pages[2]
     assert {path.name for path in tmp_path.iterdir()} == {
         *("evaluation", "report.html", "again.html", "cells.h5ad", "file.html"),
