@@ -41,12 +41,6 @@ def test_align_and_sums_equal_a_loop(make, dtype):
     np.testing.assert_array_equal(x.toarray() if sparse.issparse(x) else x, dense)  # the user's matrix is unchanged
 
 
-def test_without_shared_genes_all_values_are_zero():
-    aligned = align(sparse.csr_matrix(np.ones((3, 2))), np.array([-1, -1]), 3)
-    assert aligned.shape == (3, 3)
-    assert aligned.nnz == 0
-
-
 VALUES = {
     "counts": lambda x: x,
     "linear": lambda x: sparse.csr_matrix(x * 0.25),

@@ -46,30 +46,6 @@ def test_genes_are_the_union_and_values_do_not_depend_on_other_files():
     ]
 
 
-def test_files_with_different_names_of_the_same_genes_share_genes(caplog):
-    caplog.set_level("INFO", logger="scperformer")
-    symbols, ids = ["CD3D", "GAPDH", "NKG7"], ["ENSG00000105374.4", "ENSG00000167286", "ENSG99999999999"]
-    one, two = small(symbols), small(ids, seed=1)
-    corpus = make_corpus([sample(one), sample(two, "b.h5ad")], config("data.min_cells=1"))
-    assert corpus.genes == symbols
-    counts = two.X.toarray()
-    logged = np.log1p(counts / counts.sum(1, keepdims=True) * 1e4)
-    np.testing.assert_allclose(corpus.x[12:].toarray(), logged[:, [1, 2, 0]] * [1, 0, 1], rtol=1e-5)
-    assert "b.h5ad: 2 genes were translated between Ensembl ids and symbols" in caplog.text
-    assert "b.h5ad: 1 of 3 genes could not be translated and are left out" in caplog.text
-    given = make_corpus([sample(two)], config(), symbols)
-    np.testing.assert_array_equal(given.x.toarray(), corpus.x[12:].toarray())
-
-
-def test_repeated_genes_of_a_file_are_added_up():
-    adata = small(["CD3D", "ENSG00000167286", "GAPDH"], num_cells=40)
-    counts = adata.X.toarray()
-    summed = np.column_stack([counts[:, :2].sum(1), counts[:, 2]])
-    corpus = make_corpus([sample(adata)], config(), ["CD3D", "GAPDH"])
-    wanted = np.log1p(summed / counts.sum(1, keepdims=True) * 1e4)[counts[:, 2] > 0]  # cells with two genes
-    np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
-
-
 def test_rare_genes_are_counted_over_all_files():
     one, two = small(["A", "B", "C"]), small(["A", "B", "C"], seed=1)
     for adata, num_cells in ((one, 2), (two, 1)):
@@ -78,19 +54,6 @@ def test_rare_genes_are_counted_over_all_files():
         adata.X = sparse.csr_matrix(x)
     assert make_corpus([sample(one), sample(two)], config("data.min_cells=3")).genes == ["A", "B", "C"]
     assert make_corpus([sample(one), sample(two)], config("data.min_cells=4")).genes == ["A", "B"]
-
-
-def test_logarithms_and_counts_of_the_same_cells_give_the_same_values(counts_adata):
-    logged = counts_adata.copy()
-    logged.X = sparse.csr_matrix(np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4), dtype=np.float32)
-    corpus = make_corpus([sample(counts_adata), sample(logged)], config())
-    np.testing.assert_allclose(corpus.x[:120].toarray(), corpus.x[120:].toarray(), rtol=1e-4)
-
-
-def test_a_given_vocabulary_is_kept():
-    corpus = make_corpus([sample(small(["A", "B", "C"]))], config(), ["B", "X", "A"])
-    assert corpus.genes == ["B", "X", "A"]
-    assert not corpus.x[:, [1]].nnz
 
 
 def test_cells_with_too_few_genes_to_mask_are_left_out(caplog):

@@ -59,19 +59,6 @@ def test_expressed_genes_are_used_if_values_do_not_show_counts(raw_pbmc):
     np.testing.assert_array_equal(found.is_cell, is_cell)
 
 
-def test_the_order_of_barcodes_does_not_matter(raw_pbmc):
-    found = detect_expression(raw_pbmc).droplets
-    order = np.random.default_rng(3).permutation(raw_pbmc.n_obs)
-    again = detect_expression(raw_pbmc[order].copy()).droplets
-    assert again.floor == found.floor
-    np.testing.assert_array_equal(again.is_cell, found.is_cell[order])
-    totals = np.asarray(raw_pbmc.X.sum(axis=1)).ravel()
-    np.testing.assert_array_equal(
-        np.sort(totals[found.some(30)]),
-        np.sort(totals[order][again.some(30)]),
-    )
-
-
 def lognormal(median, spread, num, seed=0):
     rng = np.random.default_rng(seed)
     return rng.poisson(rng.lognormal(np.log(median), spread, num))

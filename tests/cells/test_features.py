@@ -5,7 +5,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
-from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_rows, plan_alignment
@@ -14,7 +13,6 @@ from scperformer.cells.features import gene_columns
 from scperformer.io import rows as matrix_rows
 from scperformer.io.gene_table import human_genes
 from scperformer.io.read import open_cells
-from scperformer.io.rows import Rows
 
 TYPES = {
     "10x": ("feature_types", "Gene Expression", "Antibody Capture"),
@@ -45,15 +43,6 @@ def test_a_column_shows_the_types_of_features(case):
     assert (is_gene.tolist(), left_out) == ([True, False, True, False], {other: 2})
 
 
-@pytest.mark.parametrize(
-    "types",
-    [["Gene Expression"] * 3, ["protein_coding", "lncRNA", "protein_coding"], [np.nan, "Gene Expression", ""]],
-    ids=["all are genes", "types of genes", "missing"],
-)
-def test_all_features_are_genes_without_types(types):
-    assert gene_columns(pd.DataFrame({"feature_types": types}, index=["A", "B", "C"])) == (None, {})
-
-
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
 def test_features_are_recognised_by_names_that_no_gene_has(kind, name):
     is_gene, left_out = gene_columns(pd.DataFrame(index=[*GENES, name]))
@@ -74,20 +63,6 @@ def test_unspliced_and_ambiguous_counts_beside_genes_are_left_out():
     is_gene, left_out = gene_columns(var)
     assert is_gene.tolist() == [True] * 4 + [False] * 8
     assert left_out == {"unspliced or ambiguous counts": 8}
-
-
-@pytest.mark.parametrize("order", ["last", "mixed"])
-@pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csc_matrix, np.asarray], ids=["csr", "csc", "dense"])
-def test_blocks_in_memory_are_those_of_a_matrix_without_the_other_columns(make, order, monkeypatch):
-    monkeypatch.setattr(matrix_rows, "BLOCK_VALUES", 300)
-    rng = np.random.default_rng(0)
-    dense = rng.poisson(0.7, (50, 40)).astype(np.float32)
-    columns = np.arange(40) < 30 if order == "last" else rng.random(40) < 0.7
-    found, expected = Rows(make(dense), columns), Rows(make(dense[:, columns]))
-    assert (found.shape, found.num_values) == (expected.shape, expected.num_values)
-    for (start, block), (expected_start, other) in zip(found.blocks(), expected.blocks(), strict=True):
-        assert start == expected_start
-        np.testing.assert_array_equal(sparse.csr_matrix(block).toarray(), sparse.csr_matrix(other).toarray())
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "dense"])

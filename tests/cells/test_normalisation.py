@@ -130,12 +130,6 @@ def test_an_unknown_total_is_assumed_to_be_ten_thousand(pbmc):
     np.testing.assert_allclose(given, expected, rtol=1e-6)
 
 
-def test_stored_zeros_are_removed_and_indices_sorted():
-    x = sparse.csr_matrix((np.array([2.0, 0.0, 5.0]), np.array([3, 1, 0]), np.array([0, 3])), shape=(1, 4))
-    result = normalise(x, findings_of(x), 1e4)
-    assert list(result.indices) == [0, 3]
-
-
 def test_without_a_total_counts_keep_their_depth(counts_adata):
     counts = sparse.csr_matrix(counts_adata.X)
     found = normalise(counts, findings_of(counts), None, with_scanpy=True)

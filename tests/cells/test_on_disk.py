@@ -104,18 +104,6 @@ def test_filters_that_drop_everything_are_refused(files):
         make_collection(files, config("pretrain", "data.min_cells=500"))
 
 
-def test_dense_files_of_half_precision_are_read(counts_adata, tmp_path):
-    expected = counts_adata.copy()
-    counts_adata.X = counts_adata.X.toarray().astype(np.float16)
-    for name, adata in (("half", counts_adata), ("single", expected)):
-        adata.write_h5ad(tmp_path / f"{name}.h5ad")
-    half, single = (
-        make_collection([tmp_path / f"{name}.h5ad"], make_config("train", ["inputs=[x]", "label_key=cell_type"]))
-        for name in ("half", "single")
-    )
-    np.testing.assert_array_equal(half.read(np.arange(50)).toarray(), single.read(np.arange(50)).toarray())
-
-
 def test_large_files_stay_on_disk_by_default(counts_adata, write, monkeypatch, caplog):
     caplog.set_level("INFO", logger="scperformer")
     path = write(counts_adata)

@@ -1,14 +1,13 @@
 """Prepared references, compared with the plain formula and loops; the preprocess step."""
 
 import logging
-import math
 
 import anndata as ad
 import numpy as np
 import pytest
 import scanpy
 from scipy import sparse
-from support.normalised import plain, split_in_two
+from support.normalised import plain
 
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_rows, plan_alignment
@@ -81,18 +80,6 @@ def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, 
         np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))
 
 
-def test_reference_from_pbmc_raw(pbmc):
-    result = prepare_reference(pbmc, config(min_genes=0, min_cells=0))
-    np.testing.assert_array_equal(result.X.toarray(), pbmc.raw.X.toarray())
-    assert list(result.var_names) == list(pbmc.raw.var_names)
-    assert list(result.obs) == list(pbmc.obs)
-
-
-def test_filters_keep_columns_of_obs_and_var_with_the_names_of_scanpys_metrics(counts_adata):
-    counts_adata.obs["n_genes"] = "mine"
-    assert set(prepare_reference(counts_adata, config()).obs["n_genes"]) == {"mine"}
-
-
 def test_a_prepared_reference_is_returned_unchanged(counts_adata, write):
     prepared = prepare_reference(counts_adata, config())
     again = ad.read_h5ad(write(prepared))
@@ -101,44 +88,6 @@ def test_a_prepared_reference_is_returned_unchanged(counts_adata, write):
     np.testing.assert_allclose(
         other.X.toarray(), np.log1p(np.expm1(prepared.X.toarray().astype(float)) * 100), rtol=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (config(min_genes=1000), r"data.min_genes=1000 drops all 120 cells of r.h5ad"),
-        (config(min_cells=121), r"data.min_cells=121 drops all 200 genes of 120 cells"),
-    ],
-    ids=["cells", "genes"],
-)
-def test_filters_that_drop_everything_are_refused(counts_adata, data, match):
-    with pytest.raises(InputError, match=match):
-        prepare_reference(counts_adata, data, path="r.h5ad")
-
-
-KINDS = {
-    "counts": lambda x: x,
-    "linear": lambda x: sparse.csr_matrix(x * 0.25),
-    "log1p": lambda x: sparse.csr_matrix(plain(x), dtype=np.float32),
-    "log2": lambda x: sparse.csr_matrix(plain(x, 1e6) / math.log(2), dtype=np.float32),
-}
-
-
-@pytest.mark.parametrize("kind", ["counts", "log1p"])
-def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
-    twice = split_in_two(counts_adata)
-    for adata in (counts_adata, twice):
-        adata.X = KINDS[kind](adata.X)
-    expected, result = (prepare_reference(adata, config(min_genes=50)) for adata in (counts_adata, twice))
-    assert list(result.var_names) == list(expected.var_names)
-    np.testing.assert_allclose(result.X.toarray(), expected.X.toarray(), rtol=2e-6)
-    assert any("occur more than once" in note for note in result.uns[PREPARED_KEY]["notes"])
-
-
-def test_several_genes_without_a_name_are_refused(counts_adata):
-    counts_adata.var_names = ["", "nan", *counts_adata.var_names[2:]]
-    with pytest.raises(InputError, match=r"2 genes of X of r.h5ad have an empty name or NaN"):
-        prepare_reference(counts_adata, config(), path="r.h5ad")
 
 
 # the step
@@ -182,15 +131,3 @@ def test_the_step_leaves_no_file_behind_on_bad_input(counts_adata, write, tmp_pa
     with pytest.raises(InputError, match="negative values"):
         run_preprocess(PreprocessConfig(inputs=[str(path)]))
     assert [file.name for file in tmp_path.iterdir()] == ["sample.h5ad"]
-
-
-@pytest.mark.parametrize("place", ["X", "layers/counts", "raw"])
-def test_half_precision_is_accepted(counts_adata, place):
-    x = counts_adata.X.toarray().astype(np.float16)
-    adata = ad.AnnData(x if place == "X" else np.full(x.shape, -1.0), obs=counts_adata.obs, var=counts_adata.var)
-    if place == "raw":
-        adata.raw = ad.AnnData(x, obs=adata.obs, var=adata.var)
-    elif place != "X":
-        adata.layers["counts"] = x
-    expected = prepare_reference(counts_adata, config())
-    np.testing.assert_array_equal(prepare_reference(adata, config()).X.toarray(), expected.X.toarray())

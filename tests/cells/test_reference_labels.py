@@ -7,7 +7,6 @@ import pytest
 from scperformer.base.errors import InputError
 from scperformer.cells.reference_labels import (
     label_columns,
-    rare_labels,
     require_labels,
     settle_batches,
     settle_rare_labels,
@@ -23,22 +22,11 @@ def settled(policy, min_cells=3, labels=LABELS):
     return settle_rare_labels(labels, DataConfig(rare_labels=policy, min_cells_per_label=min_cells), "r.h5ad")
 
 
-def test_rare_labels_are_counted_by_name():
-    assert rare_labels(LABELS, 3) == {"b": 1, "c": 2}
-    assert rare_labels(LABELS, 1) == {}
-
-
 def test_rare_labels_are_named_when_refused():
     text = r"2 of 3 labels of r.h5ad have fewer than 3 cells: 'b' \(1\), 'c' \(2\).*keep, merge or drop"
     with pytest.raises(InputError, match=text):
         settled("error")
     settled("error", min_cells=1)
-
-
-def test_the_first_of_many_rare_labels_are_named():
-    with pytest.raises(InputError, match=r"50 of 50 labels .*'0' \(1\), '1' \(1\).* and \d\d more;") as error:
-        settled("error", labels=pd.Series([str(i) for i in range(50)]))
-    assert len(str(error.value)) < 450
 
 
 def test_kept_rare_labels_are_unchanged_with_a_warning(caplog):
@@ -62,17 +50,6 @@ def test_merged_rare_labels_become_one_label(caplog):
     assert result.labels.isna().tolist() == [False] * 8 + [True]
     assert result.done["into"] == "other"
     assert "merged into 'other' (3)" in caplog.text
-
-
-def test_rare_labels_join_the_label_of_the_same_name():
-    assert settled("merge", labels=LABELS.replace("a", "other")).labels.dropna().tolist() == ["other"] * 8
-
-
-@pytest.mark.parametrize("policy", ["keep", "merge", "drop", "error"])
-def test_nothing_is_logged_if_no_label_is_rare(policy, caplog):
-    result = settled(policy, min_cells=1)
-    pd.testing.assert_series_equal(result.labels, LABELS)
-    assert (result.done, result.note, caplog.text) == ({}, "", "")
 
 
 # the column
@@ -108,16 +85,6 @@ def test_clusters_saved_as_floats_keep_their_names(counts_adata):
         require_labels(counts_adata.obs[["cluster"]] / 2, "cluster", "r.h5ad")
 
 
-def test_labels_from_categories_leave_out_unused_ones(counts_adata):
-    column = counts_adata.obs["cell_type"].cat.add_categories(["unused"])
-    column.iloc[0] = np.nan
-    counts_adata.obs["cell_type"] = column
-    labels = require_labels(counts_adata.obs, "cell_type", "r.h5ad")
-    assert labels.isna().sum() == 1
-    assert set(labels.dropna()) == {"B cell", "T cell", "Monocyte"}
-    assert set(labels.value_counts().index) == {"B cell", "T cell", "Monocyte"}
-
-
 def test_a_missing_label_key_lists_the_existing_columns(counts_adata):
     counts_adata.obs["score"] = 0.5
     expected = r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): did you mean 'cell_type'\? set"
@@ -142,16 +109,6 @@ def test_texts_that_mean_no_label_are_missing(counts_adata):
     with pytest.raises(
         InputError, match=r"no cell of r.h5ad has a label in obs\['cell_type'\] \('unassigned' means none"
     ):
-        require_labels(counts_adata.obs, "cell_type", "r.h5ad")
-
-
-@pytest.mark.parametrize(
-    "value", [["B"], {"B"}, {"B": 1}, ("B", "T"), np.array(["B"])], ids=lambda value: type(value).__name__
-)
-def test_a_column_of_containers_is_refused(counts_adata, value):
-    counts_adata.obs["cell_type"] = pd.Series([value] * 120, index=counts_adata.obs_names, dtype=object)
-    match = rf"a {type(value).__name__} in column 'cell_type' \(e\.g\. .*; expected a text or a number for each cell"
-    with pytest.raises(InputError, match=match):
         require_labels(counts_adata.obs, "cell_type", "r.h5ad")
 
 

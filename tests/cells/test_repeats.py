@@ -50,11 +50,6 @@ def test_cells_with_few_genes_are_equal_to_none(counts):
     assert cell_hashes(csr_matrix((2, 5), dtype=np.float32)).tolist() == [0, 0]
 
 
-def test_values_of_any_size_have_a_hash():
-    values = np.tile([1e-30, 1e30], (1, 20)).astype(np.float32)
-    assert cell_hashes(csr_matrix(values))[0] != 0
-
-
 def test_the_hashes_in_models_stay_the_same():
     """Made with NumPy 2.4; another result means that the hashes of existing models no longer fit."""
     assert cell_hashes(csr_matrix(np.arange(1, 25, dtype=np.float32)[None])).tolist() == [9571554335743376805]

@@ -167,13 +167,6 @@ def test_previous_symbols_and_aliases(case, table):
         assert found.notes == ["2 genes were matched by a previous symbol or alias (HGNC, 2020-02-03)"]
 
 
-def test_previous_symbols_in_the_table_of_the_package():
-    found = map_genes(["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"])
-    assert found.target.tolist() == [1, 0]
-    date = human_genes().hgnc_date
-    assert found.notes == [f"2 genes were matched by a previous symbol or alias (HGNC, {date})"]
-
-
 def test_notes_name_the_column_and_the_number_of_genes():
     names = [f"{i}" for i in range(8)]
     found = map_genes(names, SYMBOLS, pd.DataFrame({"feature_name": SYMBOLS}))
@@ -232,26 +225,6 @@ def test_a_given_species_is_used():
     assert map_genes([gene.upper() for gene in MOUSE], MOUSE, species="mouse").target.tolist() == list(range(6))
 
 
-def test_lower_case_is_not_recognised_as_mouse():
-    found = map_genes([gene.lower() for gene in SYMBOLS], SYMBOLS)
-    assert (found.species, found.target.tolist()) == ("unknown", list(range(8)))
-
-
-def test_the_human_table_is_not_used_for_mouse():
-    assert map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], MOUSE).target.tolist() == [-1, -1]
-    assert human_genes().ids["CD3D"] == IDS["CD3D"]
-    assert map_genes([IDS["CD3D"], "Ms4a1", "Gapdh", "Nkg7"], MOUSE).target.tolist() == [-1, 1, 2, 4]
-
-
-@pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
-def test_genomes_in_front_of_names(prefix):
-    """Cell Ranger writes genomes in front of names; genes of the other genome do not match human genes."""
-    human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
-    found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
-    assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
-    assert f"4 names were matched by the gene in them ({prefix}GENE)" in found.notes
-
-
 WITH_AFFIX = {
     "symbols": (SYMBOLS, SYMBOLS, "prefix or suffix removed"),
     "symbols for ids": (SYMBOLS, ENSEMBL, "symbol<->Ensembl by GENCODE"),
@@ -276,14 +249,6 @@ def test_names_with_a_prefix_or_suffix(case, form):
     assert map_genes(of_model, names).target.tolist() == list(range(8))
     same = map_genes(names, names)
     assert (set(same.how), same.notes) == ({"exact"}, [])
-
-
-def test_a_stored_name_is_preferred_to_a_name_without_its_prefix():
-    names = ["lab_CD3D", "lab_GAPDH", "lab_NKG7", "CD3D"]
-    found = map_genes(names, ["lab_CD3D", "CD3D", "GAPDH"])
-    assert found.target.tolist() == [0, 2, -1, 1]
-    assert found.how.tolist() == ["exact", "prefix or suffix removed", "", "exact"]
-    assert found.notes[-1] == "1 names were matched by the gene in them (lab_GENE)"
 
 
 def test_mouse_genes_with_a_genome_are_not_human_genes():
@@ -322,10 +287,6 @@ def test_names_written_by_r(case):
     assert found.target.tolist() == target
     if case == "file":
         assert found.notes == ["3 names were matched as R's make.names writes them (HLA.A is HLA-A)"]
-
-
-def test_orthologs_of_names_written_by_r():
-    assert map_genes(["mt.Nd1", "Cd3d"], SYMBOLS, species="mouse").target.tolist() == [4, 0]
 
 
 def test_the_match_is_cached_for_a_second_file(table, monkeypatch):

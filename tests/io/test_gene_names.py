@@ -1,10 +1,9 @@
 """Gene names: kinds of id, compound names, species, repeated and missing names."""
 
-import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.io.gene_names import as_in_r, first_of_each, guess_species, id_and_symbol, id_kind, require_named
+from scperformer.io.gene_names import as_in_r, guess_species, id_and_symbol, id_kind, require_named
 
 
 @pytest.mark.parametrize(
@@ -69,11 +68,6 @@ def test_several_genes_without_a_name_are_refused():
     require_named(["A", "A", ""], "X")
     with pytest.raises(InputError, match="3 genes of X have an empty name or NaN"):
         require_named(["A", "", "NaN", "None"], "X")
-
-
-def test_first_of_each():
-    assert first_of_each(["b", "a", "b", "c", "a"]).tolist() == [0, 1, 0, 3, 1]
-    assert first_of_each(np.array([-1, 7, 7])).tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import re
 import signal
 import struct
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,15 +39,6 @@ def with_heaps_of_zeros(path: Path) -> Path:
         content[heap.start() + 16 : heap.start() + size] = bytes(size - 16)
     path.write_bytes(content)
     return path
-
-
-@linux
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["h5ad", "loom"])
-def test_a_file_on_which_libhdf5_hangs(kind, cells, tmp_path):
-    path = with_heaps_of_zeros(WRITERS[kind](cells, tmp_path))
-    with pytest.raises(InputError, match=r"is damaged \(the HDF5 library hangs on it\)"):
-        require_readable(path)
 
 
 @linux
@@ -142,28 +132,6 @@ def test_a_file_is_inspected_once_until_it_changes(cells, tmp_path, monkeypatch)
     os.utime(path, ns=(0, 0))
     read_cells(path)
     assert len(inspected) == 2
-
-
-@linux
-def test_inspection_beside_a_thread_that_reads(cells, tmp_path, caplog):
-    path = WRITERS["h5ad"](cells, tmp_path)
-    stop = threading.Event()
-
-    def read():
-        with h5py.File(path) as file:
-            while not stop.is_set():
-                file["X/data"][:]
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        for _ in range(4):
-            hdf5_guard._inspected.clear()
-            open_hdf5(path).close()
-    finally:
-        stop.set()
-        thread.join()
-    assert caplog.records == []  # a failed inspection would warn
 
 
 @pytest.mark.parametrize("reason", ["no fork", "no process", "no limits"])

@@ -30,13 +30,6 @@ def test_an_additional_line_must_be_a_header(name, cells, tmp_path):
         read_cells(target)
 
 
-def test_further_columns_of_barcodes_are_read(cells, tmp_path):
-    target = write_mtx(cells, tmp_path, zipped=False)
-    rows = [f"{name}\t{label}\n" for name, label in cells.obs["label"].items()]
-    (target / "barcodes.tsv").write_text("barcode\tlabel\n" + "".join(rows))
-    assert list(read_cells(target).obs["label"]) == list(cells.obs["label"])
-
-
 def damage_mtx(name: str, text: str) -> str:
     """Damage an mtx file (integer, 60 x 30) as the name says."""
     lines = text.splitlines()
@@ -274,14 +267,6 @@ def test_columns_about_cells_and_genes_of_other_tools_are_read(cells, tmp_path, 
     assert found.obs.to_dict("list") == {"sample": ["s1"] * 30, "tscp_count": ["9"] * 30}
     assert list(found.var["gene_ids"]) == list(cells.var["gene_ids"])
     assert "(cells in rows; names in cell_metadata.csv, all_genes.csv)" in caplog.text
-
-
-def test_quoted_names_in_a_10x_folder(cells, tmp_path):
-    folder = write_mtx(cells, tmp_path, zipped=False)
-    for name in ("barcodes.tsv", "features.tsv"):
-        rows = [row.split("\t") for row in (folder / name).read_text().splitlines()]
-        put(folder / name, "".join("\t".join(f'"{field}"' for field in row) + "\n" for row in rows))
-    assert same(read_cells(folder), cells)
 
 
 def test_below_a_header_the_first_unique_column_names_the_cells(cells, tmp_path):

@@ -1,6 +1,5 @@
 """The same cells from every kind of input, unsupported inputs, and steps that read any kind."""
 
-import json
 import logging
 import os
 import tarfile
@@ -14,7 +13,7 @@ import pandas as pd
 import pytest
 import scanpy
 import zarr
-from support.inputs import NUM_CELLS, NUM_GENES, WRITERS, same, table, write_csv, write_loom, write_mtx, write_tenx_v3
+from support.inputs import NUM_CELLS, WRITERS, same, table, write_loom, write_mtx
 
 from scperformer.base.errors import InputError
 from scperformer.io.read import checksum, default_output, read_cells, require_readable
@@ -54,13 +53,6 @@ def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_pa
     np.testing.assert_array_equal(found.layers["spliced"].toarray(), 2 * cells.X.toarray())
 
 
-def test_a_table_is_read_in_blocks(cells, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.io.tables.TABLE_VALUES_AT_ONCE", 7 * NUM_GENES)
-    cells.X = cells.X.astype(np.float64)
-    cells.X.data[-1] = 0.25  # only in the last block
-    assert same(read_cells(write_csv(cells, tmp_path)), cells)
-
-
 def test_paths_that_are_not_a_file(tmp_path):
     with pytest.raises(InputError, match=r"no file .*nowhere.*check the path"):
         require_readable(tmp_path / "nowhere")
@@ -79,20 +71,6 @@ def test_an_hdf5_file_with_a_user_block_is_recognised(kind, size, cells, tmp_pat
     assert same(read_cells(path), cells)
     path.rename(tmp_path / "sample.data")
     assert same(read_cells(tmp_path / "sample.data"), cells)
-
-
-@pytest.mark.slow
-def test_a_user_block_is_copied(counts_adata, write, tiny_model, tmp_path, command):
-    path = write(counts_adata)
-    content = path.read_bytes()
-    assert command("predict", path, f"model_path={tiny_model}", "output=plain.h5ad").code == 0
-    path.write_bytes(b"block".ljust(1024, b"\0") + content)
-    for ending in ("h5ad", "zarr"):
-        assert command("predict", path, f"model_path={tiny_model}", f"output=out.{ending}").code == 0
-    plain = ad.read_h5ad(tmp_path / "plain.h5ad")
-    found = [ad.read_h5ad(tmp_path / "out.h5ad"), ad.read_zarr(tmp_path / "out.zarr")]
-    assert all(list(one.obs["scperformer_label"]) == list(plain.obs["scperformer_label"]) for one in found)
-    assert (tmp_path / "out.h5ad").read_bytes().startswith(b"block")
 
 
 @pytest.mark.parametrize("names", [("rna", "prot"), ("ADT", "GEX"), ("atac",)], ids="-".join)
@@ -228,19 +206,6 @@ def test_the_checksum_changes_with_the_content(kind, cells, tmp_path):
 # Steps
 
 
-@pytest.mark.parametrize("kind", ["csv", "10x folder"])
-def test_check_of_any_kind(kind, counts_adata, tiny_model, tmp_path, command):
-    counts_adata.var["gene_ids"] = counts_adata.var_names
-    counts_adata.obs["label"] = counts_adata.obs["cell_type"].astype(str)
-    counts_adata.X = counts_adata.X.astype(np.int64)
-    path = WRITERS[kind](counts_adata, tmp_path)
-    ran = command("check", path, f"model_path={tiny_model}")
-    assert ran.code == 0
-    assert "counts in X" in ran.out
-    assert "200 of 200 genes" in ran.out
-    assert "120 cells x 200 genes" in ran.err
-
-
 def test_check_refuses_a_table_of_ambiguous_orientation_unless_it_is_given(tmp_path, tiny_model, command):
     path = tmp_path / "a.csv"
     table([f"r{i}" for i in range(3)], [f"c{i}" for i in range(4)]).to_csv(path)
@@ -263,29 +228,6 @@ def test_preprocess_from_a_folder(counts_adata, tiny_model, tmp_path, command):
     found = ad.read_h5ad(folder / "run.prepared.h5ad")
     assert found.shape == (120, 200)
     assert list(found.obs["cell_type"]) == list(counts_adata.obs["cell_type"])
-
-
-@pytest.mark.slow
-def test_pretrain_from_a_table_and_a_10x_file(counts_adata, tmp_path, command):
-    counts_adata.var["gene_ids"] = counts_adata.var_names
-    counts_adata.X = counts_adata.X.astype(np.int64)
-    first, second = write_csv(counts_adata[:60], tmp_path), write_tenx_v3(counts_adata[60:].copy(), tmp_path)
-    ran = command("pretrain", first, second, "trainer.max_epochs=1", "logger=none")
-    assert ran.code == 0, ran.err
-    corpus = json.loads((tmp_path / "run.encoder/bundle.json").read_text())["provenance"]["corpus"]
-    assert [file["name"] for file in corpus] == ["run.csv", "run.h5"]
-
-
-@pytest.mark.slow
-def test_real_files_are_read(shared_data):
-    files = sorted((shared_data / "wild").glob("*.h5ad"))
-    assert files
-    for path in files:
-        if "zero_cells" in path.name:
-            with pytest.raises(InputError, match="no cells in"):
-                read_cells(path)
-        else:
-            assert same(read_cells(path), ad.read_h5ad(path))
 
 
 def test_a_loom_file_of_half_precision_is_read(cells, tmp_path):

@@ -1,9 +1,7 @@
 """Tables of text: delimiter, orientation, names, and tables that are refused."""
 
 import gzip
-import io
 import logging
-from contextlib import nullcontext
 
 import anndata as ad
 import numpy as np
@@ -214,11 +212,6 @@ def test_malformed_tables_are_refused(case, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_row_numbers_are_names(tmp_path):
-    pd.DataFrame([[1, 2], [3, 4]], columns=["CD3D", "CD4"]).to_csv(tmp_path / "a.csv")
-    assert list(read_cells(tmp_path / "a.csv").obs_names) == ["0", "1"]
-
-
 COMMENTS = {
     "BD Rhapsody": "####################\n## BD Pipeline 1.9.1\n## Sample: S1, it's \"one\n####################\n",
     "Drop-seq": "#DGE VERSION:1.1\n#INPUT:x.bam\n",
@@ -271,13 +264,6 @@ def test_cells_may_have_numbers_as_names(case, orientation, tmp_path):
         np.testing.assert_array_equal(found.X.toarray(), frame)
 
 
-@pytest.mark.parametrize("form", ["{}|NM_000732.4|Reference_end", "GRCh38_{}", "{}__chr7"])
-def test_genes_with_a_prefix_or_suffix_show_the_orientation(form, tmp_path):
-    frame = table(["1000", "1003", "7"], [form.format(gene) for gene in GENES["known symbols"]])
-    frame.to_csv(tmp_path / "a.csv", index_label="Cell_Index")
-    assert list(read_cells(tmp_path / "a.csv").obs_names) == ["1000", "1003", "7"]
-
-
 def test_cells_named_by_several_columns(tmp_path, caplog):
     """In files of CosMx, the field of view and the number of the cell in it identify a cell."""
     caplog.set_level(logging.INFO, "scperformer")
@@ -301,19 +287,6 @@ def test_cells_named_by_several_columns(tmp_path, caplog):
     assert list(found.obs) == ["fov", "cell_ID"]
 
 
-def test_repeated_gene_names_are_kept_without_anndatas_warning(tmp_path, recwarn):
-    (tmp_path / "a.csv").write_text("c,CD3D,CD3D\ncell_1,1,2\ncell_2,3,4\n")
-    assert list(read_cells(tmp_path / "a.csv").var_names) == ["CD3D", "CD3D"]
-    assert len(recwarn) == 0
-
-
-def test_a_very_long_first_line_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "run.csv.gz").write_bytes(gzip.compress(b"a," * 10**5))
-    monkeypatch.setattr(tables, "MAX_LINE", 10**4)
-    with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
-        read_cells(tmp_path / "run.csv.gz")
-
-
 @pytest.mark.parametrize("orientation", ["auto", "cells_by_genes"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_a_very_long_later_line_is_refused(end, orientation, tmp_path, monkeypatch):
@@ -327,15 +300,3 @@ def test_a_very_long_later_line_is_refused(end, orientation, tmp_path, monkeypat
             continue
         with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
             read_cells(path, orientation)
-
-
-def test_long_lines_are_found_in_pieces_of_any_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MAX_LINE", 10)
-    for size in range(1, 30):
-        for text, is_short in (("123456789\n" * 5, True), ("1\n1234567890\n1\n", False), ("1\n12345678901", False)):
-            raw = tables._LineLimiter(io.BytesIO(text.encode()), tmp_path)
-            with nullcontext() if is_short else pytest.raises(InputError, match="with a line of 10"):
-                pieces = b""
-                while piece := raw.read(size):
-                    pieces += piece
-                assert pieces == text.encode()

@@ -43,12 +43,6 @@ def test_several_genomes_are_joined(cells, tmp_path):
         read_cells(path)
 
 
-def test_repeated_symbols_are_kept(cells, tmp_path):
-    cells.var_names = ["TBCE", "TBCE", *cells.var_names[2:]]
-    for write in (write_tenx_v3, write_mtx):
-        assert list(read_cells(write(cells, tmp_path)).var_names[:3]) == ["TBCE", "TBCE", "CD2"]
-
-
 @pytest.mark.parametrize(("part", "value"), [("indices", -1), ("indices", 60), ("indptr", 10**6)])
 def test_indices_out_of_bounds_are_refused(part, value, cells, tmp_path):
     path = write_tenx_v3(cells, tmp_path)

@@ -90,13 +90,3 @@ def test_an_error_while_hdf5_writes_is_raised_when_the_file_is_closed(tmp_path, 
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         write()
     assert len(written) == 4
-
-
-def test_an_error_inside_the_block_is_raised(tmp_path):
-    def fail():
-        with hdf5_to_write(tmp_path / "a.h5", "w") as file:
-            file["x"] = np.arange(9)
-            raise RuntimeError("ours")
-
-    with pytest.raises(RuntimeError, match="ours"):
-        fail()
