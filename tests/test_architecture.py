@@ -14,9 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "scperformer"
 ROOMS = {path.parent.name: path for path in sorted(PACKAGE.glob("*/__init__.py"))}
-PICTURE = re.search(
-    r"```mermaid\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.DOTALL
-)[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PICTURE = re.search(r"```mermaid\n(.*?)```", PAGE, re.DOTALL)[1]
 MAX_ROOMS, MAX_ARROWS = 13, 70
 NOT_A_ROOM = "api"  # functions of Python, beside the command line
 
@@ -55,6 +54,14 @@ def test_the_picture_shows_the_rooms_and_their_imports(imports):
     assert solid | dotted <= imports, "drawn, but no import"
     hidden = {(one, other) for one, other in imports - dotted if other not in reachable(solid, one)}
     assert hidden == set(), "imports that the picture does not show"
+
+
+def test_files_that_the_page_names_exist():
+    named = re.findall(r"`(\w+/\w+\.py)`", PAGE) + [
+        f"{room}/{file}.py" for room, file in re.findall(r"\*\*(\w+)\*\*\.(\w+)", PAGE)
+    ]
+    assert len(named) > 20
+    assert [name for name in named if not (PACKAGE / name).is_file() and not name.startswith("tests/")] == []
 
 
 def test_the_house_stays_small(imports):

@@ -6,8 +6,6 @@
   encoder.
 - facts: What `predict` records in uns of an annotated file, and the check of a file from elsewhere against it.
 - figures: The figures of the report as plain data for plotly.js, and the map of cells as arrays of small integers.
-- layout: Where each cell is on the map of the report and of `scperformer.pl`: PCA and UMAP by scanpy, on
-  expression.
 - pages: HTML pages from the templates in this room.
 - explanation_page: The tables, the figures and the page of an explanation, which is an AnnData from explain.py.
 - read_annotations: Annotations from the h5ad files that `predict` wrote, read without the expression, or from cells
@@ -17,14 +15,8 @@
 - evaluate: Score annotations against true labels, with logistic regression as the baseline, and write the scores to
   a folder.
 - explain: The genes behind calls: their contributions to logits, compared with marker genes and tested by deletion.
-- expression: What a report needs of the expression in annotated files: quality of the cells, marker genes,
-  contributions, values.
 - report: One HTML page about annotated files, with interactive figures and sortable tables; it needs no network.
 - report_tables: The content of a report as plain values: labels, summaries of samples, tables, and things to check.
-- cluster_labels: Clusters of cells beside their calls: whether groups that were found without the model have one
-  label each.
-- composition: The composition of samples: shares of calls, labels and levels, in the order of similar samples, and
-  their tests.
 - what_to_check: Whether the labels of samples can be trusted, and what to check: each cause once, whatever number
   of samples.
 """
