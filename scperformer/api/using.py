@@ -145,7 +145,8 @@ def annotate(
     InputError
         An option is wrong, the expression cannot be used, too few genes are shared, or the keys or the output exist.
     """
-    from scperformer.annotation.predict import annotate_cells, run_predict
+    from scperformer.annotation.predict import annotate_cells
+    from scperformer.cli.predict import run as run_predict
 
     named = {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
     named |= {"species": species, "min_confidence": min_confidence, "false_alarms": false_alarms, "alpha": alpha}

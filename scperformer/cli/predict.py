@@ -1,10 +1,21 @@
 """`scperformer predict`: annotate the cells of files."""
 
+import logging
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from scperformer.base.errors import InputError
+from scperformer.base.messages import in_percent
+from scperformer.base.outputs import FAILED_SUFFIX
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import choice, require
+
+if TYPE_CHECKING:
+    from scperformer.model.load import Model
+
+log = logging.getLogger(__name__)
 
 USAGE = "predict FILE..."
 EXAMPLES = """\
@@ -31,7 +42,6 @@ class PredictConfig(AnnotationOptions):
     sample_sheet: str | None = None
     # continue an interrupted run: files that it has finished stay as they are, and one that it has begun goes on
     resume: bool = False
-    replace_annotation: bool = False  # replace an annotation of the same prefix that a file has
     # true: annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code
     # is then 2, and with ok 0
     keep_going: str = choice("false", "true", "ok")
@@ -49,8 +59,68 @@ class PredictConfig(AnnotationOptions):
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
 
 
-def run(cfg: PredictConfig) -> list[Path]:
-    """Write an annotated copy of each file; return their paths."""
-    from scperformer.annotation.predict import run_predict
+def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
+    """Annotate files: write a copy of each with the annotation added, or a table.
 
-    return run_predict(cfg)
+    Without `model`, the model of `cfg.model_path` is used.
+
+    Returns
+    -------
+    The paths of the annotations: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input or in
+    `cfg.output_dir`. Inputs that are annotations of other inputs are left out.
+
+    Raises
+    ------
+    InputError
+        A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
+        the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
+        raised after the other files; with `keep_going=ok` nothing is raised.
+    """
+    from scperformer.annotation.outputs import Failures, failed_file, is_finished, outputs_of, require_writable
+    from scperformer.annotation.predict import annotate_file
+    from scperformer.base.progress import progress
+    from scperformer.io.read import default_output, require_readable
+    from scperformer.io.sheet import described_samples
+    from scperformer.model.inference import choose_device
+    from scperformer.model.load import load_model
+
+    files = outputs_of(cfg.inputs, cfg.output, cfg.outputs, cfg.output_dir)
+    sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
+    model = model or load_model(cfg.model_path)
+    choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
+    failures = Failures(cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(files) > 1))
+    waiting = []
+    for path, output in files:  # all are checked before the first is annotated
+        with failures.of_file(path, output):
+            require_readable(path)
+            require_writable(output, cfg.overwrite or cfg.resume)
+            if not cfg.resume or not is_finished(path, output, model.saved, cfg, sheet.get(path, {})):
+                waiting.append((path, output))
+    num_finished = len(files) - len(waiting) - len(failures.errors)
+    if num_finished:
+        log.info("%d of %d files are finished and stay as they are", num_finished, len(files))
+
+    path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
+    num_cells = num_unknown = 0
+    with progress("annotating", total=len(waiting), unit="files") as shown:
+        for path, output in waiting:
+            shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
+            with failures.of_file(path, output):
+                annotation = annotate_file(path, output, model, cfg, sheet.get(path, {}), cfg.resume)
+                log.info("written: %s", output)
+                failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
+                num_cells += len(annotation.obs)
+                num_unknown += annotation.record["num_unknown"]
+                if (same := path_of_content.setdefault(annotation.record["input"]["sha256"], path)) != path:
+                    log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
+            shown.update()
+    if len(waiting) > 1 and num_cells:
+        text = f"{len(waiting)} files annotated: {num_cells:,} cells, {in_percent(num_unknown / num_cells)} unknown"
+        if cfg.output_dir is not None:
+            text += f"; next: scperformer report {shlex.quote(cfg.output_dir)}/*.annotated.h5ad"
+        log.info("%s", text)
+    if failures.errors and cfg.keep_going != "ok":
+        found = f"{len(failures.errors)} of {len(files)} files that cannot be annotated: {', '.join(failures.errors)}"
+        remedy = f"see the error of each of them above, and in {failed_file(files[0][1]).parent}/*{FAILED_SUFFIX}"
+        raise InputError(found, "files that can be annotated", remedy)
+    return [output for _, output in files]

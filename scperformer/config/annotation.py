@@ -21,6 +21,7 @@ class AnnotationOptions(ModelOptions):
     """How a model is applied to cells, and which labels they get."""
 
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
+    replace_annotation: bool = False  # replace an annotation of the same prefix that a file has
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the length of the cells decides
     threads: int = option(1, THREADS)  # CPU threads of torch, each with a batch of its own: more need more memory
     device: str = choice("auto", "cpu", "cuda")  # where the network runs; auto: a GPU that torch can use, else the CPU

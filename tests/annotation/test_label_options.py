@@ -11,9 +11,9 @@ from support.words import as_options
 
 import scperformer
 from scperformer.annotation.columns import USUAL_COLUMNS
-from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 from scperformer.labels.tree import LabelTree
 from scperformer.model.folder import write_model
 from scperformer.model.load import load_model

@@ -16,12 +16,12 @@ from support.twins import CASES
 from support.words import as_options
 
 import scperformer
-from scperformer.annotation.predict import run_predict
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells.query import find_query
 from scperformer.cli.compose import make_config
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 from scperformer.cli.train import run as run_train
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io import rows
@@ -426,7 +426,7 @@ def test_annotations_beside_the_inputs_are_not_inputs_of_the_next_run(tiny_model
     assert files == ["a.annotated.h5ad", "a.h5ad", "b.annotated.h5ad", "b.h5ad"]
     refused = command("predict", *files, f"model_path={tiny_model}")
     assert refused.code == 2
-    assert "a.annotated.h5ad exists; expected new outputs: add resume=true to keep what an earlier run" in refused.err
+    assert "a.annotated.h5ad exists; expected a new output" in refused.err
     again = command("predict", *files, f"model_path={tiny_model}", "overwrite=true")
     assert again.code == 0
     assert "skipping a.annotated.h5ad: output of an earlier run on a.h5ad" in again.err

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 import scperformer
-from scperformer.annotation.predict import run_predict
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 from scperformer.model.folder import read_model
 
 KEY = "scperformer"

@@ -9,7 +9,7 @@ from conftest import make_counts
 from support.inputs import nullable, write_nullable
 
 import scperformer
-from scperformer.annotation import predict
+from scperformer.annotation import outputs
 from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.write import write_annotation
 from scperformer.base.errors import InputError
@@ -104,7 +104,7 @@ def test_labels_with_slashes_stay_distinct():
 
 
 def test_a_missing_pyarrow_is_an_error_before_any_cell_is_called(command, write, counts_adata, monkeypatch):
-    monkeypatch.setattr(predict, "find_spec", lambda _: None)
+    monkeypatch.setattr(outputs, "find_spec", lambda _: None)
     ran = command("predict", write(counts_adata), "output=calls.parquet")
     assert ran.code == 2
     assert "output=calls.parquet without the package pyarrow" in ran.err

@@ -299,7 +299,7 @@ def test_warnings_are_plain_lines(command, counts_adata, write, tiny_model):
 
 
 def machine_error(error: Exception):
-    def fail(cfg):
+    def fail(*_):
         raise error
 
     return fail
@@ -328,7 +328,7 @@ def machine_error(error: Exception):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, line):
-    monkeypatch.setattr("scperformer.annotation.predict.run_predict", machine_error(error))
+    monkeypatch.setattr("scperformer.annotation.predict.annotate_file", machine_error(error))
     ran = command("predict", sample)
     assert ran.code == code
     assert f"\n{line}" in ran.err

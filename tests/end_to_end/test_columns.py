@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 import scperformer
-from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 from scperformer.model.load import load_model
 
 KEY = "scperformer"

@@ -15,9 +15,9 @@ import pytest
 from support.annotated import annotated_sample
 
 from scperformer.annotation import predict
-from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=none")

@@ -20,9 +20,9 @@ import scperformer
 from scperformer.annotation import parts as parts_file
 from scperformer.annotation import predict
 from scperformer.annotation import write as writer
-from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows as rows
 from scperformer.model.load import load_model
 from scperformer.training.calls import Calls, call_block
@@ -208,7 +208,7 @@ def test_a_run_of_several_files_goes_on(counts_adata, cut_off, tiny_model, tmp_p
     several = PredictConfig(inputs=inputs, outputs=outputs, model_path=str(tiny_model), device="cpu", resume=True)
     with caplog.at_level("INFO", logger="scperformer"):
         assert [str(output) for output in run_predict(several)] == outputs
-    assert f"1 of 3 files are finished and stay as they are: {outputs[0]}" in caplog.text
+    assert "1 of 3 files are finished and stay as they are" in caplog.text
     assert called == [BLOCK] * 4 + [1] + [BLOCK, 20 - BLOCK]
     assert sizes(tmp_path).items() >= {name: state for name, state in before.items() if ".partial" not in name}.items()
     assert len(ad.read_h5ad(outputs[2])) == 20

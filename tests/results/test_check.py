@@ -19,6 +19,7 @@ from scperformer.cli.check import CheckConfig
 from scperformer.cli.check import run as run_check
 from scperformer.cli.compose import make_config
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 from scperformer.cli.train import run as run_train
 from scperformer.model.folder import read_model
 from scperformer.model.library import PACKAGED_MODEL

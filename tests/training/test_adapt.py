@@ -16,7 +16,6 @@ from sklearn.linear_model import LogisticRegression
 from support.words import as_options
 
 import scperformer
-from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.cli.adapt import AdaptConfig
@@ -24,6 +23,7 @@ from scperformer.cli.adapt import run as run_adapt
 from scperformer.cli.check import CheckConfig
 from scperformer.cli.check import run as run_check
 from scperformer.cli.predict import PredictConfig
+from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows
 from scperformer.model.content import INFO
 from scperformer.model.folder import load_reference_cells, read_model, write_model

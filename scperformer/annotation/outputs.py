@@ -1,0 +1,113 @@
+"""The outputs of several inputs: their names, which of them are finished, and the errors of inputs that failed."""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from scperformer.annotation.finished import identity_of, recorded_identity, why_other
+from scperformer.annotation.parts import remove_parts
+from scperformer.annotation.write import FORMATS, STORE
+from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
+from scperformer.config.annotation import AnnotationOptions
+from scperformer.io.read import checksum, default_output
+from scperformer.model.saved_model import SavedModel
+
+log = logging.getLogger(__name__)
+
+
+def outputs_of(
+    inputs: Sequence[str], output: str | None, outputs: Sequence[str], output_dir: str | None
+) -> list[tuple[str, Path]]:
+    """Return each input with its output; inputs that are annotations of other inputs are left out.
+
+    `predict *.h5ad` finds such inputs when it runs again. Two inputs with the same output are refused.
+    """
+    if not outputs:
+        annotations = {default_output(path, f".annotated{ending}"): path for path in inputs for ending in FORMATS}
+        for name in inputs:
+            if (source := annotations.get(Path(name))) is not None:
+                log.info("skipping %s: output of an earlier run on %s", name, source)
+        inputs = [path for path in inputs if Path(path) not in annotations]
+    if output:
+        outputs = [output.replace("{sample}", default_output(path, "").name) for path in inputs]
+    named = [Path(name) for name in outputs] or [default_output(path, ".annotated.h5ad") for path in inputs]
+    if output_dir is not None:
+        named = [Path(output_dir) / path.name for path in named]
+    for number, path in enumerate(named):
+        if path in named[:number]:
+            remedy = "leave one of them out, or name the outputs: outputs=[...]"
+            raise InputError(f"two inputs give {path}", "one input per output", remedy)
+    return list(zip(inputs, named, strict=True))
+
+
+def require_writable(output: Path, replace: bool) -> None:
+    """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
+    require_absent(output, replace, STORE if output.suffix == ".zarr" else None)
+    if not output.name.endswith(FORMATS):
+        raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
+    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
+        found = f"output={output} without the package pyarrow"
+        remedy = "pip install pyarrow, or write .csv"
+        raise InputError(found, "pyarrow, which writes Parquet files", remedy)
+
+
+def is_finished(path: str, output: Path, saved: SavedModel, cfg: AnnotationOptions, sample: dict[str, str]) -> bool:
+    """Return whether an output is the annotation of this run; refuse another one unless it may be replaced.
+
+    `sample` has the columns that a sample sheet adds to the file `path`, with their values.
+    """
+    if not output.exists():
+        return False
+    found = recorded_identity(output, cfg.key_added)
+    why = f"no record of an annotation '{cfg.key_added}'"
+    if found is not None:
+        of_condition = "" if cfg.condition_of is None else checksum(cfg.condition_of)
+        why = why_other(identity_of(cfg, saved, checksum(path), of_condition, sample), found)
+    if why and not cfg.overwrite:
+        expected = f"an annotation of {path} by the same model and options"
+        remedy = "choose another output=..., or add overwrite=true to replace it"
+        raise InputError(f"{output} is of another run ({why})", expected, remedy)
+    if not why:
+        remove_parts(output)  # the earlier run may have been killed before it did
+        failed_file(output).unlink(missing_ok=True)
+    return not why
+
+
+class Failures:
+    """The errors of files that could not be annotated; if `keep_going`, they do not stop the run."""
+
+    def __init__(self, keep_going: bool):
+        self.keep_going = keep_going
+        self.errors: dict[str, str] = {}  # by the path of the input
+
+    @contextmanager
+    def of_file(self, path: str, output: Path) -> Iterator[None]:
+        """Log an error about one file, and write it in place of the output; raise it without `keep_going`."""
+        try:
+            yield
+        except InputError as error:
+            if not self.keep_going or isinstance(error, DiskFull):
+                raise
+            log.error("%s: %s", path, error)
+            self.errors[path] = str(error)
+            if not output.exists():  # an earlier output stays as it is
+                content = {"sample": _sample(output), "input": path, "error": str(error)}
+                content["version"] = version("scperformer")
+                with new_file(failed_file(output), overwrite=True) as temporary:
+                    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sample(output: Path) -> str:
+    """Return the name of the sample of an output."""
+    ending = next((ending for ending in FORMATS if output.name.endswith(ending)), "")
+    return output.name.removesuffix(ending).removesuffix(".annotated")
+
+
+def failed_file(output: Path) -> Path:
+    """Return the file that states why an output is missing; `report` shows it as a row."""
+    return output.with_name(f"{_sample(output)}{FAILED_SUFFIX}")
