@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from support.inputs import WRITERS
 
-from scperformer.annotation.predict import run_predict
 from scperformer.base.errors import InputError
 from scperformer.cli.check import CheckConfig
 from scperformer.cli.check import run as run_check
