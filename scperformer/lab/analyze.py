@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from scperformer.annotation.annotate import describe_run
 from scperformer.attention.encoder import Encoder
@@ -50,36 +49,31 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     require_absent(output, cfg.overwrite, ANALYSIS)
     model = load_model(cfg.model_path)
     adata = read_cells(path, cfg.orientation)
-    encoder = _encoder(model)
+    encoder = model.network.encoder
+    if not isinstance(encoder, Encoder) or not encoder.stack:
+        found = f"model {model.saved.name} without layers of attention between tokens"
+        raise InputError(found, "a model trained with model=tiny, base or scbert", "choose another model_path=...")
     query = find_query(adata, model.saved, cfg, path)
     cells = Cells(query.all_cells(), model.tokens)
-    rows = _choose_cells(cells, query, cfg)
+    rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]
+    if len(rows) == 0:
+        raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
+    rows = np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.num_cells])
     log.info("%s: %d of %d cells, %d layers", path, len(rows), len(cells), len(encoder.stack))
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
         files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg)
-    names: list[str] = adata.obs_names[rows].tolist()
-    summary = {"analysis": cfg.analysis, "cells": names, **numbers, **_record(query, model, cfg)}
-    _write(output, files, summary, cfg.overwrite)
+    summary = {"analysis": cfg.analysis, "cells": adata.obs_names[rows].tolist(), **numbers}
+    with new_folder(output, ANALYSIS, cfg.overwrite) as folder:
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (folder / name).write_bytes(content)
+            else:
+                content.to_csv(folder / name, index=False, float_format="%.6g")
+        text = json.dumps(summary | _record(query, model, cfg), indent=2, default=np.ndarray.tolist, ensure_ascii=False)
+        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
     log.info("written in %.1f s: %s (%s)", time.perf_counter() - start, output, ", ".join([*files, SUMMARY]))
     return output
-
-
-def _encoder(model: Model) -> Encoder:
-    """Return the encoder of a model; refuse a model without layers between tokens."""
-    encoder = model.network.encoder
-    if not isinstance(encoder, Encoder):
-        found = f"model {model.saved.name} without layers of attention between tokens"
-        raise InputError(found, "a model trained with model=tiny, base or scbert", "choose another model_path=...")
-    return encoder
-
-
-def _choose_cells(cells: Cells, query: Query, cfg: AnalyzeConfig) -> np.ndarray:
-    """Return the rows of a random sample of the cells with expression, ascending."""
-    rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]
-    if len(rows) == 0:
-        raise InputError(f"no cell of {query.path} expresses a gene of the model", "at least one", "choose other cells")
-    return np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.num_cells])
 
 
 def _record(query: Query, model: Model, cfg: AnalyzeConfig) -> dict[str, Any]:
@@ -93,15 +87,3 @@ def _record(query: Query, model: Model, cfg: AnalyzeConfig) -> dict[str, Any]:
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
         "versions": run["versions"],
     }
-
-
-def _write(output: Path, files: dict[str, pd.DataFrame | bytes], summary: dict[str, Any], overwrite: bool) -> None:
-    """Write the folder of an analysis: tables, the bytes of pictures, and the summary."""
-    with new_folder(output, ANALYSIS, overwrite) as folder:
-        for name, content in files.items():
-            if isinstance(content, bytes):
-                (folder / name).write_bytes(content)
-            else:
-                content.to_csv(folder / name, index=False, float_format="%.6g")
-        text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
-        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")

@@ -38,8 +38,11 @@ COLUMNS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk", "m
 
 def linear_mechanisms() -> dict[str, str]:
     """Return the mechanisms that are not quadratic and have a size, with the option that sets it."""
-    options = {name: mechanism.size_option for name, mechanism in all_mechanisms().items() if not mechanism.quadratic}
-    return {name: option for name, option in options.items() if option is not None}
+    return {
+        name: mechanism.size_option
+        for name, mechanism in all_mechanisms().items()
+        if mechanism.size_option is not None and not mechanism.quadratic
+    }
 
 
 def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float]:
@@ -54,9 +57,8 @@ def approximation_errors(
 ) -> pd.DataFrame:
     """Return the errors of all linear mechanisms of every size, relative to exact softmax attention.
 
-    Mechanisms have their initial parameters and are drawn `num_draws` times for cells of `length` positions. Options
-    other than the size have their defaults. The table has a row per mechanism and size (docs/formats.md lists its
-    columns). The last row is the mean of the values, which has no size.
+    Mechanisms have their initial parameters, are drawn `num_draws` times for cells of `length` positions, and have the
+    defaults of other options. The table has a row per mechanism and size; the last is the mean of the values.
     """
     mechanisms = linear_mechanisms()
     errors: dict[tuple[str, str, int | None, bool, bool], list[float]] = {}

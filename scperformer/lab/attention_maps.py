@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from scperformer.attention.encoder import Encoder
-from scperformer.base.errors import InputError
 from scperformer.model.batches import Cells
 
 log = logging.getLogger(__name__)
@@ -29,8 +28,7 @@ class HeadInputs:
     def exact_map(self, shared_qk: bool = False) -> torch.Tensor:
         """Return softmax(Q K^T / sqrt(E)) of each head, H x L x L float64.
 
-        With `shared_qk`, the map is softmax(Q Q^T / sqrt(E)), in which no token attends to itself: mechanisms whose
-        queries are also the keys approximate this map. It needs two tokens or more.
+        With `shared_qk`, keys are the queries and no token attends to itself; this needs two tokens or more.
 
         Source: Vaswani et al. 2017, arXiv 1706.03762, equation 1; with `shared_qk`, Kitaev et al. 2020, arXiv
         2001.04451, section 2.
@@ -50,8 +48,8 @@ Layers = Iterable[list[HeadInputs]]  # for each layer, the inputs of each cell
 def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int) -> Layers:
     """Yield the inputs of attention of each layer of an encoder in eval mode, for the cells in `rows`.
 
-    Hidden states are computed from all tokens of a cell. If it has more than `max_tokens` tokens, the inputs of a
-    random sample of them are returned, the same sample for every layer.
+    Hidden states are computed from all tokens of a cell. At most `max_tokens` of them are returned, a random sample
+    that is the same for every layer.
     """
     inputs = []
     batches = []
@@ -66,9 +64,6 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
     if num_long := sum(length > max_tokens for length in lengths):
         message = "%d of %d cells have more than %d tokens (up to %d): a random sample of %d is used of each"
         log.info(message, num_long, len(lengths), max_tokens, max(lengths), max_tokens)
-    if not encoder.stack:
-        found = "a model without layers of attention (model.depth=0)"
-        raise InputError(found, "a model with layers", "train one with model=tiny or base")
     if encoder.mechanisms[0].is_causal:
         log.info("the model's attention is causal; here every token attends to all tokens")
     for _ in encoder.stack:

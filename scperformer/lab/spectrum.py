@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from scperformer.base.pictures import png, text_colour_on
+from scperformer.base.pictures import png
 from scperformer.lab.attention_maps import Layers
 from scperformer.model.load import Model
 
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 DPI = 160
 GREY = "#777777"
 INDEX = 128  # index of the cumulative value in the heat map, as in Linformer
-MAX_NUMBERS = 12  # heads up to which the cells of the heat map have room for a number
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Spectrum:
     tokens: np.ndarray  # number of tokens, and so of singular values, of each cell
 
     def curve_table(self) -> pd.DataFrame:
-        """Return a row per layer, head and index, all counted from 1."""
+        """Return a row per layer, head and index, counted from 1."""
         layers, heads, indices = (axis.ravel() + 1 for axis in np.indices(self.curves.shape))
         return pd.DataFrame({"layer": layers, "head": heads, "index": indices, "cumulative": self.curves.ravel()})
 
@@ -84,16 +82,19 @@ def find_spectrum(layers: Layers) -> Spectrum:
     return Spectrum(np.stack(curves), np.stack(at_index), tokens)
 
 
-def _draw_curves(axes: Axes, spectrum: Spectrum) -> None:
-    """Draw the cumulative curves of every layer and head, and the curve of full rank."""
+def draw_spectrum(spectrum: Spectrum) -> bytes:
+    """Return a PNG of the cumulative curves of every layer and head, and of their values at index 128."""
+    figure = Figure(figsize=(11, 4.6), dpi=DPI, layout="constrained")
+    axes, heat_map = figure.subplots(1, 2, width_ratios=(1.2, 1))
     num_layers, num_heads, length = spectrum.curves.shape
     indices = np.arange(1, length + 1)
+    # One colour per layer, or per head if there is a single layer.
+    what, most = ("layer", num_layers) if num_layers > 1 else ("head", num_heads)
     for layer, head in np.ndindex(num_layers, num_heads):
-        # One colour per layer, or per head if there is a single layer.
-        label, place, most = ("layer", layer, num_layers) if num_layers > 1 else ("head", head, num_heads)
-        style = {"color": colormaps["viridis"](0.9 * place / max(1, most - 1)), "linewidth": 1.3, "alpha": 0.85}
-        first = head == 0 or num_layers == 1
-        axes.plot(indices, spectrum.curves[layer, head], label=f"{label} {place + 1}" if first else None, **style)
+        place = layer if num_layers > 1 else head
+        label = f"{what} {place + 1}" if head == 0 or num_layers == 1 else None
+        colour = colormaps["viridis"](0.9 * place / max(1, most - 1))
+        axes.plot(indices, spectrum.curves[layer, head], label=label, color=colour, linewidth=1.3, alpha=0.85)
     axes.plot(indices, spectrum.full_rank(), color=GREY, linestyle="--", linewidth=1.3, label="all equal (identity)")
     if length > INDEX:
         axes.axvline(INDEX, color=GREY, linewidth=1)
@@ -104,40 +105,19 @@ def _draw_curves(axes: Axes, spectrum: Spectrum) -> None:
     axes.grid(alpha=0.25)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, frameon=False, fontsize=9)
 
-
-def _draw_heat_map(figure: Figure, axes: Axes, values: np.ndarray) -> None:
-    """Draw a heat map of the values at index 128, layers x heads."""
-    num_layers, num_heads = values.shape
+    values = spectrum.at_index.mean(axis=2)
     low = min(np.floor(values.min() * 20) / 20, 0.95)  # from the next lower multiple of 0.05 to 1
-    scale = colormaps["YlGnBu"]
-    image = axes.imshow(values, cmap=scale, vmin=low, vmax=1, aspect="auto")
-    axes.set_xticks(range(num_heads), [str(head + 1) for head in range(num_heads)])
-    axes.set_yticks(range(num_layers), [str(layer + 1) for layer in range(num_layers)])
-    axes.set(xlabel="head", ylabel="layer")
-    axes.set_title(f"value at index {INDEX}", fontsize=10)
-    if num_heads <= MAX_NUMBERS:
-        for (layer, head), value in np.ndenumerate(values):
-            red, green, blue, _ = scale((value - low) / (1 - low), bytes=True)
-            ink = text_colour_on(f"#{red:02X}{green:02X}{blue:02X}")
-            text = f"{value:.{3 if num_heads <= 8 else 2}f}"
-            axes.text(head, layer, text, ha="center", va="center", color=ink, fontsize=9)
-    figure.colorbar(image, ax=axes, pad=0.02)
+    image = heat_map.imshow(values, cmap="YlGnBu", vmin=low, vmax=1, aspect="auto")
+    heat_map.set_xticks(range(num_heads), [str(head + 1) for head in range(num_heads)])
+    heat_map.set_yticks(range(num_layers), [str(layer + 1) for layer in range(num_layers)])
+    heat_map.set(xlabel="head", ylabel="layer")
+    heat_map.set_title(f"value at index {INDEX}", fontsize=10)
+    figure.colorbar(image, ax=heat_map, pad=0.02)
 
-
-def draw_spectrum(spectrum: Spectrum) -> bytes:
-    """Return a PNG of the cumulative curves of every layer and head, and of their values at index 128."""
-    figure = Figure(figsize=(11, 4.6), dpi=DPI, layout="constrained")
-    curves, heat_map = figure.subplots(1, 2, width_ratios=(1.2, 1))
-    _draw_curves(curves, spectrum)
-    _draw_heat_map(figure, heat_map, spectrum.at_index.mean(axis=2))
-
-    fewest = spectrum.tokens.min()
-    most = spectrum.tokens.max()
-    tokens = f"{fewest:,} tokens" if fewest == most else f"{fewest:,} to {most:,} tokens"
-    counts = zip(spectrum.at_index.shape, ("layer", "head", "cell"), strict=True)
-    layers, heads, cells = (f"{num:,} {noun}{'' if num == 1 else 's'}" for num, noun in counts)
-    title = f"Singular values of the softmax maps of {layers} x {heads} (mean of {cells} of {tokens})"
-    figure.suptitle(title, fontsize=11)
+    num_cells = spectrum.at_index.shape[2]
+    tokens = f"{spectrum.tokens.min():,} to {spectrum.tokens.max():,} tokens"
+    title = f"Singular values of the softmax maps of {num_layers} layers x {num_heads} heads"
+    figure.suptitle(f"{title} (mean of {num_cells:,} cells of {tokens})", fontsize=11)
     return png(figure)
 
 

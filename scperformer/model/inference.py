@@ -9,11 +9,11 @@ Shape letters: B cells, G genes, V powers of the expression, C labels, D embeddi
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,10 +65,7 @@ class Predictions(NamedTuple):
 
 @contextmanager
 def torch_state_kept(threads: int | None = None) -> Iterator[None]:
-    """Give torch `threads` CPU threads within a block; then restore their number and torch's random state.
-
-    Other threads wait until the block ends.
-    """
+    """Give torch `threads` CPU threads within a block, while other threads wait; then restore torch's state."""
     with _turn:
         before = torch.get_num_threads()
         # An unused GPU has no random state; asking for it would initialise the GPU.
@@ -99,8 +96,7 @@ def _computes_in_float32() -> bool:
     if not hasattr(torch.backends.mkldnn, "matmul"):  # torch before 2.9
         return False
     a, b = torch.randn(2, TRIAL_SIZE, TRIAL_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    a = a.float()
-    b = b.float()
+    a, b = a.float(), b.float()
     exact = a.double() @ b.double()
     with _reduced_precision_allowed():
         products = (a @ b, torch.bmm(a[None], b[None])[0])
@@ -111,10 +107,8 @@ def _computes_in_float32() -> bool:
 def fast_cpu(device: str, precision: str = "32-true") -> Iterator[None]:
     """On the device `cpu`, compute products by oneDNN if it uses float32, and keep freed memory, within a block.
 
-    With the precision `bf16-mixed`, oneDNN may round the factors of float32 products to bfloat16, too: where attention
-    sums in float32, its factors are vectors that layers in bfloat16 have made. Sums stay in float32.
-
-    Then restore all settings and return free memory. Other threads wait until the block ends.
+    With the precision `bf16-mixed`, oneDNN may round the factors of float32 products to bfloat16, too: they are vectors
+    that layers in bfloat16 have made. Sums stay in float32. Other threads wait until the block ends.
     """
     with _turn, ExitStack() as afterwards:
         if device == "cpu":
@@ -126,9 +120,7 @@ def fast_cpu(device: str, precision: str = "32-true") -> Iterator[None]:
 
 def computes_in_bfloat16() -> bool:
     """Return whether this CPU has instructions for bfloat16 products; without them it is several times slower."""
-    capabilities = (
-        torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    )  # not in older versions of torch
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions of torch
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
@@ -159,10 +151,7 @@ def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> I
 
 @contextmanager
 def predicting(network: CellTypeModel | ImportedNetwork, device: str = "cpu") -> Iterator[None]:
-    """Put a network into eval mode and on a device within a block; then restore both.
-
-    The caller holds the lock of `torch_state_kept`.
-    """
+    """Put a network into eval mode and on a device within a block, in that of `torch_state_kept`; then restore both."""
     was_training = network.training
     before = next(network.parameters()).device
     try:
@@ -183,11 +172,8 @@ def predict_cells(
     """Predict N cells; no cell influences another's result.
 
     On a CPU, a network that only needs sums over genes is computed by sparse products in float32, whatever
-    `precision`: they take a fifth of the time that tokens would take. So is a linear branch alone on any device.
-
-    `batch_size` is the number of cells per batch on a GPU; batches of long cells have fewer. With the precision
-    `bf16-mixed` most products are computed in bfloat16. The mode and the device of the network are restored. `done` is
-    called with the number of cells of each finished batch.
+    `precision`: they take a fifth of the time of tokens. `batch_size` is the number of cells per batch on a GPU. `done`
+    is called with the number of cells of each finished batch.
     """
     num_threads = torch.get_num_threads()
     if isinstance(network, ImportedNetwork):
@@ -214,71 +200,47 @@ def predict_cells(
             proba_BC = logits_BC.float().softmax(-1)
             return proba_BC[:num_cells], embedding_BD[:num_cells].float(), by_encoder_B[:num_cells]
 
+    def predict_filled(rows_length: tuple[np.ndarray, int]) -> Outputs:
+        # The last bits of a product depend on its number of rows, so this depends only on the length of the cells.
+        rows, length = rows_length
+        filled = np.resize(rows, cells_at(length, batch_size, max_tokens))
+        return predict(cells.batch(filled, length), len(rows))
+
     with (
         torch_state_kept(threads=1),
         predicting(network, device),
         fast_cpu(device, precision),
         seeing_genes_of(network, cells),
     ):
-        if device == "cpu":
-            full_size = partial(cells_at, batch_size=batch_size, max_tokens=max_tokens)
-            outputs = _predict_on_cpu(predict, cells, batches, full_size, num_threads)
-        else:
-            outputs = _predict_on_gpu(predict, cells, batches)
+        if device == "cpu":  # the first batch alone: it computes the memory of unexpressed genes, which all cells share
+            outputs = [predict_filled(batch) for batch in batches[:1]]
+            outputs += _in_threads(predict_filled, batches[1:], num_threads)
+        else:  # the CPU prepares the next batches while the GPU computes
+            ready = prefetch(cells.batch(rows, length).pin_memory() for rows, length in batches)
+            outputs = [predict(batch, len(rows)) for (rows, _), batch in zip(batches, ready, strict=True)]
     # Copied at the end: each copy waits for the GPU, which would then wait for its next batch.
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
     return Predictions(*(torch.cat(part).cpu().numpy()[order] for part in zip(*outputs, strict=True)))
 
 
-def _predict_on_cpu(
-    predict: Callable[[Batch, int], Outputs],
-    cells: Cells,
-    batches: list[tuple[np.ndarray, int]],
-    full_size: Callable[[int], int],
-    num_threads: int,
-) -> list[Outputs]:
-    """Predict batches of row numbers and lengths, several at a time in threads.
-
-    The last bits of a product depend on its number of rows, so this depends only on the length of the cells: small
-    batches are filled up to `full_size(length)` with repeated cells. Each thread computes whole batches: if threads
-    shared a product, its sums would depend on the number of threads.
-    """
-
-    def predict_filled(rows_length: tuple[np.ndarray, int]) -> Outputs:
-        rows, length = rows_length
-        return predict(cells.batch(np.resize(rows, full_size(length)), length), len(rows))
-
+def _in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int) -> list[Any]:
+    """Call a function for each item in threads, each with one thread of torch: sums are then always the same."""
     # Each thread sets its own number of threads, or its first products may use more than one.
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        # The first batch runs alone: it computes the memory of unexpressed genes, which all cells share.
-        outputs = [predict_filled(batch) for batch in batches[:1]]
-        return outputs + list(pool.map(predict_filled, batches[1:]))
-
-
-def _predict_on_gpu(
-    predict: Callable[[Batch, int], Outputs], cells: Cells, batches: list[tuple[np.ndarray, int]]
-) -> list[Outputs]:
-    """Predict batches of row numbers and lengths; the CPU prepares the next batches while the GPU computes."""
-    ready = prefetch(cells.batch(rows, length).pin_memory() for rows, length in batches)
-    return [predict(batch, len(rows)) for (rows, _), batch in zip(batches, ready, strict=True)]
+        return list(pool.map(function, items))
 
 
 def _predict_sums(
     network: CellTypeModel, x: csr_matrix, num_threads: int, done: Callable[[int], None] | None
 ) -> Predictions:
-    """Predict cells with a network without layers.
-
-    SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
-    """
+    """Predict cells with a network without layers between tokens; SciPy adds up the genes of a cell in their order."""
     linear = network.linear
     encoder = network.encoder if isinstance(network.encoder, Performer) else None
     weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
     if linear is not None:
         weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
         weights = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
-    head_cells = (
-        1 if network.needs_own_batch else CPU_BATCH_CELLS
-    )  # always so many at a time: last bits depend on the number
+    head_cells = 1 if network.needs_own_batch else CPU_BATCH_CELLS  # the same for all: last bits depend on the number
 
     def predicted(first: int) -> Outputs:
         some = row_subset(x, np.arange(first, min(first + CELLS_PER_SUM, x.shape[0])))
@@ -299,15 +261,14 @@ def _predict_sums(
                 done(num_cells)
             return logits_BC.softmax(-1), embedding_BD, network.decided_by_encoder(linear_BC, logits_BC)
 
-    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        parts = list(pool.map(predicted, range(0, x.shape[0], CELLS_PER_SUM)))
+    parts = _in_threads(predicted, range(0, x.shape[0], CELLS_PER_SUM), num_threads)
     return Predictions(*(torch.cat(part).numpy() for part in zip(*parts, strict=True)))
 
 
 def _predict_imported(
     network: ImportedNetwork, cells: Cells, num_threads: int, done: Callable[[int], None] | None
 ) -> Predictions:
-    """Predict cells as the tool does from which the network was imported."""
+    """Predict cells as the tool that made the network does."""
 
     def predicted(first: int) -> tuple[np.ndarray, np.ndarray]:
         some = row_subset(cells.x, np.arange(first, min(first + CELLS_PER_SUM, len(cells))))
@@ -316,8 +277,7 @@ def _predict_imported(
             done(some.shape[0])
         return network.probabilities(scored.scores), scored.embedding
 
-    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        parts = list(pool.map(predicted, range(0, len(cells), CELLS_PER_SUM)))
+    parts = _in_threads(predicted, range(0, len(cells), CELLS_PER_SUM), num_threads)
     proba, embedding = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Predictions(proba, embedding, np.zeros(len(cells), dtype=bool))
 
