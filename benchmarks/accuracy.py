@@ -80,7 +80,7 @@ def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.n
     prepared = prepare_reference(reference, PreprocessConfig(inputs=["reference"]))
     findings = detect_expression(query)
     genes = gene_table(query, findings.source)
-    plan = plan_alignment(genes, findings, list(prepared.var_names), target_sum=1e4, min_overlap=0.0)
+    plan = plan_alignment(genes, findings, list(prepared.var_names), target_sum=1e4)
     x = align_rows(stored_expression(query, findings)[0].block(0, query.n_obs), plan)
     return csr_matrix(prepared.X), prepared.obs[LABEL].to_numpy(str), x
 

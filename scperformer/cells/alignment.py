@@ -13,8 +13,7 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import AnyMatrix, normalise, over_own_genes
 from scperformer.cells.values import undo_log1p
 from scperformer.io.gene_matching import GeneMap, map_exactly, map_genes
-from scperformer.io.gene_names import require_named
-from scperformer.io.gene_overlap import Overlap, measure_overlap, require_overlap
+from scperformer.io.gene_overlap import Overlap, measure_overlap
 
 
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
@@ -68,38 +67,25 @@ def plan_alignment(
     *,
     importance: np.ndarray | None = None,
     target_sum: float | None,
-    min_overlap: float | None,
     own_totals: bool = False,
     species: str = "auto",
     exact: bool = False,
     path: str | Path = "the data",
 ) -> Alignment:
-    """Match the genes in `var`, the `gene_table` of a file, to those of a model.
+    """Match the genes in `var`, the `gene_table` of a file, to those of a model; another species is refused.
 
     Parameters
     ----------
     importance
         Weight of each gene of the model, float, one per model gene; None: all genes weigh the same.
-    min_overlap
-        Smallest share of the importance that the file must have, 0 to 1; None: any file is accepted.
     own_totals
         Whether the model's cells are normalised over its genes alone, as for the model of a panel.
     exact
         Whether genes are matched by exactly the same name only.
-
-    Raises
-    ------
-    InputError
-        The overlap is too small, the file is of another species, or several genes have no name.
     """
     names = [str(name).strip() for name in var.index]
-    require_named(names, f"{findings.source} of {path}")
     mapping = map_exactly(names, model_genes) if exact else map_genes(names, model_genes, var, species, path=path)
     overlap = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
-    if min_overlap is not None:
-        require_overlap(
-            overlap, min_overlap, path, file_genes=names, model_genes=model_genes, var=var, own_totals=own_totals
-        )
     return Alignment(mapping, overlap, len(model_genes), target_sum, findings, own_totals)
 
 

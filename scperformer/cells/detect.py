@@ -105,15 +105,10 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
 
 
 def prepared_total(adata: AnnData) -> float | None:
-    """Return the total to which `preprocess` normalised X, according to its mark in uns; None without a mark.
-
-    The mark may remain if X was changed afterwards.
-    """
+    """Return the total to which `preprocess` normalised X, by its mark in uns, which may remain after X was changed."""
     mark = adata.uns.get(PREPARED_KEY)
-    total = mark.get("target_sum") if isinstance(mark, Mapping) else None
-    if adata.X is None or not isinstance(total, int | float | np.number):
-        return None
-    return float(total) if 0 < total < math.inf else None
+    total = mark.get("target_sum") if isinstance(mark, Mapping) and adata.X is not None else None
+    return float(total) if isinstance(total, int | float | np.number) and 0 < total < math.inf else None
 
 
 def detect_expression(
@@ -172,7 +167,9 @@ def detect_expression(
     names = [str(name).strip() for name in gene_table(adata, chosen.source).index]
     notes += _observations(chosen, _features(adata, chosen.source)[2], names)
     num_cells, num_genes = chosen.x.shape
-    droplets = find_droplets(*_sizes(chosen), num_genes)
+    # Values other than counts show how many genes a barcode expresses.
+    sizes, unit = (chosen.sums, "counts") if chosen.kind == "counts" else (chosen.num_expressed, "genes")
+    droplets = find_droplets(sizes, unit, num_genes)
     if droplets is not None:
         notes.append(droplets.text)
     return Findings(
@@ -189,22 +186,6 @@ def detect_expression(
         notes=notes,
         droplets=droplets,
     )
-
-
-def _sizes(candidate: Candidate) -> tuple[np.ndarray, str]:
-    """Return the counts of each cell, or the number of its expressed genes if the values do not show the counts."""
-    log = candidate.log
-    if candidate.kind == "counts":
-        return candidate.sums, "counts"
-    filled = candidate.num_expressed > 0
-    sizes = np.zeros(len(filled))
-    if candidate.kind == "linear":
-        sizes[filled] = candidate.sums[filled] / candidate.lowest[filled]
-    elif log.total is not None and not log.relative:
-        sizes[filled] = log.total / undo_log1p(candidate.lowest[filled], log.base)
-    else:
-        return candidate.num_expressed, "genes"
-    return np.rint(sizes), "counts"
 
 
 def _places(adata: AnnData) -> dict[str, Matrix]:

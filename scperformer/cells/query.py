@@ -117,7 +117,6 @@ def map_to_model(
         model.genes,
         importance=model.importance,
         target_sum=model.config["target_sum"],
-        min_overlap=None,
         own_totals=bool(model.config.get("own_totals", False)),
         species=cfg.species,
         exact=cfg.genes == "exact",

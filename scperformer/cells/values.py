@@ -67,8 +67,6 @@ class Candidate:
     doubt: str = ""  # what the values probably are instead, for users
     num_expressed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # genes of each cell
     sums: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))  # sum of each cell's values
-    # Smallest value above 0 of each cell; 1 in a block of rows with whole numbers only.
-    lowest: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     mixed: list[tuple[str, np.ndarray]] = field(default_factory=list)  # in a mix, each kind of values and its rows
 
     def sample(self) -> sparse.csr_matrix:
@@ -206,7 +204,7 @@ def judge(source: str, x: Rows) -> Candidate:
     high = 0.0
     num_expressed = np.zeros(x.shape[0], dtype=np.int32)
     is_whole = np.ones(x.shape[0], dtype=bool)
-    highest, sums, lowest = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(3))
+    highest, sums = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(2))
     with np.errstate(over="ignore"):  # values that overflow are refused below
         for start, stored in x.blocks():
             block = sparse.csr_matrix(stored)
@@ -219,13 +217,10 @@ def judge(source: str, x: Rows) -> Candidate:
             rows = slice(start, start + block.shape[0])
             sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
             num_expressed[rows] = _by_row(np.add, block, (values != 0).astype(np.int32))
-            lowest[rows] = 1
             if values.dtype.kind == "f" and (is_fraction := values != np.rint(values)).any():
                 is_whole[rows] = ~_by_row(np.logical_or, block, is_fraction)
                 highest[rows] = _by_row(np.maximum, block, values)
-                smallest = _by_row(np.minimum, block, np.where(values > 0, values, np.inf))
-                lowest[rows] = np.where(np.isfinite(smallest), smallest, 0)
-    candidate = Candidate(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums, lowest=lowest)
+    candidate = Candidate(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums)
     if num_not_finite:
         candidate.text = f"{num_not_finite} NaN or infinite value{'s' if num_not_finite > 1 else ''}"
     elif low < 0:

@@ -7,7 +7,6 @@ import pytest
 from scipy import sparse
 from support.normalised import plain, split_in_two
 
-from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align, align_rows, merge_genes, plan_alignment
 from scperformer.cells.detect import detect_expression, gene_table, stored_expression
 from scperformer.io.gene_names import first_of_each
@@ -52,7 +51,7 @@ VALUES = {
 def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
     model_genes = ["GENE150", "ABSENT", "GENE3"]
     options = {"target_sum": 1e4, "path": "q.h5ad", "importance": np.array([1.0, 1.0, 2.0])}
-    plan = plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, min_overlap=0.75, **options)
+    plan = plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, **options)
     x, shared = align_rows(counts_adata.X, plan), plan.overlap
     np.testing.assert_allclose(
         x.toarray()[:, [0, 2]], plain(counts_adata.X)[:, [150, 3]], rtol=1e-6
@@ -60,14 +59,12 @@ def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
     assert x[:, 1].nnz == 0
     assert (shared.num_shared, shared.absent, shared.num_dropped) == (2, ["ABSENT"], 198)
     assert (shared.share_of_model, shared.informative_share) == (2 / 3, 0.75)
-    with pytest.raises(InputError, match=r"2 of 3 model genes \(66.7 %\) found in q.h5ad, with 75.0 % of the model's"):
-        plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, min_overlap=0.8, **options)
 
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
     model_genes = [f"GENE{i}" for i in range(0, 260, 2)]
-    options = {"target_sum": 1e4, "min_overlap": 0.0}
+    options = {"target_sum": 1e4}
     twice = split_in_two(counts_adata)
     for adata in (counts_adata, twice):
         adata.X = VALUES[kind](adata.X)
@@ -88,9 +85,7 @@ def test_a_row_does_not_depend_on_its_block(counts_adata, kind, repeated):
     adata = split_in_two(counts_adata) if repeated else counts_adata
     adata.X = VALUES[kind](adata.X)
     findings = detect_expression(adata)
-    plan = plan_alignment(
-        gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]), target_sum=1e4, min_overlap=0.5
-    )
+    plan = plan_alignment(gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]), target_sum=1e4)
     x = stored_expression(adata, findings)[0].matrix
     whole = align_rows(x, plan)
     for size in (1, 7, 50):

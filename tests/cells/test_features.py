@@ -80,7 +80,7 @@ def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, or
         with open_cells(write(adata, f"{number}.h5ad")) as cells:
             findings = detect_expression(cells)
             rows, names = stored_expression(cells, findings)
-            plan = plan_alignment(gene_table(cells, "X"), findings, model_genes, target_sum=1e4, min_overlap=0.5)
+            plan = plan_alignment(gene_table(cells, "X"), findings, model_genes, target_sum=1e4)
             blocks = [(start, align_rows(block, plan)) for start, block in rows.blocks()]
         found.append((names, rows.num_values, rows.block_cells, blocks))
     assert found[0][:3] == found[1][:3]
@@ -108,7 +108,7 @@ def logged(adata, total=1e4, base=None) -> ad.AnnData:
 def expression_of(adata):
     findings = detect_expression(adata)
     genes = list(adata.var_names[:13_714])
-    plan = plan_alignment(gene_table(adata, findings.source), findings, genes, target_sum=1e4, min_overlap=0.5)
+    plan = plan_alignment(gene_table(adata, findings.source), findings, genes, target_sum=1e4)
     rows, _ = stored_expression(adata, findings)
     return findings, align_rows(rows.block(0, adata.n_obs), plan)
 

@@ -53,7 +53,7 @@ def cells(names, var=None, seed=0) -> ad.AnnData:
 
 
 def aligned(adata, model_genes, **options) -> np.ndarray:
-    plan = plan_alignment(adata.var, detect_expression(adata), model_genes, target_sum=1e4, min_overlap=0.0, **options)
+    plan = plan_alignment(adata.var, detect_expression(adata), model_genes, target_sum=1e4, **options)
     return align_rows(adata.X, plan).toarray()
 
 
