@@ -91,13 +91,9 @@ def test_a_disk_that_is_full_when_syncing_leaves_nothing_and_the_error_names_the
 
     monkeypatch.setattr(os, "fsync", fsync)
 
-    def write(new):
-        with new as temporary:
-            (temporary / "x" if temporary.is_dir() else temporary).write_text("whole")
-
-    for new in (new_file(tmp_path / "a.txt"), new_folder(tmp_path / "a", MADE)):
-        with pytest.raises(DiskFull, match=rf"the disk is full \({tmp_path}/a"):
-            write(new)
+    for new in NEW.values():
+        with pytest.raises(DiskFull, match=rf"the disk is full \({tmp_path}/a"), new(tmp_path / "a") as temporary:
+            write(temporary, "whole")
     assert names(tmp_path) == []
 
 
@@ -108,23 +104,33 @@ def test_file_has_the_usual_permissions(tmp_path):
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+NEW = {"file": new_file, "folder": lambda path, overwrite=False: new_folder(path, MADE, overwrite)}
+
+
+def write(path, text: str) -> None:
+    """Write a file, or the file x in a folder."""
+    (path / "x" if path.is_dir() else path).write_text(text)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_failure_leaves_no_new_file_and_keeps_an_existing_file(tmp_path, error):
-    target = tmp_path / "out.txt"
+@pytest.mark.parametrize("kind", NEW)
+def test_a_failure_leaves_nothing_new_and_keeps_what_exists(kind, error, tmp_path):
+    target = tmp_path / "out"
 
-    def fail(overwrite):
-        with new_file(target, overwrite) as temporary:
-            temporary.write_text("half")
-            raise error
+    def make(overwrite, text, fail):
+        with NEW[kind](target, overwrite) as temporary:
+            write(temporary, text)
+            if fail:
+                raise error
 
     with pytest.raises(error):
-        fail(False)
+        make(False, "half", True)
     assert names(tmp_path) == []
-    target.write_text("before")
+    make(False, "before", False)
     with pytest.raises(error):
-        fail(True)
-    assert target.read_text() == "before"
-    assert names(tmp_path) == ["out.txt"]
+        make(True, "half", True)
+    assert (target / "x" if kind == "folder" else target).read_text() == "before"
+    assert names(tmp_path) == ["out"]
 
 
 def test_existing_file_needs_overwrite(tmp_path):
@@ -135,20 +141,6 @@ def test_existing_file_needs_overwrite(tmp_path):
     with new_file(target, overwrite=True) as temporary:
         temporary.write_text("after")
     assert target.read_text() == "after"
-
-
-def test_file_that_appears_meanwhile_is_not_replaced(tmp_path):
-    target = tmp_path / "out.txt"
-
-    def race():
-        with new_file(target) as temporary:
-            temporary.write_text("ours")
-            target.write_text("theirs")
-
-    with pytest.raises(InputError, match="exists"):
-        race()
-    assert target.read_text() == "theirs"
-    assert names(tmp_path) == ["out.txt"]
 
 
 def test_link_is_followed(tmp_path):
@@ -185,26 +177,6 @@ def test_folder_appears_when_complete(tmp_path):
         (temporary / "a").write_text("1")
         assert names(target) == []
     assert names(target) == [MARK, "a"]
-    assert names(tmp_path) == ["model"]
-
-
-def test_a_failure_leaves_no_new_folder_and_keeps_an_existing_folder(tmp_path):
-    target = tmp_path / "model"
-
-    def fail(overwrite):
-        with new_folder(target, MADE, overwrite) as temporary:
-            (temporary / "half").touch()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail(False)
-    assert names(tmp_path) == []
-    target.mkdir()
-    (target / "before").touch()
-    write_mark(target, MADE)
-    with pytest.raises(RuntimeError):
-        fail(True)
-    assert names(target) == [MARK, "before"]
     assert names(tmp_path) == ["model"]
 
 
@@ -258,19 +230,16 @@ def test_a_users_file_in_a_folder_of_ours_is_never_removed(tmp_path, name):
     remove_folder(target, MADE)  # nothing is there
 
 
-def test_a_file_that_appears_meanwhile_in_a_folder_is_not_removed(tmp_path):
-    with new_folder(tmp_path / "model", MADE) as temporary:
-        (temporary / "ours").touch()
-
-    def race():
-        with new_folder(tmp_path / "model", MADE, overwrite=True) as temporary:
-            (temporary / "ours").touch()
-            (tmp_path / "model" / "notes").touch()
-
-    with pytest.raises(InputError, match="holds notes"):
-        race()
-    assert names(tmp_path / "model") == [MARK, "notes", "ours"]
-    assert names(tmp_path) == ["model"]
+def test_what_appears_meanwhile_is_not_replaced(tmp_path):
+    with pytest.raises(InputError, match="exists"), new_file(tmp_path / "out.txt"):
+        (tmp_path / "out.txt").write_text("theirs")
+    assert (tmp_path / "out.txt").read_text() == "theirs"
+    with new_folder(tmp_path / "model", MADE):
+        pass
+    with pytest.raises(InputError, match="holds notes"), new_folder(tmp_path / "model", MADE, overwrite=True):
+        (tmp_path / "model" / "notes").touch()
+    assert names(tmp_path / "model") == [MARK, "notes"]
+    assert names(tmp_path) == ["model", "out.txt"]
 
 
 def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Models of CellTypist: scores and labels are CellTypist's own, on all forms of its files and of cells."""
 
 import pickle
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -28,12 +29,6 @@ def cells() -> ad.AnnData:
 @pytest.fixture(scope="module")
 def parts(cells) -> celltypist.Parts:
     return celltypist.fit(cells)
-
-
-@pytest.fixture(autouse=True)
-def library(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
-    return tmp_path / "models"
 
 
 def imported(content: bytes, tmp_path, **named):
@@ -107,9 +102,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_scores_and_labels_of_all_forms(form, cells, tmp_path):
+def test_scores_and_labels_of_all_forms(form, cells, parts, tmp_path):
     options, change = FORMS[form]
-    parts = celltypist.fit(cells, **options)
+    parts = celltypist.fit(cells, **options) if options else pickle.loads(pickle.dumps(parts))
     if change is not None:
         change(parts)
     expected = celltypist.scores(parts, cells)
@@ -195,57 +190,48 @@ def test_files_that_celltypist_refuses(kind, cells, parts, tmp_path):
     assert found.uns["scperformer"]["genes"]["num_shared"] > 0.95 * len(model.saved.genes)
 
 
-def test_mouse_names_and_panels(cells, parts, tmp_path):
-    model = imported(celltypist.pickled(parts), tmp_path).load()
-    expected = celltypist.scores(parts, cells)
-    labels = expected.columns[expected.to_numpy().argmax(axis=1)]
-    mouse = cells.copy()
-    mouse.var_names = [gene.capitalize() for gene in mouse.var_names]
-    with pytest.raises(InputError, match="species=human"):
-        scp.annotate(mouse.copy(), model)
-    found = scp.annotate(mouse, model, species="human")
-    # Names such as C1orf56 are in capitals in part.
-    assert (found.obs["scperformer_label"] == labels).mean() > 0.97
-    panel = celltypist.pbmc3k(log=False)[:, list(parts[0].features[::2])].copy()
-    found = scp.annotate(panel, model)
-    assert found.uns["scperformer"]["genes"]["num_shared"] == len(parts[0].features) // 2
-    assert (found.obs["scperformer_label"] == labels).mean() > 0.7
-
-
-def test_a_model_says_where_it_is_from_and_what_it_cannot_do(cells, parts, tmp_path, command, library):
+@pytest.fixture
+def immune(cells, parts, tmp_path, command):
+    """The imported model `immune`, and sample.h5ad annotated with it as out.h5ad; the log lines of both commands."""
     path = tmp_path / "Immune_All.pkl"
     path.write_bytes(celltypist.pickled(parts))
-    ran = command("models", "import", path, "tissue=blood", "licence=CC BY 4.0", "name=immune")
+    cells.write_h5ad(tmp_path / "sample.h5ad")
+    done = command("models", "import", path, "tissue=blood", "licence=CC BY 4.0", "name=immune")
+    assert done.code == 0, done.err
+    ran = command("predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1")
     assert ran.code == 0, ran.err
+    return done.err, ran.err
+
+
+def test_a_model_says_where_it_is_from_and_what_it_cannot_do(immune, tmp_path, command, library):
+    path = tmp_path / "Immune_All.pkl"
     saved = read_model(library / "immune")
-    assert saved.imported["sha256"] == sha256(path)
-    assert saved.imported["file"] == "Immune_All.pkl"
+    assert (saved.imported["sha256"], saved.imported["file"]) == (sha256(path), "Immune_All.pkl")
     assert saved.ontology_term_ids[saved.labels.index("B cell" if "B cell" in saved.labels else saved.labels[0])]
-    assert "without calibrated confidence, novelty" in ran.err
+    assert "without calibrated confidence, novelty" in immune[0]
+    assert "was imported from CellTypist without: calibrated confidence" in immune[1]
+    assert "import it with reference=FILE" in immune[1]
     shown = command("models", "show", "immune").out
     for text in ("A model of CellTypist", sha256(path), "It lacks: calibrated confidence", "CC BY 4.0", "v2"):
         assert text in shown
-    cells.write_h5ad(tmp_path / "sample.h5ad")
-    ran = command("predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1")
-    assert ran.code == 0, ran.err
-    assert "was imported from CellTypist without: calibrated confidence" in ran.err
-    assert "import it with reference=FILE" in ran.err
     record = ad.read_h5ad("out.h5ad").uns["scperformer"]["model"]
     assert record["imported"]["sha256"] == sha256(path)
     assert "adapting to panels and depth" in list(record["lacks"])
-    ran = command("evaluate", "out.h5ad", "truth_key=cell_type", "output=evaluation")
-    assert ran.code == 0, ran.err
-    ran = command("report", "out.h5ad", "output=report.html", "evaluation=evaluation")
-    assert ran.code == 0, ran.err
-    from pathlib import Path
 
+
+@pytest.mark.slow
+def test_every_step_takes_annotations_of_an_imported_model(immune, command):
+    for words in (
+        ("evaluate", "out.h5ad", "truth_key=cell_type", "output=evaluation"),
+        ("report", "out.h5ad", "output=report.html", "evaluation=evaluation"),
+        ("check", "sample.h5ad", "model_path=immune"),
+        ("explain", "out.h5ad", "output=explanation"),
+    ):
+        ran = command(*words)
+        assert ran.code == 0, ran.err
     page = Path("report.html").read_text()
     assert "was imported from CellTypist" in page
     assert "logistic regression" not in page.partition("</main>")[0].lower()
-    ran = command("check", tmp_path / "sample.h5ad", "model_path=immune")
-    assert ran.code == 0, ran.err
-    ran = command("explain", "out.h5ad", "output=explanation")
-    assert ran.code == 0, ran.err
 
 
 def test_contributions_of_genes_add_up_to_the_scores(cells, parts, tmp_path):
@@ -351,9 +337,6 @@ def test_a_file_in_place_of_a_model_says_how_to_import_it(parts, cells, tmp_path
     assert "clusters" in ran.err
 
 
-def test_options_of_other_models(parts, tiny_model, tmp_path, command):
-    ran = command("models", "import", tiny_model, "reference=x.h5ad", "label_key=y")
-    assert ran.code == 2
-    assert "a model of another tool, which has no labelled cells" in ran.err
-    ran = command("models", "import", tiny_model, "reference=x.h5ad")
-    assert "reference=FILE and label_key=COLUMN together" in ran.err
+def test_a_model_of_ours_needs_no_reference(tiny_model):
+    with pytest.raises(InputError, match="a model of another tool, which has no labelled cells"):
+        scp.import_model(tiny_model, reference="x.h5ad", label_key="y")

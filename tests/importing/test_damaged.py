@@ -17,12 +17,6 @@ NUM_DAMAGED = 100
 BEGINNING = 12_000  # bytes in which most of the descriptions lie
 
 
-@pytest.fixture(autouse=True)
-def library(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
-    return tmp_path / "models"
-
-
 def damaged(content: bytes, number: int, rng: np.random.Generator) -> bytes:
     """The content cut off, or with a few other bytes, in half of the cases near its beginning."""
     if number % 3 == 0:

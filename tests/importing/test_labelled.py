@@ -24,8 +24,7 @@ def halves():
 
 
 @pytest.fixture
-def model(halves, tmp_path, monkeypatch):
-    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
+def model(halves, tmp_path):
     parts, labelled, _ = halves
     (tmp_path / "immune.pkl").write_bytes(celltypist.pickled(parts))
     labelled.write_h5ad(tmp_path / "labelled.h5ad")
@@ -109,9 +108,8 @@ def test_kept_cells_are_those_of_the_file(halves, model):
     assert (model.path / "MODEL_CARD.md").read_text().count("On 150 labelled cells") == 1
 
 
-def test_labels_of_some_types_alone(halves, tmp_path, monkeypatch, caplog):
+def test_labels_of_some_types_alone(halves, tmp_path, caplog):
     """The others stay labels of the model, also when it adapts."""
-    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
     parts, labelled, sample = halves
     some = labelled[labelled.obs["cell_type"].isin(["B", "CD14+ Mono", "NK"])].copy()
     some.obs["names"] = some.obs["cell_type"].astype(str).replace({"B": "B cell", "NK": "natural killer cell"})
@@ -137,8 +135,7 @@ def test_labels_of_some_types_alone(halves, tmp_path, monkeypatch, caplog):
         (lambda cells: cells.obs.rename(columns={"cell_type": "kind"}), "no column 'cell_type' in obs"),
     ],
 )
-def test_cells_without_labels_of_the_model_are_refused(change, message, halves, tmp_path, command, monkeypatch):
-    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
+def test_cells_without_labels_of_the_model_are_refused(change, message, halves, tmp_path):
     parts, labelled, _ = halves
     cells = labelled.copy()
     cells.obs = change(cells)

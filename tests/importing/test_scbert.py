@@ -1,6 +1,7 @@
 """Checkpoints of scBERT: logits are those of a naive twin and of scBERT's own code; bad ones are refused."""
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,6 @@ from scperformer.model.load import load_model
 
 LABELS = ["B", "NK", "Monocyte"]
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "scbert"
-
-
-@pytest.fixture(autouse=True)
-def library(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
-    return tmp_path / "models"
 
 
 @pytest.fixture
@@ -106,11 +101,7 @@ def test_a_pretrained_checkpoint_is_fine_tuned(few_pbmc, genes, beside, tmp_path
     assert few_pbmc.obs["scperformer_label"].notna().all()
 
 
-def other_pickle(path: Path) -> None:
-    path.write_bytes(pickle.dumps({"weights": [1.0, 2.0]}))
-
-
-def truncated(path: Path) -> None:
+def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5000])
 
 
@@ -118,36 +109,32 @@ def other_weights(path: Path) -> None:
     torch.save({"model_state_dict": {"layer.weight": torch.zeros(2, 2)}}, path)
 
 
-def no_queries(path: Path) -> None:
-    state = scbert.random_weights(80, 3)
-    del state["performer.net.layers.1.0.fn.to_q.weight"]
-    scbert.save(state, path)
+def with_weights(name: str, value: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[Path], Path]:
+    """A checkpoint with other weights of this name; None: without them."""
 
+    def damage(path: Path) -> Path:
+        state = scbert.random_weights(80, 3)
+        changed = value(state.pop(name))
+        return scbert.save(state if changed is None else state | {name: changed}, path)
 
-def other_shape(path: Path) -> None:
-    state = scbert.random_weights(80, 3)
-    state["to_out.fc1.weight"] = state["to_out.fc1.weight"][:, :-1]
-    scbert.save(state, path)
-
-
-def not_a_number(path: Path) -> None:
-    state = scbert.random_weights(80, 3)
-    state["norm.bias"][3] = torch.nan
-    scbert.save(state, path)
-
-
-def old_torch(path: Path) -> None:
-    torch.save({"model_state_dict": scbert.random_weights(80, 3)}, path, _use_new_zipfile_serialization=False)
+    return damage
 
 
 DAMAGE = {
-    "a pickle of something else": (other_pickle, "a pickle without a model and a scaler"),
-    "truncated": (truncated, "a damaged archive"),
+    "cut off": (cut_off, "a damaged archive"),
     "another checkpoint": (other_weights, r"other weights than scBERT's \(no token_emb\.weight\)"),
-    "no queries": (no_queries, "a layer 1 without queries, keys and values"),
-    "another shape": (other_shape, r"weights 'head\.hidden\.0\.weight' of shape"),
-    "not a number": (not_a_number, r"weights 'encoder\.norm\.bias' that are not finite"),
-    "of torch before 1.6": (old_torch, r"the form of torch before 1\.6"),
+    "no queries": (
+        with_weights("performer.net.layers.1.0.fn.to_q.weight", lambda _: None),
+        "a layer 1 without queries, keys and values",
+    ),
+    "another shape": (
+        with_weights("to_out.fc1.weight", lambda weight: weight[:, :-1]),
+        r"weights 'head\.hidden\.0\.weight' of shape",
+    ),
+    "not a number": (
+        with_weights("norm.bias", lambda bias: bias * torch.nan),
+        r"weights 'encoder\.norm\.bias' that are not finite",
+    ),
 }
 
 

@@ -21,12 +21,6 @@ MODELS = Path(__file__).parent / "scanvi"
 GENES = [f"GENE{number}" for number in range(60)]
 
 
-@pytest.fixture(autouse=True)
-def library(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
-    return tmp_path / "models"
-
-
 @pytest.fixture
 def expected():
     return np.load(MODELS / "expected.npz")
