@@ -21,11 +21,12 @@ from scipy import sparse
 from support.inputs import small_cells
 from support.words import as_options
 
+from scperformer.training.fit_linear import LinearOptions
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
 
-import scperformer.lab.initialise
-import scperformer.training.fit_linear
+from scperformer.training import train as training  # after that
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,11 +37,10 @@ LABELS = ("B cell", "T cell", "Monocyte")
 
 def quick_linear_options(x, labels, powers, seed, batches=None) -> Any:
     """Stand in for `choose_linear_options`, without its cross-validation."""
-    return scperformer.training.fit_linear.LinearOptions(powers, c=0.1, class_weights="none", weighting="standard")
+    return LinearOptions(powers, c=0.1, class_weights="none", weighting="standard")
 
 
-# This is the function that training uses.
-scperformer.lab.initialise.choose_linear_options = quick_linear_options
+training.choose_linear_options = quick_linear_options
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,9 @@ from scperformer.annotation.predict import call_all
 from scperformer.cells.detect import detect_expression
 from scperformer.cells.query import find_query
 from scperformer.cli.compose import config_from
+from scperformer.cli.train import run as run_train
 from scperformer.model.load import Model, load_model
 from scperformer.training.adapt import Adapted
-from scperformer.training.train import train_cells
 
 LABEL = "label"
 # All cells and genes are used: the user has chosen them, and they may be few. The model is used for the same genes.
@@ -103,7 +103,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
             named = {"label_key": LABEL, "model": self.model, "seed": self.seed, "output": f"{temporary}/model"}
             given = USUAL | self._found | dict(self.options or {}) | named
             cfg = config_from("train", {"inputs": ["X"]} | given)
-            folder = train_cells(cells, cfg, Path(cfg.output))
+            folder = run_train(cfg, cells)
             # A pickle has the files of the model folder: reading them back executes nothing of it.
             self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
         self.model_ = self._load()

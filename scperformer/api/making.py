@@ -175,14 +175,14 @@ def train(
         An option is wrong, the cells cannot be used, or the folder exists.
     """
     from scperformer.cli.train import run as run_train
-    from scperformer.training.train import train_cells
 
     named: dict[str, Any] = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init}
     named |= {"tissue": tissue, "batch_key": batch_key, "attention": attention}
     cfg = config_of("train", options, inputs=paths_of(cells), **named, resume=resume, overwrite=overwrite)
     if not isinstance(cells, AnnData):
         return _trained(run_train(cfg))
-    return _trained(train_cells(cells.to_memory() if cells.isbacked else cells, cfg, required_output(cfg)))
+    required_output(cfg)
+    return _trained(run_train(cfg, cells.to_memory() if cells.isbacked else cells))
 
 
 @step("pretrain")
@@ -223,7 +223,6 @@ def pretrain(
         An option is wrong, the cells cannot be used, or the folder exists.
     """
     from scperformer.cli.pretrain import run as run_pretrain
-    from scperformer.lab.pretrain import pretrain_cells
 
     named = {"output": output, "model": model, "attention": attention, "seed": seed, "init": init}
     named |= {"resume": resume, "overwrite": overwrite}
@@ -232,7 +231,9 @@ def pretrain(
     in_memory = [one for one in several if isinstance(one, AnnData)]
     if in_memory and len(in_memory) < len(several):
         raise InputError("files beside cells in memory", "one of both", "read the files first, or write the cells")
-    return _trained(pretrain_cells(in_memory, cfg, required_output(cfg)) if in_memory else run_pretrain(cfg))
+    if in_memory:
+        required_output(cfg)
+    return _trained(run_pretrain(cfg, in_memory or None))
 
 
 @step("adapt")

@@ -1,10 +1,15 @@
 """`scperformer pretrain`: train an encoder on unlabelled cells."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scperformer.config.options import AUTO, require
 from scperformer.config.training import MaskingConfig, NetworkConfig
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 USAGE = "pretrain FILE..."
 EXAMPLES = """\
@@ -36,9 +41,12 @@ class PretrainConfig(NetworkConfig):
         require(self.trainer.batch_size != AUTO, "trainer.batch_size", AUTO, "a whole number above 0 with pretrain")
 
 
-def run(cfg: PretrainConfig) -> Path:
-    """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path."""
+def run(cfg: PretrainConfig, cells: "Sequence[AnnData] | None" = None) -> Path:
+    """Pretrain on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
     from scperformer.io.read import default_output
     from scperformer.lab.pretrain import pretrain_cells
+    from scperformer.model.inference import torch_state_kept
 
-    return pretrain_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".encoder"))
+    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".encoder")
+    with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
+        return pretrain_cells(cells, cfg, output)

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scperformer.config.options import LINE, ZERO_OR_MORE, choice, option, require
 from scperformer.config.training import NetworkConfig, ReferenceOptions
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 USAGE = "train REFERENCE label_key=COLUMN"
 EXAMPLES = """\
@@ -61,9 +65,20 @@ class TrainConfig(NetworkConfig, ReferenceOptions):
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 
 
-def run(cfg: TrainConfig) -> Path:
-    """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path."""
+def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
+    """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
     from scperformer.io.read import default_output
+    from scperformer.model.inference import torch_state_kept
+    from scperformer.training.studies import train_studies, trains_studies
     from scperformer.training.train import train_cells
 
-    return train_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model"))
+    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
+    with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
+        if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
+            return train_studies(cells, cfg, output)
+        encoder = None
+        if cfg.init is not None or (cfg.model.encoder and not cfg.model.reads_genes):
+            from scperformer.lab.supervised import TokenEncoder
+
+            encoder = TokenEncoder(cfg)
+        return train_cells(cells, cfg, output, encoder)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,10 +23,9 @@ from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.messages import GIB, in_bytes
 from scperformer.config.options import AUTO
-from scperformer.lab.supervised import Learner
 from scperformer.model.batches import Cells
-from scperformer.model.network import CellTypeModel
-from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
+from scperformer.training.learner import EncoderLearner
+from scperformer.training.run_folder import Run
 from scperformer.training.trainer import device_of
 
 if TYPE_CHECKING:
@@ -63,13 +62,12 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
 
 
 def step_bytes(
-    network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainConfig, num_tokens: int | None = None
+    learner: EncoderLearner, train: Cells, num_cells: int, cfg: TrainConfig, num_tokens: int | None = None
 ) -> int:
     """Measure the bytes that a training step on the `num_cells` longest cells takes in addition to the weights.
 
     With `num_tokens`, these cells have only so many tokens at most.
     """
-    learner = Learner(network, train.known_labels, cfg)
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
     # Measure on the device of the training: on a CPU, steps of a large network take minutes and other memory.
     chosen = device_of(cfg.trainer)
@@ -81,9 +79,9 @@ def step_bytes(
         with torch.autocast(device, torch.bfloat16, enabled=chosen.precision == "bf16-mixed"):
             tokens, labels_B = train.labelled_batch(rows)
             tokens = Batch(*(tensor[:, :num_tokens] for tensor in tokens.tensors))
-            loss = learner.training_step((tokens.to(device), labels_B.to(device)), 0)
+            loss: Any = learner.training_step((tokens.to(device), labels_B.to(device)), 0)
         loss.backward()
-        network.zero_grad(set_to_none=True)
+        learner.zero_grad(set_to_none=True)
 
     with torch.random.fork_rng(()), warnings.catch_warnings():
         # Lightning warns that a step without a trainer logs nothing.
@@ -93,10 +91,12 @@ def step_bytes(
     return found
 
 
-# Files of a Linux control group, versions 2 and 1: its limit, its use, and the entry of memory.stat for cached files.
-GROUPS = Path("sys", "fs", "cgroup")
-FILES_2 = "memory.max", "memory.current", "inactive_file"
-FILES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+# Of a Linux control group, versions 2 and 1: its folder, its limit, its use, and the entry of memory.stat for cached
+# files. Inactive pages of these count as used, but the kernel frees them when memory is needed.
+GROUPS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -108,42 +108,31 @@ def available_memory(root: Path = Path("/")) -> int:
     own = root / "proc" / "self" / "cgroup"
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, name = line.split(":", 2)
-        if controllers == "":
-            free += _free_of_groups(root / GROUPS, name, *FILES_2)
-        elif "memory" in controllers.split(","):
-            free += _free_of_groups(root / GROUPS / "memory", name, *FILES_1)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder, limit, used, cached = GROUPS[bool(controllers)]
+        top = root / "sys" / "fs" / "cgroup" / folder
+        group = top / name.strip("/")
+        # In a container that shares the host's namespace, only the groups from `top` on may exist.
+        for part in (group, *group.parents):
+            if part.is_relative_to(top) and (part / limit).is_file() and (part / used).is_file():
+                most = (part / limit).read_text().strip()
+                stat = (part / "memory.stat").read_text() if (part / "memory.stat").is_file() else ""
+                pages = re.search(rf"^{cached} (\d+)", stat, re.MULTILINE)
+                if most != "max":
+                    free.append(int(most) - int((part / used).read_text()) + (int(pages[1]) if pages else 0))
     return max(0, min(free))
 
 
-def _free_of_groups(top: Path, name: str, limit: str, used: str, cached: str) -> list[int]:
-    """Return the bytes that are left within the limits of a control group and of all its parents.
-
-    In a container that shares the host's namespace, only the groups from `top` on may exist.
-    """
-    free = []
-    group = top / name.strip("/")
-    for folder in (group, *group.parents):
-        if (folder / limit).is_file() and (folder / used).is_file():
-            most = (folder / limit).read_text().strip()
-            stat = (folder / "memory.stat").read_text() if (folder / "memory.stat").is_file() else ""
-            # Inactive pages of cached files count as used, but the kernel frees them when memory is needed.
-            pages = re.search(rf"^{cached} (\d+)", stat, re.MULTILINE)
-            if most != "max":
-                free.append(int(most) - int((folder / used).read_text()) + (int(pages[1]) if pages else 0))
-        if folder == top:
-            break
-    return free
-
-
-def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, memory: float) -> int:
+def fitting_batch_size(learner: EncoderLearner, train: Cells, cfg: TrainConfig, memory: float) -> int:
     """Find the largest power of two that fits into `memory` bytes; refuse if not even one cell fits."""
+    network = learner.network
     longest = int(train.lengths.max())
-    network.require_length(longest)
     # With sums over keys, the bytes of a cell are a constant plus a multiple of its tokens: in proportion to a part of
     # its tokens they come out too large rather than too small (scBERT, 3,072 tokens: by 12%).
-    is_linear = network.encoder is not None and all(mechanism.additive for mechanism in network.encoder.mechanisms)
+    is_linear = all(mechanism.additive for mechanism in network.encoder.mechanisms)
     num_tokens = min(longest, TRIAL_TOKENS // TRIED[1]) if is_linear else longest
-    few, more = (step_bytes(network, train, num, cfg, num_tokens) for num in TRIED)
+    few, more = (step_bytes(learner, train, num, cfg, num_tokens) for num in TRIED)
     measured = (more - few) / (TRIED[1] - TRIED[0])
     per_cell = measured * longest / num_tokens
     if num_tokens < longest:
@@ -160,26 +149,25 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
     size = 1
     while 2 * size <= most and fixed + 2 * size * per_cell <= MEMORY_SHARE * memory:
         size *= 2
-    facts = size, f"{longest:,}", in_bytes(fixed + size * per_cell), in_bytes(memory), size
     text = "batch size %d: steps on cells of up to %s tokens need about %s of %s (trainer.batch_size=%d repeats it)"
-    log.info(text, *facts)
+    log.info(text, size, f"{longest:,}", in_bytes(fixed + size * per_cell), in_bytes(memory), size)
     return size
 
 
-def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_folder: Path | None) -> TrainConfig:
-    """Replace `auto` by the batch size in the record of the run folder, or by the largest that fits, and record it."""
-    if cfg.trainer.batch_size != AUTO:
+def with_batch_size(cfg: TrainConfig, train: Cells, learner: EncoderLearner, run: Run | None) -> TrainConfig:
+    """Replace `auto` by the batch size in the record of the run, or by the largest that fits, and record it."""
+    trainer = cfg.trainer
+    if trainer.batch_size != AUTO:
         return cfg
-    record = {} if run_folder is None else read_record(run_folder)
-    size = record.get("batch_size")
+    size = None if run is None else run.read().get("batch_size")
     if size is None:
-        if cfg.trainer.memory_gib is not None:
-            memory = cfg.trainer.memory_gib * GIB
-        elif device_of(cfg.trainer).kind == "cuda":
+        if trainer.memory_gib is not None:
+            memory = trainer.memory_gib * GIB
+        elif device_of(trainer).kind == "cuda":
             memory = torch.cuda.mem_get_info()[0]
         else:
             memory = available_memory()
-        size = fitting_batch_size(network, train, cfg, memory)
-        if run_folder is not None and not is_helper(cfg):
-            write_json(run_folder / RECORD, record | {"batch_size": size})
-    return replace(cfg, trainer=replace(cfg.trainer, batch_size=size, memory_gib=None))
+        size = fitting_batch_size(learner, train, cfg, memory)
+        if run is not None:
+            run.remember(batch_size=size)
+    return replace(cfg, trainer=replace(trainer, batch_size=size, memory_gib=None))

@@ -14,13 +14,11 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem, attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
-from scperformer.base.progress import progress
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import (
     DataConfig,
     HeadConfig,
-    MaskingConfig,
     ModelConfig,
     NetworkConfig,
     OptimConfig,
@@ -28,16 +26,16 @@ from scperformer.config.training import (
     TrainerConfig,
 )
 from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors, shared_rows
-from scperformer.lab.supervised import Learner
 from scperformer.model.batches import Cells, prediction_batches, seed_of
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, read_model
 from scperformer.model.library import resolve_model
 from scperformer.model.load import ENCODER_PREFIX
-from scperformer.model.network import CellTypeModel, LinearModel, require_encoder
 from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.fit_linear import LinearOptions, choose_linear_options, fit_logistic
+from scperformer.training.fit_linear import fit_logistic
+from scperformer.training.learner import EncoderLearner
+from scperformer.training.train import settled
 
 if TYPE_CHECKING:
     from scperformer.cli.train import TrainConfig
@@ -67,7 +65,7 @@ class Init:
         return names | {"num_known_genes": num_known_genes} | licence
 
 
-def load_init(cfg: NetworkConfig) -> Init | None:
+def load_init(cfg: NetworkConfig, mode: str = "full", species: str = "auto") -> Init | None:
     """Load the model folder that `init` names, or return None without it.
 
     Raises
@@ -84,19 +82,15 @@ def load_init(cfg: NetworkConfig) -> Init | None:
     saved = read_model(folder)
     model = saved.config.get("model", {})
     has_encoder = any(name.startswith(ENCODER_PREFIX) for name in saved.weights)
-    on_vectors = model.get("positions") == "coexpression" and model.get("queries") != "cell"
-    if not has_encoder or on_vectors:
+    by_cell = model.get("queries") == "cell"
+    if not has_encoder or (model.get("positions") == "coexpression" and not by_cell):
         option = "model.positions=coexpression model.queries=tokens" if has_encoder else "model.encoder=false"
         found = f"no encoder to start from in init='{cfg.init}' (trained with {option})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
-    mode = getattr(cfg, "init_mode", None)
-    if mode is not None:
-        if has_encoder and model.get("queries") == "cell" and mode != "full":
-            expected = f"full with init='{cfg.init}', of whose encoder the gene vectors are taken as they are"
-            raise InputError(f"init_mode={mode}", expected, "leave init_mode out")
-        return Init(cfg.init, saved, mode, cfg.species)
-    # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
-    return Init(cfg.init, saved, "full", "auto")
+    if by_cell and mode != "full":
+        expected = f"full with init='{cfg.init}', of whose encoder the gene vectors are taken as they are"
+        raise InputError(f"init_mode={mode}", expected, "leave init_mode out")
+    return Init(cfg.init, saved, mode, species)
 
 
 def encoder_options(
@@ -115,15 +109,9 @@ def _given(group: Any, usual: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
 
 
-def adopt_options(cfg: Config, init: Init | None) -> Config:
-    """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
+def adopt_options(cfg: Config, init: Init) -> Config:
+    """Take the encoder's options from `init`; refuse other values than its own or the defaults."""
     cfg = replace(cfg, attention=with_source(cfg.attention))
-    if init is None:
-        if cfg.model.encoder:
-            require_encoder(cfg.tokens, cfg.model, cfg.attention)
-        if cfg.model.reads_genes:
-            _warn_of_ignored_options(cfg)
-        return cfg
     if not cfg.model.encoder:
         raise InputError("model.encoder=false with init", "an encoder to start", "leave one of the two out")
     saved = init.saved
@@ -141,7 +129,6 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
     usual_model = ModelConfig()
     if model.reads_genes:
         usual_model = usual.model
-        _warn_of_ignored_options(cfg)
     elif cfg.model.positions == "coexpression":  # the default model goes
         cfg = replace(
             cfg,
@@ -161,36 +148,11 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
     log.info("encoder of %s (%s): its options are taken from there", saved.name, saved.hash[:12])
     shape = {name: getattr(model, name) for name in SHAPE}
     data = replace(cfg.data, target_sum=target_sum)
-    model = replace(cfg.model, **shape)
-    require_encoder(tokens, model, attention)
-    return replace(cfg, data=data, tokens=tokens, model=model, attention=dict(attention))
+    return settled(replace(cfg, data=data, tokens=tokens, model=replace(cfg.model, **shape), attention=dict(attention)))
 
 
-def _warn_of_ignored_options(cfg: NetworkConfig) -> None:
-    """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
-    changed = {"tokens": cfg.tokens != TokensConfig()}
-    masking = getattr(cfg, "masking", None)
-    if masking is not None:
-        changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
-        changed["masking.mask_share"] = masking.mask_share != MaskingConfig.mask_share
-        if ignored := [name for name, is_changed in changed.items() if is_changed]:
-            log.warning("%s: no effect with model=performer, of which whole genes are hidden", ", ".join(ignored))
-        return
-    changed |= {
-        "attention": cfg.model.depth == 0 and cfg.attention["name"] != "favor",
-        "trainer.max_epochs": cfg.trainer.max_epochs != TrainerConfig.max_epochs,
-        "trainer.patience": cfg.trainer.patience != TrainerConfig.patience,
-        "trainer.devices": cfg.trainer.devices * cfg.trainer.num_nodes > 1,
-    }
-    if ignored := [name for name, is_changed in changed.items() if is_changed]:
-        text = "%s: no effect with model=performer or pooled, which is trained for trainer.max_steps=%d by one process"
-        log.warning(text, ", ".join(ignored), cfg.trainer.max_steps)
-
-
-def in_order_of_init(reference: Reference, init: Init | None) -> Reference:
+def in_order_of_init(reference: Reference, init: Init) -> Reference:
     """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
-    if init is None:
-        return reference
     here, there = shared_rows(reference.genes, init.saved.genes, init.path, init.species)
     place = dict(zip(here, there, strict=True))
     num_genes = len(reference.genes)
@@ -255,7 +217,7 @@ def start_attention(encoder: Encoder | Performer | None, train: Cells, cfg: Netw
         encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 
 
-def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
+def start_head(learner: EncoderLearner, train: Cells, cfg: TrainConfig) -> None:
     """Fit the last layer to the training cells before training; only with `init`, and without hidden layers.
 
     Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
@@ -265,9 +227,9 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
     a short pretraining the vectors of two cells differ less than those of one cell in two steps: a layer that has only
     seen whole cells multiplies these differences, and the first loss was 418 instead of 2.
     """
-    if cfg.init is None or network.encoder is None or cfg.head.hidden:
+    if cfg.init is None or cfg.head.hidden:
         return
-    learner = Learner(network, train.known_labels, cfg)
+    network = learner.network
     torch.manual_seed(seed_of("head", cfg.seed))
     rows = []
     parts = []
@@ -289,22 +251,3 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
     with torch.no_grad():
         network.head.labels.weight.copy_(torch.from_numpy(weight.T))
         network.head.labels.bias.copy_(torch.from_numpy(fitted.bias - mean @ weight))
-
-
-@progress("choosing the options of the linear branch")
-def find_linear_options(train: Cells, cfg: TrainConfig, batches: np.ndarray | None = None) -> LinearOptions | None:
-    """Choose how the linear branch is fitted, on the training cells; None if it is off."""
-    if not cfg.model.linear:
-        return None
-    options = choose_linear_options(train.x, train.known_labels, tuple(cfg.model.linear_powers), cfg.seed, batches)
-    text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"
-    log.info(text, options.weighting, options.class_weights)
-    return options
-
-
-def add_linear(network: CellTypeModel, linear: LinearModel, times: float = 1.0) -> None:
-    """Add a linear model, multiplied by `times`, to the linear branch."""
-    assert network.linear is not None
-    with torch.no_grad():
-        network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
-        network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)

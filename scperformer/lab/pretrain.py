@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
@@ -25,16 +24,8 @@ from scperformer.model.batches import Cells, gene_means
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.loaders import source_of_cells
-from scperformer.training.run_folder import (
-    Diverged,
-    checksum_with,
-    is_finished,
-    opened_run,
-    quiet_if_helper,
-    record_start,
-    require_place,
-    write_trained,
-)
+from scperformer.training.run_folder import Diverged, Run, run
+from scperformer.training.train import settled
 from scperformer.training.trainer import device_of
 
 if TYPE_CHECKING:
@@ -43,26 +34,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Path) -> Path:
     """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
     device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
-    quiet_if_helper(cfg)
     paths = [Path(name) for name in cfg.inputs] if adatas is None else []
     cfg = settle_in_memory(cfg, paths)
-    require_place(cfg, output)
     init = load_init(cfg)
-    cfg = adopt_options(cfg, init)
-    corpus = load_corpus(adatas, paths, cfg, init)
-    text = " ".join([*(file["sha256"] for file in corpus.files), *corpus.genes])
-    data_checksum = checksum_with(cfg, hashlib.sha256(text.encode()).hexdigest(), init)
-    if is_finished(cfg, output, data_checksum):
-        log.info("%s is finished: nothing to resume", output)
-        return output
-    with opened_run(cfg, output, data_checksum) as folder:
-        saved = pretrain_on(corpus, cfg, folder, init)
-        if saved is not None:
-            write_trained(saved, output, folder, overwrite=cfg.overwrite)
+    cfg = settled(cfg) if init is None else adopt_options(cfg, init)
+    init_hash = "" if init is None else init.saved.hash
+    with run(cfg, output, paths, genes=cfg.genes_path, init_hash=init_hash) as this:
+        if this is not None:
+            corpus = load_corpus(adatas, paths, cfg, init)
+            with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
+                saved = pretrain_on(corpus, cfg, this, init)
+            if saved is not None:
+                this.write(saved)
     return output
 
 
@@ -80,7 +66,7 @@ def load_corpus(
     return make_corpus(samples or paths, cfg, vocabulary)
 
 
-def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | None) -> SavedModel | None:
+def pretrain_on(corpus: Corpus, cfg: PretrainConfig, run: Run, init: Init | None) -> SavedModel | None:
     """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
     # The loader gives a label with every cell: here it is the cell's file.
@@ -92,13 +78,13 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | 
     if init is not None:
         facts["init"] = init.provenance(num_known_genes)
     files = [file["name"] for file in corpus.files] if all(file["sha256"] for file in corpus.files) else []
-    recorded = record_start(folder, cfg, facts, files)
+    recorded = run.record(cfg, facts, files)
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     sizes = len(cells), len(val), len(corpus.genes), num_parameters
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
     kind = MaskedGenesLearner if cfg.model.reads_genes else MaskedLearner
-    result = train_masked(network, cells, val, cfg, folder, kind)
+    result = train_masked(network, cells, val, cfg, run.folder, kind)
     if result is None:
         return None
     if not math.isfinite(result["loss"]):
@@ -108,7 +94,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | 
         remedy = "train on more epochs or cells, or set optim.lr"
         log.warning("the encoder predicts no better than the naive guess: %s", remedy)
     return SavedModel(
-        name=folder.stem.removesuffix(".encoder"),
+        name=run.folder.stem.removesuffix(".encoder"),
         genes=corpus.genes,
         gene_means=gene_means(corpus.x),
         labels=[],

@@ -1,4 +1,7 @@
-"""Training of layers with labels in Lightning: loss, metrics and optimiser."""
+"""Training of layers between tokens with labels, in Lightning: loss, metrics and optimiser; and the door of the lab.
+
+`TokenEncoder` is what `training.train` gets if the options ask for attention between tokens or for `init`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,25 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from scperformer.attention.encoder import Encoder
 from scperformer.base.metrics import negative_log_likelihood, score
+from scperformer.cells.reference import Reference
+from scperformer.lab.batch_size import with_batch_size
+from scperformer.lab.initialise import (
+    adopt_options,
+    in_order_of_init,
+    load_init,
+    start_attention,
+    start_encoder,
+    start_head,
+)
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
+from scperformer.model.performer import Performer
 from scperformer.training.evidence import branch_scales
 from scperformer.training.learner import EncoderLearner, loss_weights, process_factor
 from scperformer.training.loaders import Labelled, StreamedCells
+from scperformer.training.run_folder import Run
+from scperformer.training.train import Training, settled
 from scperformer.training.trainer import run_epochs
 
 if TYPE_CHECKING:
@@ -101,16 +116,47 @@ class Learner(EncoderLearner):
         )
 
 
-def has_layers(network: CellTypeModel) -> bool:
-    """Whether the encoder has layers between tokens, which are trained after all else has been fitted."""
-    return isinstance(network.encoder, Encoder) and bool(network.encoder.stack)
-
-
 def train_network(
     network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainConfig, run_folder: Path
 ) -> int | None:
-    """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`, or 0: none needed."""
-    if not has_layers(network):
-        return 0
+    """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`."""
     learner = Learner(network, train.known_labels, cfg)
     return run_epochs(learner, train, val, cfg, run_folder)
+
+
+class TokenEncoder:
+    """Attention between tokens, or an encoder that starts from `init`, for a training."""
+
+    def __init__(self, cfg: TrainConfig):
+        self.init = load_init(cfg, cfg.init_mode, cfg.species)
+        self.cfg = settled(cfg) if self.init is None else adopt_options(cfg, self.init)
+        self.init_hash = "" if self.init is None else self.init.saved.hash
+
+    def ordered(self, reference: Reference) -> Reference:
+        """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
+        return reference if self.init is None else in_order_of_init(reference, self.init)
+
+    def prepare(self, training: Training, run: Run) -> dict[str, Any]:
+        """Give the network its initial weights, settle the batch size, and return entries of the provenance."""
+        network = training.network
+        train = training.train
+        assert network.encoder is not None
+        num_known_genes = start_encoder(network.encoder, training.reference.genes, self.cfg, self.init)
+        if self.init is not None and isinstance(network.encoder, Performer):
+            training.vectors = network.encoder.vectors_GD.detach().numpy()
+        if training.learns:
+            network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))
+            learner = Learner(network, train.known_labels, training.cfg)
+            training.cfg = with_batch_size(training.cfg, train, learner, run)
+            start_attention(network.encoder, train, training.cfg)
+            start_head(learner, train, training.cfg)
+        if self.init is None:
+            return {}
+        return {"init": self.init.provenance(num_known_genes) | {"mode": self.init.mode}}
+
+    def train(self, training: Training, folder: Path) -> int | None:
+        """Train the layers, and return the best epoch, from 1; None in all processes but the first."""
+        stream = training.reference.stream
+        train = training.train
+        cells = train if stream is None else StreamedCells(stream, training.cfg.tokens, train)
+        return train_network(training.network, cells, training.val, training.cfg, folder)

@@ -22,9 +22,9 @@ query.
   mean.
 - adapt: Adapt a model to the cells of a file: whether to, where adapted models are kept, and the step `adapt`.
 - calls: The calls of a block of cells by a model.
-- run_folder: The run folder beside a model: its records, its learning curve, and whether it can be resumed.
+- run_folder: The run of a training: its folder beside the model, with records, logs and checkpoints; it can be
+  resumed.
 - studies: Train on a reference of several studies: a model of each, whose calls of the others' cells show what to
   expect.
-- train: Train a model on a labelled reference: prepare, fit or train, score, refit to all cells, write the model
-  folder.
+- train: Train a model on a labelled reference: prepare, fit, score, refit to all cells, write the model folder.
 """

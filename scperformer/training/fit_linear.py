@@ -5,6 +5,7 @@ cell scaled to the same length. A low power shows which genes a cell expresses, 
 it. Plain logistic regression on logarithms lies between, and is less accurate where two studies differ in that.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,8 @@ from scperformer.base.metrics import negative_log_likelihood
 from scperformer.base.progress import progress
 from scperformer.model.linear import power_transform
 from scperformer.model.network import LinearModel
+
+log = logging.getLogger(__name__)
 
 MAX_ITERATIONS = 1000
 SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
@@ -227,6 +230,7 @@ def held_out_losses(
     return [negative_log_likelihood(each[folds >= 0], labels[folds >= 0]) for each in logits]
 
 
+@progress("choosing the options of the linear branch")
 def choose_linear_options(
     x: csr_matrix, labels: np.ndarray, powers: tuple[float, ...], seed: int, batches: np.ndarray | None = None
 ) -> LinearOptions:
@@ -250,4 +254,7 @@ def choose_linear_options(
         for weighting in WEIGHTINGS
     }
     best = min(WEIGHTINGS, key=lambda weighting: losses[weighting][0])  # compared with the first class weights
-    return replace(first, weighting=best, class_weights=CLASS_WEIGHTS[int(np.argmin(losses[best]))])
+    options = replace(first, weighting=best, class_weights=CLASS_WEIGHTS[int(np.argmin(losses[best]))])
+    text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"
+    log.info(text, options.weighting, options.class_weights)
+    return options

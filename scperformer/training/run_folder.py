@@ -1,4 +1,4 @@
-"""The run folder beside a model: its records, its learning curve, and whether it can be resumed."""
+"""The run of a training: its folder beside the model, with records, logs and checkpoints; it can be resumed."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from scperformer.attention.registry import attention_options
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import (
-    MARK,
     FolderKind,
     new_file,
     output_named,
@@ -35,11 +34,10 @@ from scperformer.base.outputs import (
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config.options import yaml_text
-from scperformer.config.training import NetworkConfig, ReferenceOptions
-from scperformer.lab.initialise import Init
+from scperformer.config.training import NetworkConfig
+from scperformer.io.read import checksum
 from scperformer.model.content import INFO
 from scperformer.model.folder import MODEL, write_model
-from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem, require_loggers
 
@@ -81,186 +79,284 @@ class Diverged(InputError):
         super().__init__(found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
 
 
-def is_helper(cfg: NetworkConfig) -> bool:
-    """Whether this is not the first process of a distributed run, which alone writes and logs."""
-    distributed = cfg.trainer.devices * cfg.trainer.num_nodes > 1
-    return distributed and any(int(os.environ.get(name) or 0) > 0 for name in RANKS)
+@dataclass
+class Run:
+    """A training that is under way, with its folder."""
 
+    cfg: NetworkConfig
+    output: Path
+    folder: Path
+    data: str  # checksum of the data
+    is_first: bool  # whether this is the process of a distributed training that writes and logs
 
-def run_options(cfg: NetworkConfig, checksum: str) -> dict[str, Any]:
-    """Return the checksum of a run's data, and its options except those about outputs and progress."""
-    options = asdict(cfg)
-    for name in ("inputs", "output", "overwrite", "resume"):
-        del options[name]
-    del options["trainer"]["progress_bar"]
-    return {"options": options, "reference_sha256": checksum}
+    def read(self) -> dict[str, Any]:
+        """Return the record of this run or of an earlier one in the folder, {} without one."""
+        try:
+            return json.loads((self.folder / RECORD).read_text("utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
 
+    def remember(self, **values: Any) -> None:
+        """Add values to the record, which a resumed run finds there."""
+        if self.is_first:
+            _write_json(self.folder / RECORD, self.read() | values)
 
-def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested options by their full names, such as `trainer.max_epochs`."""
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+    def part(self, name: str) -> "Run":
+        """Return the run of a part of this training, in a folder within its folder."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return replace(self, folder=folder)
 
+    def record(self, cfg: NetworkConfig, facts: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
+        """Write the configuration and the provenance: `facts`, and all that is needed to reproduce the model.
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file in place of an earlier one."""
-    with new_file(path, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        Returns
+        -------
+        The `provenance` and `config` of the model folder. The recorded command has the options that differ from their
+        defaults; without input `files` it is a call in Python.
+        """
+        recorded = _run_options(cfg)
+        for option in PATHS:
+            group, _, name = option.rpartition(".")
+            part = recorded[group] if group else recorded
+            if part.get(name):
+                part[name] = _without_folders(part[name])
+        provenance = facts | {
+            "seed": cfg.seed,
+            "command": _command(cfg, files),
+            "options": recorded,
+            "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
+        }
+        if self.is_first:
+            with new_file(self.folder / "config.yaml", overwrite=True) as temporary:
+                temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
+            _write_json(self.folder / "provenance.json", provenance)
+        has_labels = cfg.word() == "train"
+        groups = ("tokens", "model", "attention", "head" if has_labels else "masking")
+        config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
+        if has_labels and cfg.model.reads_genes:  # a model that adapts to a file is trained again
+            steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
+            config["training"] = {"optim": asdict(cfg.optim), **steps}
+        if cfg.conditions.genes is not None:
+            config["own_totals"] = True
+        if cfg.model.gene2vec_path is not None:
+            config["model"]["gene2vec_path"] = _without_folders(cfg.model.gene2vec_path)
+        return {"provenance": provenance, "config": config}
 
+    def write(self, saved: SavedModel) -> None:
+        """Write the model folder, with its pictures."""
+        metrics = saved.metrics
+        _write_json(self.folder / "metrics.json", metrics)
+        pictures = {}
+        # A pretraining has no learning curve, and branches that were fitted have no epochs.
+        if metrics["best_epoch"] and "baseline" in metrics:
+            epochs = self.folder / EPOCHS_TABLE
+            picture = draw_learning_curve(pd.read_csv(epochs), metrics["best_epoch"], metrics["baseline"])
+            with new_file(self.folder / CURVE, overwrite=True) as temporary:
+                temporary.write_bytes(picture)
+            pictures = {CURVE: picture, EPOCHS_TABLE: epochs.read_bytes()}
+        if "calibration" in metrics:
+            bins = metrics["calibration"]["bins"]
+            pictures[RELIABILITY] = draw_reliability(bins)
+        write_model(saved, self.output, overwrite=self.cfg.overwrite, more=pictures)
+        log.info("written: %s", self.output)
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return the record of a run: its options, its data's checksum and a batch size that was chosen; {} without one."""
-    try:
-        record = json.loads((folder / RECORD).read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    def differences(self) -> tuple[dict[str, tuple[Any, Any]], bool]:
+        """Return the options in which the earlier run of the folder differs (old, new), and whether its data do."""
+        before = {"options": {}, "reference_sha256": ""} | self.read()
+        old = _flat(before["options"])
+        new = _flat(json.loads(json.dumps(_run_options(self.cfg))))
+        changed = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+        return changed, before["reference_sha256"] != self.data
 
+    def is_finished(self) -> bool:
+        """Whether `resume=true` finds the model of this run; one to be trained for longer is refused.
 
-def run_folder_of(output: Path) -> Path:
-    """Return the run folder of a model."""
-    return output.with_name(output.name + ".run")
+        The optimiser of a finished training is not stored.
+        """
+        if not (self.cfg.resume and (self.output / INFO).is_file() and self.read()):
+            return False
+        changed, other_data = self.differences()
+        if changed and set(changed) <= set(RAISABLE) and not other_data and not self.cfg.overwrite:
+            found = f"{self.output} is finished, with another {' and '.join(changed)}"
+            remedy = "train for longer under another output=..., or add overwrite=true to train anew"
+            raise InputError(found, "the options of the finished run, or a run that was cut off", remedy)
+        return not changed and not other_data
 
+    def resumes(self) -> bool:
+        """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced.
 
-def require_own_run(output: Path) -> None:
-    """Refuse the run folder of a model if anything in it is not from an earlier training."""
-    folder = run_folder_of(output)
-    if folder.is_dir() and any(folder.iterdir()):
-        why = why_not_ours(folder, RUN)
-        if why is None and "options" not in read_record(folder):
-            why = f"has no {RECORD} of a training"
-    else:
-        why = "is a file" if folder.exists() and not folder.is_dir() else ""
-    if why:
-        expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
-        raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
-
-
-def differences(cfg: NetworkConfig, folder: Path, checksum: str) -> tuple[dict[str, tuple[Any, Any]], bool]:
-    """Return the options in which a run differs from the earlier one in its folder (old, new), and if its data do."""
-    before = {"options": {}, "reference_sha256": ""} | read_record(folder)
-    old = flat(before["options"])
-    new = flat(json.loads(json.dumps(run_options(cfg, checksum)))["options"])
-    changed = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
-    return changed, before["reference_sha256"] != checksum
-
-
-def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
-    """Open the run folder `<output>.run`: empty, or (`resume`) with the checkpoints of the same run, cut off before.
-
-    The number of epochs and the patience of a run that is resumed may be larger than before. Checkpoints that are
-    damaged or of other versions of torch and Lightning are refused; with `overwrite` the run starts again.
-    """
-    folder = run_folder_of(output)
-    if is_helper(cfg):
-        return folder
-    record = run_options(cfg, checksum)
-    if (folder / CHECKPOINTS / LAST).is_file() and (cfg.resume or not cfg.overwrite):
-        changed, other_data = differences(cfg, folder, checksum)
-        raised = {name: values for name, values in changed.items() if name in RAISABLE and cfg.resume}
-        raised = {name: (old, new) for name, (old, new) in raised.items() if old is not None and new > old}
+        More epochs and more patience than before are allowed. Damaged checkpoints, and checkpoints of other versions of
+        torch and Lightning, are refused; with `overwrite` the run starts again.
+        """
+        cfg = self.cfg
+        folder = self.folder
+        if not (folder / CHECKPOINTS / LAST).is_file() or (cfg.overwrite and not cfg.resume):
+            if cfg.resume:
+                log.info("nothing to resume in %s: starting anew", folder)
+            return False
+        changed, other_data = self.differences()
+        raised = {
+            name: (old, new)
+            for name, (old, new) in changed.items()
+            if cfg.resume and name in RAISABLE and old is not None and new > old
+        }
         named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if other_data else []
         problems = map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt")))
         others += dict.fromkeys(filter(None, problems))  # each of them once
         differ = " and ".join(others)
-        if cfg.resume and not differ:
-            log.info("continuing the run in %s", folder)
-            for name, (old, new) in raised.items():
-                log.info("%s is %s from here on, it was %s", name, new, old)
-            if "trainer.max_epochs" in raised and (cfg.optim.final_lr_fraction < 1 or cfg.optim.warmup_fraction > 0):
-                log.warning(
-                    "the schedule now spans the new max_epochs, so the result differs from one uninterrupted run"
-                )
-            write_json(folder / RECORD, read_record(folder) | record)
-            return folder
-        if not cfg.overwrite:
+        if not cfg.resume or (differ and not cfg.overwrite):
             found = f"an unfinished run with {differ}" if differ else "an unfinished run"
             remedy = ("" if differ else "resume=true continues it, ") + "overwrite=true starts again"
             raise InputError(f"{found} in '{folder}'", "no earlier run", remedy)
-        log.info("the unfinished run in %s has %s: starting anew", folder, differ)
-    elif cfg.resume:
-        log.info("nothing to resume in %s: starting anew", folder)
-    require_own_run(output)  # again: other files may have been added while the cells were read
-    if folder.exists() and any(folder.iterdir()):
-        remove_folder(folder, RUN)
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+        if differ:
+            log.info("the unfinished run in %s has %s: starting anew", folder, differ)
+            return False
+        log.info("continuing the run in %s", folder)
+        for name, (old, new) in raised.items():
+            log.info("%s is %s from here on, it was %s", name, new, old)
+        if "trainer.max_epochs" in raised and (cfg.optim.final_lr_fraction < 1 or cfg.optim.warmup_fraction > 0):
+            log.warning("the schedule now spans the new max_epochs, so the result differs from one uninterrupted run")
+        return True
+
+
+@contextmanager
+def run(
+    cfg: NetworkConfig, output: Path, paths: Sequence[Path], genes: str | None = None, init_hash: str = ""
+) -> Iterator[Run | None]:
+    """Open the run folder `<output>.run` for a training; yield None if `resume=true` finds the finished model.
+
+    After an error of the user or a signal the folder is removed, unless it has a checkpoint from which the run can be
+    resumed. At the end the checkpoints are removed, and the logs stay.
+
+    Parameters
+    ----------
+    paths
+        The files of cells; none: cells in memory.
+    genes
+        The file of the genes to which the cells are reduced.
+    init_hash
+        Of the model from which the training starts.
+
+    Raises
+    ------
+    InputError
+        The output exists, files of others are in the run folder, a run in it differs, or a logging library is missing.
+    """
+    require_loggers(cfg.logger)
+    is_alone = cfg.trainer.devices * cfg.trainer.num_nodes == 1
+    is_first = is_alone or not any(int(os.environ.get(name) or 0) for name in RANKS)
+    folder = output.with_name(output.name + ".run")
+    may_be_finished = cfg.resume and (output / INFO).is_file()
+    if not is_first:
+        logging.getLogger("scperformer").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+    elif not may_be_finished:
+        _require_place(output, folder, cfg.overwrite)
+    data = (checksum(*paths) if paths else "") + init_hash + ("" if genes is None else sha256(Path(genes)))
+    this = Run(cfg, output, folder, data, is_first)
+    if may_be_finished:
+        if this.is_finished():
+            log.info("%s is finished: nothing to resume", output)
+            yield None
+            return
+        _require_place(output, folder, cfg.overwrite)
+    resumes = is_first and this.resumes()
     try:
-        with output_named(folder):
-            write_mark(folder, RUN)
-            write_json(folder / RECORD, record)
-    except BaseException:  # a full disk, or Ctrl-C
-        if (folder / MARK).exists():
-            remove_folder(folder, RUN)
-        elif is_new:
-            folder.rmdir()
+        with output_named(this.folder):
+            if is_first:
+                _begin(this, resumes)
+            yield this
+    except (InputError, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, Diverged):  # resume=true must not continue from here
+            shutil.rmtree(this.folder / CHECKPOINTS)
+        if is_first and not (this.folder / CHECKPOINTS / LAST).is_file():
+            with suppress(InputError):  # other files were added meanwhile
+                remove_folder(this.folder, RUN)
+        elif is_first and not isinstance(error, InputError):
+            error.add_note(RESUME_NOTE)
         raise
-    return folder
+    if is_first:
+        shutil.rmtree(this.folder / CHECKPOINTS, ignore_errors=True)
 
 
-def without_folders(paths: str | list[str]) -> str | list[str]:
+def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
+    """Refuse an output that exists, unless it is replaced, and a run folder in which other files are."""
+    require_absent(output, overwrite, MODEL)
+    why = "is a file" if folder.is_file() else None
+    if folder.is_dir() and any(folder.iterdir()):
+        why = why_not_ours(folder, RUN)
+    if why is not None:
+        expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
+        raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
+
+
+def _begin(this: Run, resumes: bool) -> None:
+    """Empty the run folder, unless the run in it continues, and write the record."""
+    folder = this.folder
+    if not resumes:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        try:
+            write_mark(folder, RUN)
+        except BaseException:  # a full disk, or Ctrl-C
+            folder.rmdir()
+            raise
+    this.remember(options=_run_options(this.cfg), reference_sha256=this.data)
+
+
+def _run_options(cfg: NetworkConfig) -> dict[str, Any]:
+    """Return the options of a run except those about outputs and progress."""
+    options = asdict(cfg)
+    for name in ("inputs", "output", "overwrite", "resume"):
+        del options[name]
+    del options["trainer"]["progress_bar"]
+    return options
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested options by their full names, such as `trainer.max_epochs`."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def _without_folders(paths: str | list[str]) -> str | list[str]:
     """Return the name of a file, or the names of files: the folders of a user are private."""
     return [Path(path).name for path in paths] if isinstance(paths, list) else Path(paths).name
 
 
-def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    """Write the configuration and the provenance: `data`, and all that is needed to reproduce the model.
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with new_file(path, overwrite=True) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    The recorded command has the options that differ from their defaults. Without input files it is a call in Python.
-    Returns the `provenance` and `config` of the model folder: the options that its use needs.
-    """
-    trains = isinstance(cfg, ReferenceOptions)
-    needed: dict[str, Any] = {"label_key": ""} if trains else {}
-    blank = type(cfg)(inputs=[""], **needed)
-    default, recorded, options = (run_options(each, "")["options"] for each in (blank, cfg, cfg))
-    name = options["attention"]["name"]
-    changed = {} if name == default["attention"]["name"] else {"attention": name}
-    mechanism, own = attention_options(options["attention"])
-    is_usual = name == blank.attention["name"]
-    default["attention"] = asdict(attention_options(blank.attention)[1] if is_usual else mechanism.Options())
-    options["attention"] = asdict(own)
-    known = flat(default)
-    for option, value in flat(options).items():
-        if value != known[option] and option != "seed":
-            changed[option] = without_folders(value) if option in PATHS else value
-    if files:
-        words = (
-            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed.items()
-        )
-        command = shlex.join(["scperformer", "train" if trains else "pretrain", *files, *words])
-    elif isinstance(cfg, ReferenceOptions):
-        changed.pop("label_key", None)
-        command = f"scperformer.train(adata, label_key={cfg.label_key!r}, options={changed})"
-    else:
-        command = f"scperformer.pretrain(adatas, options={changed})"
-    for option in PATHS:
-        group, _, name = option.rpartition(".")
-        part = recorded[group] if group else recorded
-        if part.get(name):
-            part[name] = without_folders(part[name])
-    provenance = data | {
-        "seed": cfg.seed,
-        "command": command,
-        "options": recorded,
-        "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
+
+def _command(cfg: NetworkConfig, files: Sequence[str]) -> str:
+    """Return the command, or without files the call in Python, that repeats a training."""
+    required: dict[str, Any] = {
+        entry.name: "" for entry in fields(cfg) if entry.default is MISSING and entry.default_factory is MISSING
     }
-    if not is_helper(cfg):
-        with new_file(folder / "config.yaml", overwrite=True) as temporary:
-            temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
-        write_json(folder / "provenance.json", provenance)
-    groups = ("tokens", "model", "attention", "head" if trains else "masking")
-    config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
-    if trains and cfg.model.reads_genes:  # a model that adapts to a file is trained again
-        steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
-        config["training"] = {"optim": asdict(cfg.optim), **steps}
-    config |= {} if cfg.conditions.genes is None else {"own_totals": True}
-    if cfg.model.gene2vec_path is not None:
-        config["model"]["gene2vec_path"] = without_folders(cfg.model.gene2vec_path)
-    return {"provenance": provenance, "config": config}
+    blank = type(cfg)(inputs=[""], **required)
+    name = cfg.attention["name"]
+    usual_name = blank.attention["name"]
+    mechanism, own = attention_options(cfg.attention)
+    usual = attention_options(blank.attention)[1] if name == usual_name else mechanism.Options()
+    known = _flat(_run_options(blank) | {"attention": asdict(usual)})
+    changed = {} if name == usual_name else {"attention": name}
+    for option, value in _flat(_run_options(cfg) | {"attention": asdict(own)}).items():
+        if value != known[option] and option != "seed":
+            changed[option] = _without_folders(value) if option in PATHS else value
+    step = cfg.word()
+    if files:
+        words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed.items()]
+        return shlex.join(["scperformer", step, *files, *words])
+    label_key = changed.pop("label_key", None)
+    cells = "adatas" if label_key is None else f"adata, label_key={label_key!r}"
+    return f"scperformer.{step}({cells}, options={changed})"
 
 
 def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping[str, float]) -> bytes:
@@ -286,94 +382,3 @@ def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping
         axes.set_axisbelow(True)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return png(figure)
-
-
-def is_finished(cfg: NetworkConfig, output: Path, checksum: str) -> bool:
-    """Whether `resume=true` finds a model that the same options have made of the same data.
-
-    Raises
-    ------
-    InputError
-        The model is finished, and would have to be trained for longer: its optimiser is not kept.
-    """
-    folder = run_folder_of(output)
-    if not (cfg.resume and (output / INFO).is_file() and read_record(folder)):
-        return False
-    changed, other_data = differences(cfg, folder, checksum)
-    if changed and set(changed) <= set(RAISABLE) and not other_data and not cfg.overwrite:
-        found = f"{output} is finished, with another {' and '.join(changed)}"
-        remedy = "train for longer under another output=..., or add overwrite=true to train anew"
-        raise InputError(found, "the options of the finished run, or a run that was cut off", remedy)
-    return not changed and not other_data
-
-
-def require_place(cfg: NetworkConfig, output: Path) -> None:
-    """Refuse an output that exists, unless it is replaced or resumed, and a run folder that no training has made.
-
-    Also refuse logs for which a library is missing.
-    """
-    require_loggers(cfg.logger)
-    if not is_helper(cfg):
-        require_own_run(output)
-    may_be_finished = cfg.resume and (output / INFO).is_file() and bool(read_record(run_folder_of(output)))
-    if not may_be_finished:
-        require_absent(output, cfg.overwrite, MODEL)
-
-
-@contextmanager
-def opened_run(cfg: NetworkConfig, output: Path, checksum: str) -> Iterator[Path]:
-    """Open the run folder for a training.
-
-    After an error of the user or a signal it is removed, unless it has a checkpoint from which the run can be resumed;
-    at the end the checkpoints are removed, and the logs stay.
-    """
-    if not is_helper(cfg):
-        require_absent(output, cfg.overwrite, MODEL)
-    folder = open_run(cfg, output, checksum)
-    try:
-        with torch_state_kept(cfg.trainer.threads), output_named(folder):
-            yield folder
-    except (InputError, KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, Diverged):  # resume=true must not continue from here
-            shutil.rmtree(folder / CHECKPOINTS)
-        if is_helper(cfg):
-            pass
-        elif not (folder / CHECKPOINTS / LAST).is_file():
-            with suppress(InputError):  # other files were added meanwhile
-                remove_folder(folder, RUN)
-        elif not isinstance(error, InputError):
-            error.add_note(RESUME_NOTE)
-        raise
-    if not is_helper(cfg):
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-
-
-def write_trained(saved: SavedModel, output: Path, folder: Path, *, overwrite: bool) -> None:
-    """Write the model folder of a training, with its pictures."""
-    metrics = saved.metrics
-    write_json(folder / "metrics.json", metrics)
-    pictures = {}
-    # A pretraining has no learning curve, and branches that were fitted have no epochs.
-    if metrics["best_epoch"] and "baseline" in metrics:
-        picture = draw_learning_curve(pd.read_csv(folder / EPOCHS_TABLE), metrics["best_epoch"], metrics["baseline"])
-        with new_file(folder / CURVE, overwrite=True) as temporary:
-            temporary.write_bytes(picture)
-        pictures = {CURVE: picture, EPOCHS_TABLE: (folder / EPOCHS_TABLE).read_bytes()}
-    if "calibration" in metrics:
-        bins = metrics["calibration"]["bins"]
-        pictures |= {RELIABILITY: draw_reliability(bins)}
-    write_model(saved, output, overwrite=overwrite, more=pictures)
-    log.info("written: %s", output)
-
-
-def quiet_if_helper(cfg: NetworkConfig) -> None:
-    """Show only errors of processes other than the first, which logs for all."""
-    if is_helper(cfg):
-        logging.getLogger("scperformer").setLevel(logging.ERROR)
-        warnings.simplefilter("ignore")
-
-
-def checksum_with(cfg: NetworkConfig, checksum: str, init: Init | None) -> str:
-    """Return the checksum of all data that a training depends on, from that of its cells."""
-    checksum += "" if init is None else init.saved.hash
-    return checksum + ("" if cfg.conditions.genes is None else sha256(Path(cfg.conditions.genes)))

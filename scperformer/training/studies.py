@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -32,24 +32,18 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
-from scperformer.io.read import checksum, origins, read_cells
-from scperformer.lab.initialise import Init, adopt_options
+from scperformer.io.read import origins, read_cells
 from scperformer.labels.joining import JointLabels, StudyLabels, join_labels
 from scperformer.model.confidence import calibration
 from scperformer.model.held_out import HeldOut
+from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.adapt import adapt_model
 from scperformer.training.calls import call_block
 from scperformer.training.evidence import branch_scales
-from scperformer.training.run_folder import (
-    is_finished,
-    opened_run,
-    quiet_if_helper,
-    record_start,
-    require_place,
-    write_trained,
-)
+from scperformer.training.run_folder import Run, run
+from scperformer.training.train import load_reference, settled, source_of, train_on
 
 if TYPE_CHECKING:
     from scperformer.cli.train import TrainConfig
@@ -60,10 +54,6 @@ CALLED_CELLS = 1000  # of each study, called by the models of the others
 MIN_TEMPERATURE = 0.5
 MAX_TEMPERATURE = 3.0
 TINY = 1e-12  # in place of a probability of 0
-
-
-# `train_on` of train.py, which makes the model of one study.
-TrainOne = Callable[[Reference, "TrainConfig", Path, Init | None, dict[str, str]], SavedModel | None]
 
 
 @dataclass
@@ -92,31 +82,28 @@ def trains_studies(cfg: TrainConfig, num_files: int) -> bool:
     return True
 
 
-def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, train_one: TrainOne) -> Path:
+def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     """Train a model of each study, and write them as one; the studies are the files, or the batches of a single one.
-
-    Parameters
-    ----------
-    train_one
-        Trains on one study.
 
     Raises
     ------
     InputError
         The labels of the studies cannot be joined, their genes have different kinds of names, or a study is unusable.
     """
-    quiet_if_helper(cfg)
     if cfg.init is not None:
         raise InputError("init with several studies", "one study", "train from init on one file")
-    require_place(cfg, output)
-    cfg = adopt_options(cfg, None)
+    cfg = settled(cfg)
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    data_checksum = checksum(*paths) if paths else ""
-    if is_finished(cfg, output, data_checksum):
-        log.info("%s is finished: nothing to resume", output)
-        return output
-    studies = list(_sources(cells, paths, cfg))
-    own = replace(cfg, label_map=None, label_tree=None, batch_key=cfg.batch_key if len(paths) > 1 else None)
+    with run(cfg, output, paths, genes=cfg.conditions.genes) as this:
+        if this is not None and this.is_first:  # branches are fitted by one process
+            this.write(_train_each(_studies(cells, paths, cfg), cfg, this))
+    return output
+
+
+def _train_each(studies: list[StudySource], cfg: TrainConfig, run: Run) -> SavedModel:
+    """Train a model of each study in a folder of its own, and join them."""
+    has_files = all(isinstance(study.cells, Path) for study in studies)
+    own = replace(cfg, label_map=None, label_tree=None, batch_key=cfg.batch_key if has_files else None)
     options = [replace(own, inputs=[study.name]) for study in studies]
     references = [_reference(study, each) for study, each in zip(studies, options, strict=True)]
     labels = [
@@ -125,53 +112,44 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path, trai
     ]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)
     log.info("%d labels of %d studies: %s", len(joint.labels), len(studies), listed(joint.labels))
-    tables = [pd.DataFrame(index=reference.genes) for reference in references]
-    genes, maps = map_genes_of_files(tables, [study.name for study in studies], None, cfg.species)
-    repeats = _repeats([study.name for study in studies], references, maps)
-    training = progress("training a model of each study", total=len(studies), unit="studies")
-    with opened_run(cfg, output, data_checksum) as folder, training as shown:
-        parts = []
+    names = [study.name for study in studies]
+    genes, maps = map_genes_of_files([pd.DataFrame(index=each.genes) for each in references], names, None, cfg.species)
+    repeats = _repeats(names, references, maps)
+    parts = []
+    shown = progress("training a model of each study", total=len(studies), unit="studies")
+    with torch_state_kept(cfg.trainer.threads), shown as bar:
         for number, (study, reference) in enumerate(zip(studies, references, strict=True), start=1):
             log.info("study %s: %d cells, %d labels", study.name, reference.x.shape[0], len(reference.label_names))
-            run = folder / f"study{number}"
-            run.mkdir(exist_ok=True)
             source = {"reference": study.name, "reference_sha256": ""}
             if isinstance(study.cells, Path):
-                [path], digest = origins([study.cells])
-                source |= {"reference_path": path, "reference_sha256": digest}
-            saved = train_one(reference, options[number - 1], run, None, source)
-            assert saved is not None, "fitted branches are trained by one process"
+                source = source_of([study.cells]) | {"reference": study.name}
+            saved = train_on(reference, options[number - 1], run.part(f"study{number}"), source)
+            assert saved is not None
             parts.append(Study(study.name, replace(saved, name=study.name), joint.meanings[number - 1]))
-            shown.update()
-        whole = _joined(parts, joint, genes, cfg, folder, data_checksum)
-        write_trained(_with_evidence(whole, references, repeats, cfg), output, folder, overwrite=cfg.overwrite)
-    return output
+            bar.update()
+    return _with_evidence(_joined(parts, joint, genes, cfg, run), references, repeats, cfg)
 
 
-def _sources(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainConfig) -> Iterator[StudySource]:
-    """Yield the studies: the files, or the batches of a single file or of cells in memory."""
+def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainConfig) -> list[StudySource]:
+    """Return the studies: the files, or the batches of a single file or of cells in memory."""
+    for number, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:number]]:
+            raise InputError(f"{path} twice among the files to train on", "each file once", "leave one of them out")
     if len(paths) > 1:
         names = [path.name for path in paths]
-        for path in paths:
-            is_ambiguous = names.count(path.name) > 1
-            yield StudySource(str(path) if is_ambiguous else path.name, path)
-        return
+        return [StudySource(path.name if names.count(path.name) == 1 else str(path), path) for path in paths]
     if cells is None:
         cells = read_cells(paths[0], cfg.orientation)
     place = paths[0] if paths else "AnnData in memory"
     names, batches = settle_batches(cells.obs, np.zeros(cells.n_obs, dtype=int), cfg.batch_key, place)
-    for number, name in enumerate(names):
-        yield StudySource(name, cells[batches == number].copy())
+    return [StudySource(name, cells[batches == number].copy()) for number, name in enumerate(names)]
 
 
 def _reference(study: StudySource, cfg: TrainConfig) -> Reference:
     """Prepare the cells of a study; a large file stays on disk."""
     if isinstance(study.cells, ad.AnnData):
         return make_reference(Sample(study.cells, Path(study.name)), cfg)
-    settled = settle_in_memory(cfg, [study.cells])
-    if settled.data.in_memory is False:
-        return make_reference([study.cells], settled)
-    return make_reference(Sample(read_cells(study.cells, cfg.orientation), study.cells), settled)
+    return load_reference([study.cells], settle_in_memory(cfg, [study.cells]))
 
 
 def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequence[GeneMap]) -> list[np.ndarray]:
@@ -208,9 +186,7 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
     return repeats
 
 
-def _joined(
-    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainConfig, folder: Path, data_checksum: str
-) -> SavedModel:
+def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainConfig, run: Run) -> SavedModel:
     """Return the model of all studies, without evidence."""
     means = {gene: [0.0] for gene in genes}
     for study in parts:
@@ -225,7 +201,7 @@ def _joined(
     names = [study.name for study in parts]
     facts: dict[str, Any] = {
         "reference": ", ".join(names),
-        "reference_sha256": origins(cfg.inputs)[1] if data_checksum else "",
+        "reference_sha256": origins(cfg.inputs)[1] if run.data else "",
         "label_key": cfg.label_key,
         "num_cells": sum(study.saved.provenance["num_cells"] for study in parts),
         "cells_per_label": cells_per_label,
@@ -233,9 +209,9 @@ def _joined(
     }
     if cfg.tissue is not None:
         facts["tissue"] = cfg.tissue
-    recorded = record_start(folder, cfg, facts, [Path(name).name for name in cfg.inputs])
+    recorded = run.record(cfg, facts, [Path(name).name for name in cfg.inputs])
     return SavedModel(
-        name=folder.name.removesuffix(".run").removesuffix(".model"),
+        name=run.folder.name.removesuffix(".run").removesuffix(".model"),
         genes=genes,
         gene_means=np.array([max(means[gene]) for gene in genes], dtype=np.float32),
         labels=joint.labels,

@@ -1,13 +1,13 @@
-"""Train a model on a labelled reference: prepare, fit or train, score, refit to all cells, write the model folder."""
+"""Train a model on a labelled reference: prepare, fit, score, refit to all cells, write the model folder."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
+from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
 from scperformer.cells.normalisation import recover_counts
@@ -22,28 +23,16 @@ from scperformer.cells.on_disk import Sample, settle_in_memory
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
-from scperformer.io.read import checksum, origins, read_cells
-from scperformer.lab.batch_size import with_batch_size
-from scperformer.lab.initialise import (
-    Init,
-    add_linear,
-    adopt_options,
-    find_linear_options,
-    in_order_of_init,
-    load_init,
-    start_attention,
-    start_encoder,
-    start_head,
-)
-from scperformer.lab.supervised import has_layers, train_network
-from scperformer.model.batches import Cells, gene_means
+from scperformer.config.options import AUTO
+from scperformer.config.training import MaskingConfig, ModelConfig, NetworkConfig, TokensConfig, TrainerConfig
+from scperformer.io.read import origins, read_cells
+from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.confidence import calibration
 from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import branch_logits, torch_state_kept
 from scperformer.model.load import as_model
-from scperformer.model.network import CellTypeModel
+from scperformer.model.network import CellTypeModel, LinearModel, require_encoder
 from scperformer.model.novelty import fit_profile, left_out_table
-from scperformer.model.performer import Performer
 from scperformer.model.reference_cells import MAX_CELLS, MAX_VALUES, ReferenceCells
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.condition import simulated
@@ -56,21 +45,15 @@ from scperformer.training.evidence import (
     scales_if_significant,
 )
 from scperformer.training.expected_accuracy import conditions_table
-from scperformer.training.fit_linear import MAX_DUAL, LinearOptions, fit_linear_branch, fit_logistic
-from scperformer.training.fit_performer import encoder_facts
-from scperformer.training.loaders import StreamedCells, source_of_cells
-from scperformer.training.run_folder import (
-    Diverged,
-    checksum_with,
-    is_finished,
-    is_helper,
-    opened_run,
-    quiet_if_helper,
-    record_start,
-    require_place,
-    write_trained,
+from scperformer.training.fit_linear import (
+    MAX_DUAL,
+    LinearOptions,
+    choose_linear_options,
+    fit_linear_branch,
+    fit_logistic,
 )
-from scperformer.training.studies import train_studies, trains_studies
+from scperformer.training.fit_performer import encoder_facts
+from scperformer.training.run_folder import Diverged, Run, run
 from scperformer.training.trainer import device_of
 
 if TYPE_CHECKING:
@@ -78,32 +61,76 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Config = TypeVar("Config", bound=NetworkConfig)
 
-@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
-def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
-    """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
-    if cells is None:
-        require_distinct(cfg.inputs)
+
+@dataclass
+class Training:
+    """What a training works on."""
+
+    reference: Reference
+    cfg: TrainConfig
+    network: CellTypeModel
+    train: Cells  # the cells to train on that are in memory: all of them, or a sample of cells on disk
+    val: Cells  # to validate on
+    unlabelled: csr_matrix | None  # more cells, from which vectors of genes are learned, too
+    vectors: np.ndarray | None = None  # of the genes, G x D, if they are not to be learned from the cells
+
+    @property
+    def learns(self) -> bool:
+        """Whether there are layers between tokens, which are trained after all else has been fitted."""
+        return self.cfg.model.encoder and not self.cfg.model.reads_genes
+
+    @property
+    def batches(self) -> np.ndarray | None:
+        """The index of the batch of each of the cells `train`, if batches are known."""
+        batches = self.reference.batches
+        return None if batches is None else batches[self.reference.split.train]
+
+
+class EncoderTraining(Protocol):
+    """The door of the lab: attention between tokens, and encoders that start from the weights of another model.
+
+    The default is trained without one. `TokenEncoder` is one; a command makes it if the options ask for it.
+    """
+
+    cfg: TrainConfig  # options of the training: those of an encoder may come from the weights
+    init_hash: str  # of the model from which the encoder starts; "": none
+
+    def ordered(self, reference: Reference) -> Reference:
+        """Return the reference with its genes in the order of the encoder."""
+
+    def prepare(self, training: Training, run: Run) -> dict[str, Any]:
+        """Give the network its initial weights, settle the batch size, and return entries of the provenance."""
+
+    def train(self, training: Training, folder: Path) -> int | None:
+        """Train the layers, and return the best epoch, from 1; None in all processes but the first."""
+
+
+def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path, encoder: EncoderTraining | None = None) -> Path:
+    """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
+
+    Parameters
+    ----------
+    encoder
+        Of the lab, if the options ask for attention between tokens or for `init`; None: the linear branch and the
+        Performer are fitted.
+    """
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
-    if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
-        return train_studies(cells, cfg, output, train_on)
-    quiet_if_helper(cfg)
+    cfg = settled(cfg) if encoder is None else encoder.cfg
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     cfg = settle_in_memory(cfg, paths)
-    require_place(cfg, output)
-    init = load_init(cfg)
-    cfg = adopt_options(cfg, init)
-    reference = load_reference(paths if cells is None else cells, cfg, init)
-    source = source_of(paths)
-    data_checksum = checksum_with(cfg, checksum(*paths) if paths else "", init)
-    if is_finished(cfg, output, data_checksum):
-        log.info("%s is finished: nothing to resume", output)
-        return output
-    with opened_run(cfg, output, data_checksum) as folder:
-        saved = train_on(reference, cfg, folder, init, source)
-        if saved is not None:
-            write_trained(saved, output, folder, overwrite=cfg.overwrite)
+    init_hash = "" if encoder is None else encoder.init_hash
+    with run(cfg, output, paths, genes=cfg.conditions.genes, init_hash=init_hash) as this:
+        if this is not None:
+            reference = load_reference(paths if cells is None else cells, cfg)
+            if encoder is not None:
+                reference = encoder.ordered(reference)
+            with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
+                saved = train_on(reference, cfg, this, source_of(paths), encoder)
+            if saved is not None:
+                this.write(saved)
     return output
 
 
@@ -116,104 +143,89 @@ def source_of(paths: Sequence[Path]) -> dict[str, str]:
     return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
 
 
-def require_distinct(inputs: Sequence[str]) -> None:
-    """Refuse a file that is named twice."""
-    for number, name in enumerate(inputs):
-        if Path(name).resolve() in [Path(other).resolve() for other in inputs[:number]]:
-            raise InputError(f"{name} twice among the files to train on", "each file once", "leave one of them out")
-
-
-def load_reference(source: AnnData | Sequence[Path], cfg: TrainConfig, init: Init | None) -> Reference:
+def load_reference(source: AnnData | Sequence[Path], cfg: TrainConfig) -> Reference:
     """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`)."""
     if isinstance(source, AnnData):
-        reference = make_reference(Sample(source, Path("AnnData in memory")), cfg)
-    elif cfg.data.in_memory is not False:
-        reference = make_reference(Sample(read_cells(source[0], cfg.orientation), source[0]), cfg)
+        return make_reference(Sample(source, Path("AnnData in memory")), cfg)
+    if cfg.data.in_memory is not False:
+        return make_reference(Sample(read_cells(source[0], cfg.orientation), source[0]), cfg)
+    return make_reference(source, cfg)
+
+
+def settled(cfg: Config) -> Config:
+    """Return the options of a network with the source of its mechanism; refuse those of which none can be built."""
+    cfg = replace(cfg, attention=with_source(cfg.attention))
+    if cfg.model.encoder:
+        require_encoder(cfg.tokens, cfg.model, cfg.attention)
+    warn_of_ignored_options(cfg)
+    if cfg.model.reads_genes and cfg.trainer.batch_size == AUTO:  # memory does not limit it
+        size = NetworkConfig(inputs=[""]).trainer.batch_size
+        cfg = replace(cfg, trainer=replace(cfg.trainer, batch_size=size, memory_gib=None))
+    return cfg
+
+
+def warn_of_ignored_options(cfg: NetworkConfig) -> None:
+    """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
+    trainer = cfg.trainer
+    changed = {"tokens": cfg.tokens != TokensConfig()}
+    masking = getattr(cfg, "masking", None)
+    if masking is not None:  # a pretraining
+        changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
+        changed["masking.mask_share"] = masking.mask_share != MaskingConfig.mask_share
     else:
-        reference = make_reference(source, cfg)
-    return in_order_of_init(reference, init)
-
-
-@dataclass
-class Training:
-    """What a training works on."""
-
-    reference: Reference
-    cfg: TrainConfig  # with a number as batch size
-    network: CellTypeModel
-    cells: Cells | StreamedCells  # to train on
-    val: Cells  # to validate on
-    num_known_genes: int  # genes that `init` knows
-    unlabelled: csr_matrix | None  # more cells, from which vectors of genes are learned, too
-
-    @property
-    def vectors(self) -> np.ndarray | None:
-        """The vectors of genes, G x D, that a Performer takes from `init`; None: they are learned from the cells."""
-        encoder = self.network.encoder
-        if self.cfg.init is None or not isinstance(encoder, Performer):
-            return None
-        return encoder.vectors_GD.detach().numpy()
-
-    @property
-    def train(self) -> Cells:
-        """The cells to train on that are in memory: all of them, or a sample of cells on disk."""
-        return self.cells.sample
-
-    @property
-    def batches(self) -> np.ndarray | None:
-        """The index of the batch of each of the cells `train`, if batches are known."""
-        batches = self.reference.batches
-        return None if batches is None else batches[self.reference.split.train]
-
-    @property
-    def learns(self) -> bool:
-        """Whether the network has layers to train; else its branches are fitted."""
-        return has_layers(self.network)
+        changed["attention"] = cfg.model.depth == 0 and cfg.attention["name"] != "favor"
+        changed["trainer.max_epochs"] = trainer.max_epochs != TrainerConfig.max_epochs
+        changed["trainer.patience"] = trainer.patience != TrainerConfig.patience
+        changed["trainer.devices"] = trainer.devices * trainer.num_nodes > 1
+    if cfg.model.reads_genes and any(changed.values()):
+        names = ", ".join(name for name, is_changed in changed.items() if is_changed)
+        log.warning("%s: no effect with model=performer or pooled, which read sums over the genes of a cell", names)
 
 
 def train_on(
-    reference: Reference, cfg: TrainConfig, folder: Path, init: Init | None, source: dict[str, str]
+    reference: Reference,
+    cfg: TrainConfig,
+    run: Run,
+    source: dict[str, str],
+    encoder: EncoderTraining | None = None,
 ) -> SavedModel | None:
     """Train on a reference in the run folder; None in all processes of a distributed run but the first.
 
     `source` has the entries of the provenance about its files (`source_of`).
     """
     begin = time.perf_counter()
-    hashes = cell_hashes(linear(reference.x))
-    if len(np.unique(hashes)) == 1 and hashes[0]:  # 0: too few genes to say
-        found = f"{len(hashes)} cells with the same expression in the reference"
-        raise InputError(found, "cells that differ", "name the place of their counts, such as source=layers/counts")
-    if num := np.count_nonzero(hashes) - len(np.unique(hashes[hashes != 0])):
-        text = "%d of %d cells are copies of others, so that accuracies of held-out cells are too high: remove them"
-        log.warning(text, num, len(hashes))
-    reference_cells = cells_to_store(reference, cfg)
-    training = prepare(reference, cfg, init, folder)
-    facts = source | facts_about(training, init) | facts_about_stored(reference_cells, cfg)
+    hashes = _hashes(reference)
+    stored = cells_to_store(reference, cfg)
+    training = prepare(reference, cfg)
+    facts = source if encoder is None else source | encoder.prepare(training, run)
+    facts = facts | _facts(training, stored)
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
-    recorded = record_start(folder, training.cfg, facts, files)
-    if not training.learns and is_helper(cfg):  # the first process fits alone
+    recorded = run.record(training.cfg, facts, files)
+    if not training.learns and not run.is_first:  # the first process fits alone
         return None
 
-    linear_options, fitted = fit(training, folder)
-    if training.learns:
-        reference_cells = None  # frees memory during the training; the same cells are drawn again below
-    best_epoch = train_network(training.network, training.cells, training.val, training.cfg, folder)
-    if best_epoch is None:
-        return None
-    if training.learns:
-        reference_cells = cells_to_store(reference, cfg)
+    linear_options, fitted = fit(training, run.folder)
+    best_epoch: int | None = 0
+    if encoder is not None and training.learns:
+        stored = None  # frees memory during the training; the same cells are drawn again below
+        best_epoch = encoder.train(training, run.folder)
+        if best_epoch is None:
+            return None
+        stored = cells_to_store(reference, cfg)
 
     metrics, held_out = score_on_held_out(training, fitted)
     metrics["best_epoch"] = best_epoch
     metrics |= evidence_of_trust(training, held_out)
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
-    weights = refit(training, fitted, linear_options, metrics["scales"]) | {HASHES: hashes}
+    refit(training, fitted, linear_options, metrics["scales"])
+    baseline = fit_logistic(reference.x, reference.labels)
+    weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
+    weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
     if training.network.encoder is not None:
         metrics["encoder"] = encoder_facts(training.network.encoder, training.cfg)
-    log_scores(metrics, training)
     saved = SavedModel(
-        name=folder.stem.removesuffix(".model"),
+        name=run.folder.stem.removesuffix(".model"),
         genes=reference.genes,
         gene_means=gene_means(reference.x),
         labels=reference.label_names,
@@ -221,18 +233,28 @@ def train_on(
         tree=reference.terms.tree,
         metrics=metrics,
         weights=weights,
-        reference_cells=reference_cells,
+        reference_cells=stored,
         held_out=held_out,
         **recorded,
     )
-    log_branch_scores(saved)
-    if cfg.card == "full" and reference_cells is not None:
-        metrics["conditions"] = conditions_table(as_model(saved, folder), reference_cells, cfg.seed)
+    log_scores(saved, training.cfg)
+    if cfg.card == "full" and stored is not None:
+        metrics["conditions"] = conditions_table(as_model(saved, run.folder), stored, cfg.seed)
     metrics["seconds"] = round(time.perf_counter() - begin, 1)
     return saved
 
 
-# Prepare
+def _hashes(reference: Reference) -> np.ndarray:
+    """Return a hash of each cell; refuse cells that are all the same, and warn of some that are."""
+    hashes = cell_hashes(linear(reference.x))
+    known = hashes[hashes != 0]  # 0: too few genes to say
+    if len(known) == len(hashes) and len(np.unique(known)) == 1:
+        found = f"{len(hashes)} cells with the same expression in the reference"
+        raise InputError(found, "cells that differ", "name the place of their counts, such as source=layers/counts")
+    if num := len(known) - len(np.unique(known)):
+        text = "%d of %d cells are copies of others, so that accuracies of held-out cells are too high: remove them"
+        log.warning(text, num, len(hashes))
+    return hashes
 
 
 def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | None:
@@ -260,40 +282,28 @@ def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | N
     return ReferenceCells(relative, labels, are_counts=False, batches=batches)
 
 
-def prepare(reference: Reference, cfg: TrainConfig, init: Init | None, folder: Path | None) -> Training:
-    """Make the untrained network, split the cells into training and validation cells, and settle the batch size."""
-    rows = reference.split.train, reference.split.val
-    cells, val = source_of_cells(reference, reference.labels, rows, cfg.tokens)
-    network, num_known_genes = new_network(reference, cfg, init)
-    network.require_length(int(max(cells.sample.lengths.max(), val.lengths.max())))
-    cfg = with_batch_size(cfg, cells.sample, network, folder)
-    return Training(reference, cfg, network, cells, val, num_known_genes, read_unlabelled(reference, cfg))
+def prepare(reference: Reference, cfg: TrainConfig) -> Training:
+    """Make the untrained network, and split the cells into training and validation cells."""
+    split = reference.split.train, reference.split.val
+    train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in split)
+    return Training(reference, cfg, new_network(reference, cfg), train, val, read_unlabelled(reference, cfg))
 
 
-def new_network(reference: Reference, cfg: TrainConfig, init: Init | None) -> tuple[CellTypeModel, int]:
-    """Make the untrained network for a reference, the same for the same seed, and count the genes that `init` knows."""
+def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
+    """Make the untrained network for a reference, the same for the same seed."""
     torch.manual_seed(cfg.seed)
     options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
-    network = CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
-    num_known_genes = 0
-    if network.encoder is not None:
-        num_known_genes = start_encoder(network.encoder, reference.genes, cfg, init)
-    return network, num_known_genes
+    return CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
 
 
-def facts_about(training: Training, init: Init | None) -> dict[str, Any]:
-    """Return the entries of the provenance about the cells and labels of a reference."""
+def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
+    """Return the entries of the provenance about the cells and labels of a reference; log the limits of its cells."""
     reference = training.reference
     cfg = training.cfg
-    facts: dict[str, Any] = {}
-    if init is not None:
-        facts["init"] = init.provenance(training.num_known_genes) | {"mode": init.mode}
-    facts |= {
+    facts: dict[str, Any] = {
         "label_key": cfg.label_key,
         "num_cells": int(reference.counts.sum()),
-        "cells_per_label": {
-            label: int(num) for label, num in zip(reference.label_names, reference.counts, strict=True)
-        },
+        "cells_per_label": dict(zip(reference.label_names, reference.counts.tolist(), strict=True)),
         "input": reference.summary,
         "split": reference.split.done,
         "rare_labels": reference.rare.done,
@@ -307,33 +317,32 @@ def facts_about(training: Training, init: Init | None) -> dict[str, Any]:
         facts["ontology"] = reference.terms.release
     if cfg.unlabelled:
         facts["unlabelled"] = [Path(name).name for name in cfg.unlabelled]
-    return facts
-
-
-def facts_about_stored(reference_cells: ReferenceCells | None, cfg: TrainConfig) -> dict[str, Any]:
-    """Return the entry of the provenance about the stored cells, and log what they cannot be used for."""
-    if reference_cells is None:
+    if stored is None:
         log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
-        return {}
-    if not reference_cells.are_counts:
+        return facts
+    if not stored.are_counts:
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
-    return {"kept_cells": {"num_cells": len(reference_cells.labels), "simulated": not cfg.keep_cells}}
+    return facts | {"kept_cells": {"num_cells": len(stored.labels), "simulated": not cfg.keep_cells}}
 
 
-# Fit, score, refit
+def fit(training: Training, folder: Path) -> tuple[LinearOptions | None, Fitted]:
+    """Fit the branches to the training cells, and put them into the network; also return how the linear one is fitted.
 
-
-def fit(training: Training, folder: Path | None = None) -> tuple[LinearOptions | None, Fitted]:
-    """Fit all that is fitted before a training: the start of attention and head, the branches without layers.
-
-    Branches that are not trained afterwards also get their scales, from cross-validated calls.
+    Branches that are not trained afterwards also get their scales, from out-of-fold predictions.
     """
-    network = training.network
-    train = training.train
     cfg = training.cfg
-    start_attention(network.encoder, train, cfg)
-    start_head(network, train, cfg)
-    linear_options = find_linear_options(train, cfg, training.batches)
+    train = training.train
+    network = training.network
+    stream = training.reference.stream
+    text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    sizes = len(train if stream is None else stream.cells), len(training.val), train.x.shape[1], network.num_labels
+    has_attention = network.encoder is not None and bool(network.encoder.mechanisms)
+    log.info(text, *sizes, num_parameters, f"attention {cfg.attention['name']}" if has_attention else "no attention")
+    linear_options = None
+    if cfg.model.linear:
+        powers = tuple(cfg.model.linear_powers)
+        linear_options = choose_linear_options(train.x, train.known_labels, powers, cfg.seed, training.batches)
     fitted = fit_branches(
         train.x,
         train.known_labels,
@@ -346,12 +355,6 @@ def fit(training: Training, folder: Path | None = None) -> tuple[LinearOptions |
         folder=folder,
     )
     fill_network(network, fitted, fitted.scales)
-    reference = training.reference
-    text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
-    num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    sizes = len(training.cells), len(training.val), len(reference.genes), len(reference.counts), num_parameters
-    has_attention = network.encoder is not None and bool(network.encoder.mechanisms)
-    log.info(text, *sizes, f"attention {cfg.attention['name']}" if has_attention else "no attention")
     return linear_options, fitted
 
 
@@ -438,52 +441,48 @@ def evidence_of_trust(training: Training, held_out: HeldOut | None) -> dict[str,
     return metrics
 
 
-def refit(
-    training: Training, fitted: Fitted, linear_options: LinearOptions | None, scales: dict[str, float]
-) -> dict[str, np.ndarray]:
-    """Replace what was fitted by fits to all cells, the validation cells included; return all weights of the model.
+def refit(training: Training, fitted: Fitted, linear_options: LinearOptions | None, scales: dict[str, float]) -> None:
+    """Replace what was fitted in the network by fits to all cells, the validation cells included; the scales stay.
 
-    The scales stay. Of cells on disk, the sample for linear fits and the validation cells are all cells.
+    Of cells on disk, the sample for linear fits and the validation cells are all cells.
     """
-    reference = training.reference
-    network = training.network
-    cfg = training.cfg
+    x = training.reference.x
+    labels = training.reference.labels
     if not training.learns:
         final = fit_branches(
-            reference.x,
-            reference.labels,
+            x,
+            labels,
             linear_options=linear_options,
-            cfg=cfg,
+            cfg=training.cfg,
             unlabelled=training.unlabelled,
             vectors=training.vectors,
             with_evidence=False,
         )
-        fill_network(network, final, scales)
+        fill_network(training.network, final, scales)
     elif fitted.linear is not None and linear_options is not None:
-        scale = scales["linear"]
-        add_linear(network, fitted.linear, -scale)
-        add_linear(network, fit_linear_branch(reference.x, reference.labels, linear_options), scale)
-    baseline = fit_logistic(reference.x, reference.labels)
-    weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
-    return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
+        add_linear(training.network, fitted.linear, -scales["linear"])
+        add_linear(training.network, fit_linear_branch(x, labels, linear_options), scales["linear"])
 
 
-def log_scores(metrics: dict[str, Any], training: Training) -> None:
-    """Log the scores of the model beside those of logistic regression."""
-    best_epoch = metrics["best_epoch"]
-    how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
-    if training.network.encoder is not None and not best_epoch:
-        how = f"trained for {training.cfg.trainer.max_steps} steps"
-    ours = metrics["model"]
-    baseline = metrics["baseline"]
+def add_linear(network: CellTypeModel, linear: LinearModel, times: float) -> None:
+    """Add a linear model, multiplied by `times`, to the linear branch."""
+    assert network.linear is not None
+    with torch.no_grad():
+        network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
+        network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)
+
+
+def log_scores(saved: SavedModel, cfg: TrainConfig) -> None:
+    """Log the scores of the model beside those of logistic regression, and of each branch alone."""
+    metrics = saved.metrics
+    how = f"best epoch {metrics['best_epoch']}"
+    if not metrics["best_epoch"]:
+        how = f"trained for {cfg.trainer.max_steps} steps" if cfg.model.encoder else "fitted, without training"
+    ours, baseline = (metrics[name] for name in ("model", "baseline"))
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f"
     scores = ours["accuracy"], ours["macro_f1"], metrics["num_val_cells"], baseline["accuracy"], baseline["macro_f1"]
     log.info(text, how, sum_of_branches(metrics["scales"]), *scores)
-
-
-def log_branch_scores(saved: SavedModel) -> None:
-    """Log the out-of-fold scores of each branch alone beside those of both."""
-    titles = branch_names(saved.metrics.get("encoder", {}))
+    titles = branch_names(metrics.get("encoder", {}))
     texts = [
         f"{titles[name]} {scores['accuracy']:.3f}, {scores['macro_f1']:.3f}, {scores['loss']:.3f}"
         for name, scores in saved.branch_scores.items()

@@ -41,7 +41,8 @@ def trial(counts_adata):
     """An untrained network, its training cells and options."""
     cfg = config("x", "trainer.batch_size=auto")
     reference = make_reference(Sample(counts_adata, Path("x")), cfg)
-    return new_network(reference, cfg, None)[0], Cells(reference.x, cfg.tokens, reference.labels), cfg
+    train = Cells(reference.x, cfg.tokens, reference.labels)
+    return Learner(new_network(reference, cfg), train.known_labels, cfg), train, cfg
 
 
 # measuring
@@ -71,16 +72,16 @@ def test_tensors_kept_for_the_backward_pass_are_measured():
 
 
 def test_bytes_of_a_step_are_the_same_each_time_and_grow_with_the_cells(trial):
-    network, train, cfg = trial
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    learner, train, cfg = trial
+    before = {name: tensor.clone() for name, tensor in learner.network.state_dict().items()}
     state = torch.get_rng_state()
-    sizes = [step_bytes(network, train, num, cfg) for num in (2, 4, 8, 16, 4)]
+    sizes = [step_bytes(learner, train, num, cfg) for num in (2, 4, 8, 16, 4)]
     assert sizes[1] == sizes[4]
     steps = np.diff(sizes[:4]) / [2, 4, 8]
     # The line through 2 and 4 cells reaches far: shapes differ a little, as dropout hides other genes of each cell.
     assert steps == pytest.approx(steps[0], rel=0.15)
-    assert all(parameter.grad is None for parameter in network.parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in learner.network.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.network.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -88,14 +89,14 @@ def test_bytes_of_a_step_are_the_same_each_time_and_grow_with_the_cells(trial):
 
 
 def test_the_largest_size_that_fits_is_chosen(trial):
-    network, train, cfg = trial
-    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in network.parameters())
+    learner, train, cfg = trial
+    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in learner.network.parameters())
     chosen = []
     for num in (3, 6, 12, 24):
-        memory = (step_bytes(network, train, num, cfg) + weights) / MEMORY_SHARE
-        chosen.append(fitting_batch_size(network, train, cfg, memory))
+        memory = (step_bytes(learner, train, num, cfg) + weights) / MEMORY_SHARE
+        chosen.append(fitting_batch_size(learner, train, cfg, memory))
     assert chosen == [2, 4, 8, 16]
-    assert fitting_batch_size(network, train, cfg, 2**40) == 32  # an epoch of 120 cells has no use for more
+    assert fitting_batch_size(learner, train, cfg, 2**40) == 32  # an epoch of 120 cells has no use for more
 
 
 @pytest.mark.parametrize(("attention", "is_bounded"), [("favor", True), ("softmax", False)])
@@ -104,16 +105,17 @@ def test_few_tokens_tell_the_memory_of_many_where_it_is_linear(
 ):
     cfg = config("x", "trainer.batch_size=auto", f"attention={attention}", "tokens.unexpressed=full")
     reference = make_reference(Sample(counts_adata, Path("x")), cfg)
-    network, train = new_network(reference, cfg, None)[0], Cells(reference.x, cfg.tokens, reference.labels)
-    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in network.parameters())
-    memory = (step_bytes(network, train, 12, cfg) + weights) / MEMORY_SHARE
+    train = Cells(reference.x, cfg.tokens, reference.labels)
+    learner = Learner(new_network(reference, cfg), train.known_labels, cfg)
+    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in learner.network.parameters())
+    memory = (step_bytes(learner, train, 12, cfg) + weights) / MEMORY_SHARE
     tokens = []
     original = Learner.training_step
     count = lambda self, batch, index: tokens.append(batch[0].keep_BL.numel()) or original(self, batch, index)  # noqa: E731
     monkeypatch.setattr(Learner, "training_step", count)
     monkeypatch.setattr(batchsize, "TRIAL_TOKENS", 400)
     with caplog.at_level("INFO", logger="scperformer"):
-        size = fitting_batch_size(network, train, cfg, memory)
+        size = fitting_batch_size(learner, train, cfg, memory)
     assert size == 8 or (is_bounded and size == 4)  # on the safe side
     longest = train.x.shape[1] + 1
     assert tokens == ([200, 400] if is_bounded else [2 * longest, 4 * longest])

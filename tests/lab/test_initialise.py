@@ -24,10 +24,9 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.lab import initialise
-from scperformer.lab.initialise import load_init, place_new_genes, start_head
+from scperformer.lab.initialise import place_new_genes, start_encoder, start_head
 from scperformer.lab.pretrained_weights import load_encoder
-from scperformer.lab.supervised import Learner
+from scperformer.lab.supervised import Learner, TokenEncoder
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model, write_model
 from scperformer.training import train
@@ -49,22 +48,19 @@ def config(init, *overrides):
 
 
 def adopt_options(cfg):
-    return initialise.adopt_options(cfg, load_init(cfg))
-
-
-def in_order_of_init(reference, cfg):
-    return initialise.in_order_of_init(reference, load_init(cfg))
+    return TokenEncoder(cfg).cfg
 
 
 def new_network(reference, cfg):
-    network, _ = train.new_network(reference, cfg, load_init(cfg))
+    network = train.new_network(reference, cfg)
+    start_encoder(network.encoder, reference.genes, cfg, TokenEncoder(cfg).init)
     return network
 
 
 def started(counts_adata, init, *overrides):
-    cfg = adopt_options(config(init, *overrides))
-    reference = in_order_of_init(make_reference(Sample(counts_adata, Path("a.h5ad")), cfg), cfg)
-    return reference, new_network(reference, cfg), cfg
+    encoder = TokenEncoder(config(init, *overrides))
+    reference = encoder.ordered(make_reference(Sample(counts_adata, Path("a.h5ad")), encoder.cfg))
+    return reference, new_network(reference, encoder.cfg), encoder.cfg
 
 
 # --- options -------------------------------------------------------------------------------------------------
@@ -158,9 +154,9 @@ def test_vectors_follow_their_genes(pretrained, counts_adata, caplog):
 
 
 def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_adata):
-    cfg = adopt_options(config(pretrained))
-    before = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
-    after = in_order_of_init(before, cfg)
+    encoder = TokenEncoder(config(pretrained))
+    before = make_reference(Sample(counts_adata, Path("a.h5ad")), encoder.cfg)
+    after = encoder.ordered(before)
     known = [gene for gene in read_model(pretrained).genes if gene in before.genes]
     assert after.genes[: len(known)] == known
     assert sorted(after.genes) == sorted(before.genes)
@@ -289,7 +285,7 @@ def test_without_init_nothing_is_other(counts_adata):
     cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", *FAST])
     assert adopt_options(cfg) == cfg
     reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
-    assert in_order_of_init(reference, cfg) is reference
+    assert TokenEncoder(cfg).ordered(reference) is reference
     assert all(p.requires_grad for p in new_network(reference, cfg).parameters())
 
 
@@ -310,7 +306,7 @@ def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head,
     batch = cells.batch(np.arange(len(cells)))
     with torch.no_grad():
         seen = network.eval().pool(network.encoder(batch), batch).numpy()
-    start_head(network.train(), cells, cfg)
+    start_head(Learner(network, cells.known_labels, cfg), cells, cfg)
     assert network.training
     estimator = make_pipeline(StandardScaler(), LogisticRegression(C=10, class_weight="balanced", max_iter=1000))
     wanted = estimator.fit(seen, cells.known_labels).decision_function(seen)
@@ -326,8 +322,9 @@ def test_the_first_losses_are_about_those_of_a_network_that_starts_at_zero(count
     """After a short pretraining the vectors of cells differ less than those of one cell in two training steps."""
     reference, network, cfg = started(counts_adata, pretrained, "model.linear=false", *overrides)
     cells = Cells(reference.x, cfg.tokens, reference.labels)
-    start_head(network, cells, cfg)
     learner = Learner(network, cells.known_labels, cfg)
+    start_head(learner, cells, cfg)
+    learner.learn_under_conditions(cells, cells.known_labels)
     torch.manual_seed(0)
     with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):  # nothing is logged
         losses = [float(learner.training_step(cells.labelled_batch(np.arange(len(cells))), step)) for step in range(3)]
@@ -338,13 +335,13 @@ def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(cou
     for overrides in (["head.hidden=[8]"], ["init=null"]):
         network, cells, cfg = with_init(counts_adata, tiny_model, *overrides)
         before = network.head.labels.weight.clone()
-        start_head(network, cells, cfg)
+        start_head(Learner(network, cells.known_labels, cfg), cells, cfg)
         assert torch.equal(network.head.labels.weight, before)
 
 
 def test_options_without_effect_on_pretraining_are_named(caplog):
     words = ["tokens=bins", "masking.mask_share=0.5", "trainer.max_epochs=5"]
-    adopt_options(make_config("pretrain", ["inputs=[a.h5ad]", "model=performer", *words]))
+    train.settled(make_config("pretrain", ["inputs=[a.h5ad]", "model=performer", *words]))
     assert "tokens, masking.mask_share: no effect with model=performer" in caplog.text
 
 
@@ -359,7 +356,7 @@ def test_options_without_effect_on_pretraining_are_named(caplog):
     ],
 )
 def test_options_without_effect_are_named(words, ignored, caplog):
-    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]))
-    said = "no effect with model=performer or pooled, which is trained for trainer.max_steps=600 by one process"
+    train.settled(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]))
+    said = "no effect with model=performer or pooled, which read sums over the genes of a cell"
     assert (said in caplog.text) == (ignored is not None)
     assert ignored is None or f"{ignored}: {said}" in caplog.text

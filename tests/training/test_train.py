@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,14 +37,15 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.cli.overrides import quoted
+from scperformer.cli.train import TrainConfig
 from scperformer.cli.train import run as run_train
 from scperformer.cli.words import to_overrides
+from scperformer.lab import supervised
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
-from scperformer.training import run_folder
 from scperformer.training import train as train_module
-from scperformer.training.run_folder import open_run, run_options
+from scperformer.training.run_folder import run
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
 
@@ -321,8 +323,8 @@ def test_kept_cells_take_no_memory_while_the_network_learns(counts_adata, tmp_pa
     def num_kept() -> int:
         return sum(isinstance(each, ReferenceCells) for each in gc.get_objects())
 
-    before, during, original = num_kept(), [], train_module.train_network
-    monkeypatch.setattr(train_module, "train_network", lambda *given: during.append(num_kept()) or original(*given))
+    before, during, original = num_kept(), [], supervised.train_network
+    monkeypatch.setattr(supervised, "train_network", lambda *given: during.append(num_kept()) or original(*given))
     path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(FAST)).path
     assert during == [before]
     assert len(load_reference_cells(read_model(path), path).labels) == 120
@@ -386,6 +388,15 @@ def write_checkpoint(folder: Path, name: str = "last", **versions: str) -> Path:
     return path
 
 
+def interrupted(cfg: TrainConfig, output: Path, data: str = "checksum") -> Path:
+    """Open a run and interrupt it after a checkpoint; return its folder."""
+    with suppress(KeyboardInterrupt), run(cfg, output, [], init_hash=data) as this:
+        if not (this.folder / "checkpoints").exists():
+            write_checkpoint(this.folder)
+        raise KeyboardInterrupt
+    return this.folder
+
+
 BROKEN = {
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:100]), r"a damaged checkpoint \(last\.ckpt\)"),
     "empty": (lambda path: path.write_bytes(b""), r"a damaged checkpoint \(last\.ckpt\)"),
@@ -410,56 +421,52 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_checkpoint_that_cannot_be_continued_is_refused(case, tmp_path, caplog):
     change, found = BROKEN[case]
-    folder = open_run(config("x"), tmp_path / "model", "checksum")
-    path = write_checkpoint(folder)
-    assert open_run(config("x", "resume=true"), tmp_path / "model", "checksum") == folder
+    output = tmp_path / "model"
+    path = interrupted(config("x"), output) / "checkpoints" / "last.ckpt"
     change(path)
     with pytest.raises(InputError, match=f"an unfinished run with {found} in .*: overwrite=true starts again"):
-        open_run(config("x", "resume=true"), tmp_path / "model", "checksum")
+        interrupted(config("x", "resume=true"), output)
     assert path.is_file()
-    with caplog.at_level("INFO", logger="scperformer"):
-        open_run(config("x", "resume=true", "overwrite=true"), tmp_path / "model", "checksum")
+    anew = run(config("x", "resume=true", "overwrite=true"), output, [], init_hash="checksum")
+    with caplog.at_level("INFO", logger="scperformer"), anew:
+        assert not path.exists()
     assert re.search(f"has {found}: starting anew", caplog.text)
-    assert not path.exists()
 
 
 def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     cfg, output = config("x"), tmp_path / "model"
-    folder = open_run(cfg, output, "checksum")
-    write_checkpoint(folder)
+    checkpoint = interrupted(cfg, output) / "checkpoints" / "last.ckpt"
     with pytest.raises(InputError, match=r"an unfinished run in .*resume=true"):
-        open_run(cfg, output, "checksum")
+        interrupted(cfg, output)
     cfg.resume = True
-    assert open_run(cfg, output, "checksum") == folder
-    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    before = checkpoint.read_bytes()
+    interrupted(cfg, output)
+    assert checkpoint.read_bytes() == before
     with pytest.raises(InputError, match="an unfinished run with another reference in"):
-        open_run(cfg, output, "other")
+        interrupted(cfg, output, "other")
     cfg.seed = 7
     with pytest.raises(InputError, match=r"an unfinished run with other options \(seed=7, was 0\) in"):
-        open_run(cfg, output, "checksum")
+        interrupted(cfg, output)
     cfg.optim.lr, cfg.trainer.batch_size, cfg.head.hidden, cfg.data.min_genes = 0.5, 1, [3], 9
     with pytest.raises(InputError, match=r"other options \(.*data\.min_genes=9, was 0.*\) and another reference"):
-        open_run(cfg, output, "other")
+        interrupted(cfg, output, "other")
     cfg.overwrite = True
-    with caplog.at_level("INFO", logger="scperformer"):
-        open_run(cfg, output, "checksum")
+    with caplog.at_level("INFO", logger="scperformer"), run(cfg, output, [], init_hash="checksum"):
+        assert not checkpoint.exists()
     assert "has other options (seed=7, was 0; " in caplog.text
-    assert not (folder / "checkpoints").exists()
 
 
 def test_epochs_and_patience_can_be_raised(tmp_path, caplog):
     output = tmp_path / "model"
-    folder = open_run(config("x", "trainer.max_epochs=4", "trainer.patience=2"), output, "checksum")
-    write_checkpoint(folder)
+    interrupted(config("x", "trainer.max_epochs=4", "trainer.patience=2"), output)
     with caplog.at_level("INFO", logger="scperformer"):
-        more = config("x", "trainer.max_epochs=6", "trainer.patience=3", "resume=true")
-        assert open_run(more, output, "checksum") == folder
+        interrupted(config("x", "trainer.max_epochs=6", "trainer.patience=3", "resume=true"), output)
     assert "trainer.max_epochs is 6 from here on, it was 4" in caplog.text
     assert "trainer.patience is 3 from here on, it was 2" in caplog.text
     assert "differs from one uninterrupted run" in caplog.text  # the usual learning rate falls over all epochs
     for words in (["trainer.max_epochs=5", "trainer.patience=3"], ["trainer.max_epochs=8", "trainer.patience=1"]):
         with pytest.raises(InputError, match=r"an unfinished run with other options"):
-            open_run(config("x", *words, "resume=true"), output, "checksum")
+            interrupted(config("x", *words, "resume=true"), output)
 
 
 def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
@@ -502,31 +509,30 @@ def test_a_file_of_the_users_in_a_run_folder_of_ours_stays(counts_adata, write, 
 
 def test_nothing_to_resume_is_said(tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
-        folder = open_run(config("x", "resume=true"), tmp_path / "model", "checksum")
+        folder = interrupted(config("x", "resume=true"), tmp_path / "model")
     assert f"nothing to resume in {folder}: starting anew" in caplog.text
     caplog.clear()
     with caplog.at_level("INFO", logger="scperformer"):
-        open_run(config("x"), tmp_path / "other", "checksum")
+        interrupted(config("x"), tmp_path / "other")
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
 def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypatch, variable):
     options = ["trainer=ddp", "trainer.accelerator=cpu"]
-    first = open_run(config("x", *options), tmp_path / "model", "checksum")
-    write_checkpoint(first)
+    first = interrupted(config("x", *options), tmp_path / "model")
     monkeypatch.setenv(variable, "1")
-    assert open_run(config("x", *options), tmp_path / "model", "checksum") == first
+    with warnings.catch_warnings(), run(config("x", *options), tmp_path / "model", [], init_hash="checksum") as helper:
+        assert (helper.folder, helper.is_first) == (first, False)
     assert (first / "checkpoints" / "last.ckpt").is_file()
     # the control: a run of one process is not a helper, whatever the environment
     with pytest.raises(InputError, match="an unfinished run"):
-        open_run(config("x"), tmp_path / "model", "checksum")
+        interrupted(config("x"), tmp_path / "model")
 
 
-def test_options_that_change_nothing_do_not_stop_a_resume():
-    one, two = config("a.h5ad"), config("b/a.h5ad", "output=elsewhere", "trainer.progress_bar=false", "resume=true")
-    assert run_options(one, "sum") == run_options(two, "sum")
-    assert run_options(one, "sum") != run_options(config("a.h5ad", "optim.lr=0.1"), "sum")
+def test_options_that_change_nothing_do_not_stop_a_resume(tmp_path):
+    interrupted(config("a.h5ad"), tmp_path / "model")
+    interrupted(config("b/a.h5ad", "output=elsewhere", "trainer.progress_bar=false", "resume=true"), tmp_path / "model")
 
 
 def command(*words):
@@ -701,16 +707,16 @@ def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     scperformer.annotate(counts_adata[:, genes[:45]].copy(), loaded)
 
 
-def test_a_panel_that_changed_does_not_resume(counts_adata, write, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(run_folder, "open_run", lambda cfg, output, checksum: seen.append(checksum) or tmp_path)
-    monkeypatch.setattr(run_folder, "torch_state_kept", None)  # nothing is trained
-    path, panel = write(counts_adata, "reference.h5ad"), tmp_path / "panel.txt"
-    for num in (60, 61):
-        panel.write_text("\n".join(counts_adata.var_names[:num]))
-        with pytest.raises(TypeError):
-            run_train(config(path, f"conditions.genes='{panel}'"))
-    assert seen[0] != seen[1]
+def test_a_panel_that_changed_does_not_resume(tmp_path):
+    panel = tmp_path / "panel.txt"
+    panel.write_text("A")
+    cfg = config("x", f"conditions.genes='{panel}'", "resume=true")
+    for text in ("A", "B"):
+        panel.write_text(text)
+        refused = pytest.raises(InputError, match="another reference") if text == "B" else suppress(KeyboardInterrupt)
+        with refused, run(cfg, tmp_path / "model", [], genes=cfg.conditions.genes) as this:
+            write_checkpoint(this.folder)
+            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("encoder_helps", [True, False])
