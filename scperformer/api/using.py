@@ -63,7 +63,8 @@ def check(
     several = listed(cells, in_memory=True)
     named = {"model_path": path_of(model), "label_key": label_key, "doublets": doublets}
     cfg = config_of("check", options, inputs=paths_of(several, in_memory=True), **named)
-    return check_all([one if isinstance(one, AnnData) else os.fspath(one) for one in several], cfg)
+    sources = [one if isinstance(one, AnnData) else os.fspath(one) for one in several]
+    return check_all(sources, cfg, label_key=cfg.label_key, doublets=cfg.doublets)
 
 
 class AnnotateKeywords(TypedDict, total=False):

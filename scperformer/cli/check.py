@@ -43,7 +43,7 @@ def run(cfg: CheckConfig) -> "list[Checked]":
 
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
-    checks = check_all(cfg.inputs, cfg, say)
+    checks = check_all(cfg.inputs, cfg, label_key=cfg.label_key, doublets=cfg.doublets, tell=say)
     results = checks.files
     if cfg.output is not None:
         text = json.dumps({"model": checks.model, "files": results}, indent=1, allow_nan=False)
