@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch.nn.functional import pad
 
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import make_attention
-from scperformer.base.errors import InputError
 
 LENGTH = 33
 SIZES = Sizes(num_heads=3, head_dim=16, length=LENGTH)
@@ -20,10 +18,6 @@ def inputs(length: int = LENGTH):
     generator = torch.Generator().manual_seed(1)
     q, k, v = torch.randn(3, 2, SIZES.num_heads, length, SIZES.head_dim, generator=generator, dtype=torch.float64)
     return q, k, v, torch.ones(2, length, dtype=torch.bool)
-
-
-def kept(out, keep):
-    return out.transpose(1, 2)[keep]
 
 
 def test_without_convolution_and_projection_it_adds_softmax_attention():
@@ -52,27 +46,6 @@ def test_columns_belong_to_positions():
     torch.testing.assert_close(out, mechanism(q, k, v, keep)[:, :, some[0]])
 
 
-def test_more_tokens_than_positions_are_refused_unless_positions_are_given():
-    mechanism = make()
-    with pytest.raises(InputError, match=r"34 tokens in a cell; expected at most the 33 positions"):
-        mechanism(*inputs(34))
-    padded = padding(inputs(), 1)
-    positions = torch.arange(34).clamp_max(32).expand(2, -1)
-    torch.testing.assert_close(mechanism(*padded, positions)[:, :, :33], mechanism(*inputs()))
-
-
-def padding(tensors, num_tokens):
-    """The same cells with dropped tokens of arbitrary values at the end."""
-    q, k, v, keep = tensors
-    return [*(pad(x, (0, 0, 0, num_tokens), value=1e4) for x in (q, k, v)), pad(keep, (0, num_tokens))]
-
-
-def test_padding_changes_nothing():
-    mechanism = make()
-    tensors = inputs(20)
-    torch.testing.assert_close(mechanism(*padding(tensors, 9))[:, :, :20], mechanism(*tensors))
-
-
 # --- penalty -------------------------------------------------------------------------------------------------
 
 
@@ -89,21 +62,6 @@ def test_penalty_by_hand():
     assert (mechanism.kernels_3CT[1].grad[2] == 0).all()
 
 
-def test_training_with_the_penalty_lowers_the_norms():
-    def norm_after_training(weight: float) -> float:
-        mechanism = make(penalty_weight=weight)
-        optimizer = torch.optim.SGD(mechanism.parameters(), lr=0.1)
-        tensors = inputs()
-        for _ in range(20):
-            loss = (mechanism(*tensors) - tensors[2]).square().mean() + mechanism.penalty_weight * mechanism.penalty()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return torch.cat([kernel.flatten() for kernel in mechanism.kernels_3CT]).norm().item()
-
-    assert norm_after_training(0.5) < norm_after_training(0.0) - 1
-
-
 # --- parameters and options ----------------------------------------------------------------------------------
 
 
@@ -114,23 +72,3 @@ def test_redraw_includes_the_linear_attention():
     assert before.shape == (5, 16)
     mechanism.redraw(torch.Generator().manual_seed(9))
     assert not torch.equal(mechanism.skip.directions_ME, before)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("kernel_sizes", []),
-        ("kernel_sizes", [3, 4]),
-        ("kernel_sizes", [3, "a"]),
-        ("projected_length", 0),
-        ("penalty_weight", float("inf")),
-        ("kernel_sizes", [3, True]),
-        ("penalty_weight", -1.0),
-        ("penalty_threshold", -0.5),
-        ("num_features", 0),
-        ("redraw_interval", -1),
-    ],
-)
-def test_options_out_of_range_are_refused(option, value):
-    with pytest.raises(InputError, match=rf"attention\.{option}="):
-        make(**{option: value})

@@ -91,18 +91,6 @@ def test_layers_equal_naive_loops(norm, positions):
     np.testing.assert_allclose(actual.numpy(), naive(made, norm), rtol=1e-9, atol=1e-10)
 
 
-def test_pre_and_post_norm_differ():
-    """Otherwise the test above could not tell whether the option has an effect."""
-    outputs = [encoder(norm=norm)(batch()).detach() for norm in ("pre", "post")]
-    for i, one in enumerate(outputs):
-        assert all((one - other).abs().max() > 0.01 for other in outputs[:i])
-
-
-def test_post_norm_has_no_final_norm():
-    assert isinstance(encoder(norm="post").norm, torch.nn.Identity)
-    assert isinstance(encoder(norm="pre").norm, torch.nn.LayerNorm)
-
-
 # --- sizes of scBERT ----------------------------------------------------------------------------------------
 
 

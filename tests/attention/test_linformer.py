@@ -3,15 +3,14 @@
 import pytest
 import torch
 from support.measured import TensorBytes
-from support.mechanisms import SIZES, B, E, H, inputs, kept, make
-from support.twins import linformer, softmax
+from support.mechanisms import SIZES, B, E, H, inputs, make
+from support.twins import linformer
 from support.words import as_options
 
 from scperformer import train
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch
-from scperformer.base.errors import InputError
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.load import load_model
 from scperformer.model.network import CellTypeModel
@@ -47,28 +46,6 @@ def matrices_of_two_layers(sharing: str) -> int:
 def test_sharing_determines_the_number_of_matrices(sharing, matrices):
     positions = 13  # 12 genes and the special position
     assert matrices_of_two_layers(sharing) == matrices * 5 * positions
-
-
-@each_sharing
-def test_all_entries_of_the_matrices_differ(sharing):
-    mechanism = short(sharing)
-    numbers = mechanism.matrices_CPGN.flatten().tolist()
-    assert len(set(numbers)) == len(numbers)
-
-
-def test_there_are_at_most_as_many_rows_as_positions():
-    assert make("linformer", projected_length=10**6).matrices_CPGN.shape[-1] == SIZES.length
-
-
-def test_identity_matrices_give_softmax():
-    q, k, v, _ = inputs(SIZES.length)
-    keep = torch.ones(B, SIZES.length, dtype=torch.bool)
-    mechanism = make("linformer", projected_length=SIZES.length).double()
-    with torch.no_grad():
-        mechanism.matrices_CPGN.copy_(torch.eye(SIZES.length)[None, :, None])
-    expected = softmax(make("softmax"), q, k, v, keep)
-    # float64: rounding only
-    torch.testing.assert_close(mechanism(q, k, v, keep), expected, rtol=1e-11, atol=1e-12)
 
 
 def test_initial_projected_keys_are_as_large_as_keys():
@@ -115,31 +92,6 @@ def test_a_column_belongs_to_the_position_of_a_token_not_to_its_index(sharing):
 
 
 @each_sharing
-def test_tokens_with_positions_may_have_any_order(sharing):
-    q, k, v, keep = inputs(33)
-    positions = some_positions(33)
-    order = torch.randperm(33, generator=torch.Generator().manual_seed(3))
-    mechanism = short(sharing)
-    expected = mechanism(q, k, v, keep, positions)[:, :, order]
-    actual = mechanism(*(x[:, :, order] for x in (q, k, v)), keep[:, order], positions[:, order])
-    # Sums over tokens run in another order: rounding of float64.
-    torch.testing.assert_close(kept(actual, keep[:, order]), kept(expected, keep[:, order]), rtol=1e-11, atol=1e-12)
-
-
-@each_sharing
-def test_by_default_tokens_have_all_positions_in_order(sharing):
-    q, k, v, keep = inputs(SIZES.length)
-    named = torch.arange(SIZES.length).expand(B, -1)
-    mechanism = short(sharing)
-    assert torch.equal(mechanism(q, k, v, keep, named), mechanism(q, k, v, keep))
-    last_swapped = named.clone()
-    last_swapped[1, -2:] = named[1, -2:].flip(0)
-    swapped = mechanism(q, k, v, keep, last_swapped)
-    torch.testing.assert_close(swapped[0], mechanism(q, k, v, keep)[0])
-    assert not torch.isclose(swapped[1], mechanism(q, k, v, keep)[1]).all()
-
-
-@each_sharing
 def test_gradients_with_positions_equal_finite_differences(sharing):
     q, k, v, keep = inputs(5)
     positions = some_positions(5)
@@ -150,28 +102,6 @@ def test_gradients_with_positions_equal_finite_differences(sharing):
 
     matrices = mechanism.matrices_CPGN.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(outputs, (matrices, *(x.requires_grad_() for x in (q, k, v))), fast_mode=True)
-
-
-def test_more_tokens_than_positions_are_refused():
-    mechanism = short("none")
-    q, k, v, keep = inputs(SIZES.length + 1)
-    with pytest.raises(InputError, match=r"66 tokens in a cell; expected at most the 65 positions .* align the cells"):
-        mechanism(q, k, v, keep)
-    with pytest.raises(InputError, match="66 tokens"):
-        mechanism.require_length(66)
-    mechanism.require_length(65)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"projected_length": 0}, r"attention\.projected_length=0; expected 1 or more"),
-        ({"sharing": "all"}, r"attention\.sharing=all; expected one of headwise, none, key_value, layerwise"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        make("linformer", **options)
 
 
 # --- in a network --------------------------------------------------------------------------------------------

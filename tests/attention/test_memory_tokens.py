@@ -186,14 +186,6 @@ def test_gradients_equal_those_of_the_naive_form(attention, options):
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
 
 
-def test_memory_differs_from_skip():
-    batch = batch_of(TOKENS["continuous"], torch.float32)
-    memory = make(ADDITIVE["favor"], TOKENS["continuous"])
-    skip = make(ADDITIVE["favor"], TokensConfig(name="continuous", unexpressed="skip"))
-    with torch.no_grad():
-        assert (memory(batch) - skip(batch))[batch.keep_BL].abs().max() > 0.01
-
-
 def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     tokens = TOKENS["continuous"]
     sizes = ModelConfig(dim=DIM, depth=DEPTH, num_heads=HEADS, head_dim=WIDTH, linear=False)
@@ -213,33 +205,6 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     second = predict_cells(network, some, batch_size=3)
     assert len(calls) == 2
     assert np.abs(first[1] - second[1]).max() > 1e-4
-
-
-def test_training_computes_unexpressed_genes_for_every_batch():
-    encoder, batch = (
-        make(ADDITIVE["favor"], TOKENS["continuous"]).train(),
-        batch_of(TOKENS["continuous"], torch.float32),
-    )
-    encoder(batch)
-    assert encoder.kept_memory is None
-    with torch.no_grad():
-        encoder(batch)
-    assert encoder.kept_memory is None
-
-
-def test_training_after_validation_computes_unexpressed_genes_again():
-    """Lightning sets `training` of modules directly, without calling `train`."""
-    encoder, batch = make(ADDITIVE["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
-    with torch.no_grad():
-        encoder(batch)  # validation
-    for module in encoder.modules():
-        module.training = True
-    encoder(batch)[batch.keep_BL].square().sum().backward()
-    actual = [p.grad.clone() for p in encoder.parameters()]
-    encoder.zero_grad()
-    encoder.kept_memory = None
-    encoder(batch)[batch.keep_BL].square().sum().backward()
-    torch.testing.assert_close(actual, [p.grad for p in encoder.parameters()], rtol=0, atol=0)
 
 
 def test_each_precision_has_its_own_memory():

@@ -77,15 +77,6 @@ def test_scbert_edges_allow_for_the_rounding_of_any_float32_logarithm(power):
         assert log2_bins(x, SCBERT) == power
 
 
-def test_scbert_bins_of_random_counts_equal_fractions():
-    rng = np.random.default_rng(0)
-    total = rng.integers(1, MAX_TOTAL + 1, 5_000)
-    count = rng.integers(0, np.minimum(total, 1 + total // 200) + 1)
-    expected = [exact_bin(int(c), int(t)) for c, t in zip(count, total, strict=True)]
-    assert set(expected) == set(range(6))
-    np.testing.assert_array_equal(log2_bins(stored(count, total), SCBERT), expected)
-
-
 def test_scbert_bins_are_exact_after_scanpy():
     # As in preprocessing, scanpy divides and takes logarithms in float32. Two genes: one at an edge, and the rest.
     total = np.random.default_rng(0).integers(1_000, MAX_TOTAL + 1, 3_000)
@@ -101,11 +92,6 @@ def test_scbert_bins_are_exact_after_scanpy():
     np.testing.assert_array_equal(log2_bins(x[:, 0], SCBERT), expected)
 
 
-def test_scbert_table_has_seven_rows_and_mask_six():
-    assert mask_token(SCBERT) == 6
-    assert Embedding(3, ModelConfig(), SCBERT).expression.num_embeddings == 7
-
-
 def test_each_finer_bin_is_a_part_of_a_doubling():
     # 1 + cp10k at the middle of each quarter of a doubling; bin 0 is for unexpressed genes.
     step = np.arange(40)
@@ -115,11 +101,6 @@ def test_each_finer_bin_is_a_part_of_a_doubling():
     assert log2_bins(np.float32(1e-6), BINS) == 1
     assert log2_bins(np.float32(9.2), BINS) == 40
     assert mask_token(BINS) == 41
-
-
-@pytest.mark.parametrize("power", range(1, 10))
-def test_finer_bins_begin_exactly_at_powers_of_two(power):
-    assert log2_bins(stored(2**power - 1, 10_000), BINS) == 4 * power + 1
 
 
 # --- which genes are tokens ----------------------------------------------------------------------------------
@@ -179,32 +160,11 @@ def test_token_counts_are_the_numbers_of_real_tokens(config):
     assert (tokens.values_BL[np.arange(9), last] == 0).all()
 
 
-def test_a_given_length_only_adds_padding():
-    short, long = tokenize(cells_csr(X), BINS), tokenize(cells_csr(X), BINS, length=16)
-    assert long.genes_BL.shape == (3, 16)
-    for field in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
-        np.testing.assert_array_equal(getattr(long, field)[:, :5], getattr(short, field))
-    assert not long.keep_BL[:, 5:].any()
-    assert (long.genes_BL[:, 5:] == 4).all()
-
-
-def test_a_length_below_the_longest_cell_cuts_nothing():
-    assert tokenize(cells_csr(X), BINS, length=2).genes_BL.shape == (3, 5)
-
-
 @pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP], ids=["full", "skip"])
 def test_cells_without_any_expression(config):
     tokens = tokenize(cells_csr(np.zeros((2, 3))), config)
     assert (tokens.values_BL == 0).all()
     assert (tokens.keep_BL.sum(axis=1) == (4 if config is SCBERT else 1)).all()
-
-
-def test_a_cell_has_the_same_tokens_as_a_row_of_a_larger_matrix():
-    cells = sparse.random(9, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
-    alone, together = tokenize(cells[4], CONTINUOUS), tokenize(cells, CONTINUOUS)
-    num = alone.keep_BL.sum()
-    np.testing.assert_array_equal(alone.genes_BL[0, :num], together.genes_BL[4, :num])
-    np.testing.assert_array_equal(alone.x_BL[0, :num], together.x_BL[4, :num])
 
 
 # --- embeddings ----------------------------------------------------------------------------------------------
@@ -260,12 +220,6 @@ def test_without_positions_a_token_is_its_value(tokens):
     made = embedding("none", tokens)
     assert made.gene is None
     torch.testing.assert_close(made(batch(tokens)), values_of(made, tokens))
-
-
-def test_learned_positions_are_trained():
-    made = embedding("gene")
-    assert made.gene.weight.requires_grad
-    torch.testing.assert_close(made(batch()), made.gene.weight[batch().genes_BL] + values_of(made, "scbert"))
 
 
 def test_gene2vec_positions_are_fixed_and_the_special_one_is_zero():

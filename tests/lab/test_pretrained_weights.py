@@ -1,7 +1,6 @@
 """Weights of a pretrained encoder are copied by gene; tables of gene vectors are read or refused."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +9,9 @@ from support.words import as_options
 
 from scperformer import train
 from scperformer.base.errors import InputError
-from scperformer.cli.compose import make_config
-from scperformer.lab.initialise import start_encoder
 from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors
 from scperformer.model.folder import read_model
 from scperformer.model.load import load_model, rebuild
-from scperformer.training.train import new_network
 
 GENES = ["CD3D", "MS4A1", "LYZ", "NKG7"]
 TABLE = "CD3D 0.5 -1 2e-1\nLYZ 1 2 3\n\nACTB 7 8 9\n"
@@ -104,10 +100,6 @@ def test_missing_files_and_folders_are_refused(tmp_path):
         read_gene_vectors(tmp_path, GENES, 3)
 
 
-def test_a_vector_of_one_number_is_not_taken_for_a_header(table):
-    assert read_gene_vectors(table("CD3D 0.5\n"), GENES, 1)[0].tolist() == [0.5]
-
-
 def test_a_warning_names_the_number_of_repeated_genes(table, caplog):
     vectors = read_gene_vectors(table("LYZ 1 2 3\nLYZ 4 5 6\n"), GENES, 3)
     assert vectors[2].tolist() == [4, 5, 6]
@@ -118,12 +110,6 @@ def test_a_warning_names_the_number_of_repeated_genes(table, caplog):
 def test_numbers_beyond_float32_are_refused_without_a_warning(table):
     with pytest.raises(InputError, match="not finite"):
         read_gene_vectors(table("LYZ 1 1e60 3\n"), GENES, 3)
-
-
-def test_lines_of_other_genes_may_contain_text(table):
-    """Only the lines of the model's genes are parsed: published tables contain symbols such as '---' and notes."""
-    vectors = read_gene_vectors(table("LYZ 1 2 3\n--- a b c\n"), GENES, 3)
-    assert vectors[2].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -171,15 +157,3 @@ def test_training_does_not_change_the_vectors(counts_adata, options, tmp_path):
     assert expected[:-1].any(axis=1).all()
     np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that is not in the table
     assert torch.equal(weight[-1], torch.zeros(32))  # the special position
-
-
-def test_vectors_do_not_depend_on_the_seed(options):
-    config = make_config("train", ["inputs=[ref.h5ad]", "label_key=cell_type", *options])
-
-    reference = SimpleNamespace(genes=[f"GENE{i}" for i in range(20)], label_names=["a", "b"])
-    tables = []
-    for config.seed in (0, 1):
-        encoder = new_network(reference, config).encoder
-        start_encoder(encoder, reference.genes, config, None)
-        tables.append(encoder.embedding.gene.weight)
-    assert torch.equal(*tables)

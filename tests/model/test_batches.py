@@ -68,11 +68,6 @@ def test_batches_are_ordered_neither_by_file_nor_by_length():
             assert abs(np.corrcoef(np.arange(len(values)), values)[0, 1]) < 0.3
 
 
-def test_cells_of_one_length_are_shuffled_too():
-    batches = shuffled_batches(np.full(2 * POOL_BATCHES * 4, 5), 4, seed=0, epoch=0)
-    assert any(np.ptp(batch) > 4 * POOL_BATCHES for batch in batches)
-
-
 # --- batches of prediction -----------------------------------------------------------------------------------
 
 
@@ -106,14 +101,6 @@ def test_prediction_batches_have_fewer_cells_if_these_are_long():
         most[length] = max(most.get(length, 0), len(rows))
         assert len(rows) == 1 or len(rows) * length <= MAX_BATCH_TOKENS
     assert list(most.values()) == [64, 16, 3, 1]
-
-
-def test_the_length_of_a_cell_is_the_same_in_prediction_batches_of_a_subset():
-    def length_of_cell(rows):
-        return {rows[cell]: length for cells, length in prediction_batches(LENGTHS[rows], 5) for cell in cells.tolist()}
-
-    everything = length_of_cell(np.arange(1000))
-    assert length_of_cell(np.array([3, 700, 20])) == {cell: everything[cell] for cell in (3, 700, 20)}
 
 
 # --- cells ---------------------------------------------------------------------------------------------------
@@ -180,14 +167,6 @@ def test_drop_genes_in_place_only_hides():
     assert torch.equal(hidden.genes_BL, batch.genes_BL)
     assert torch.equal(hidden.genes_BL[hidden.keep_BL], packed.genes_BL[packed.keep_BL])
     assert (hidden.genes_BL[hidden.keep_BL] == 300).sum() == 5  # the special tokens
-
-
-def test_dropping_no_genes_changes_nothing():
-    x = sparse.random(5, 30, density=0.4, format="csr", dtype=np.float32, random_state=0)
-    batch = Cells(x, TokensConfig()).batch(np.arange(5))
-    thinned = drop_genes(batch, 0.0)
-    for name in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
-        assert torch.equal(getattr(thinned, name), getattr(batch, name))
 
 
 STREAMS = ("dropout", "redraw", "masked in training", "masked in validation", "batches", "drawn cells", "blocks")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
@@ -135,15 +134,6 @@ def test_kept_cells_that_are_gone_or_changed_are_refused(saved, tmp_path):
         read_model(tmp_path / "m")
 
 
-def test_kept_cells_of_another_model_are_refused_when_they_are_read(saved, tmp_path):
-    """With a checksum that fits, as an attacker would write it."""
-    write_model(dataclasses.replace(saved, reference_cells=kept_cells()), tmp_path / "m")
-    other = ReferenceCells(csr_matrix(np.ones((2, 9), dtype=np.float32)), np.array([0, 1]), are_counts=True)
-    rewrite(tmp_path / "m", CELLS_FILE, other.to_bytes())
-    with pytest.raises(InputError, match=f"damaged model .*: '{CELLS_FILE}' with genes that the model does not have"):
-        load_reference_cells(read_model(tmp_path / "m"), tmp_path / "m")
-
-
 def relabelled(saved):
     return saved.provenance | {"cells_per_label": {"a": 60, "b": 40}}
 
@@ -246,17 +236,6 @@ def test_model_card_of_an_adapted_model_names_its_origin(saved):
     assert "validation cells" not in card  # these were scores of the whole model
 
 
-def test_model_card_of_cells_in_memory_has_no_checksum(saved):
-    card = model_card(dataclasses.replace(saved, provenance=saved.provenance | {"reference_sha256": ""}))
-    assert "- Trained on `ref.h5ad`, labels in `cell_type`" in card
-
-
-def test_model_card_names_the_tissue_if_there_is_one(saved):
-    assert "issue" not in model_card(saved)
-    made = saved.provenance | {"tissue": "bone marrow"}
-    assert "\n- Tissue: bone marrow.\n" in model_card(dataclasses.replace(saved, provenance=made))
-
-
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -292,12 +271,6 @@ def test_refuses_one_changed_byte(folder, name, where):
     content[where] ^= 1
     (folder / name).write_bytes(content)
     with pytest.raises(InputError, match=f"'{name}' missing or changed since it was written"):
-        read_model(folder)
-
-
-def test_refuses_a_truncated_file(folder):
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5])
-    with pytest.raises(InputError, match=f"'{WEIGHTS}' missing or changed"):
         read_model(folder)
 
 
@@ -351,13 +324,6 @@ def test_refuses_a_missing_checksum(folder, name):
 def test_refuses_missing_entries_of_provenance_config_and_metrics(folder, group, name):
     change_info(folder, lambda info: info[group].pop(name))
     with pytest.raises(InputError, match=f"'bundle.json' without {name} in {group}"):
-        read_model(folder)
-
-
-@pytest.mark.parametrize("files", [3, None, [WEIGHTS, GENES], "model.safetensors genes.tsv"], ids=repr)
-def test_refuses_checksums_of_another_shape(folder, files):
-    change_info(folder, lambda info: info.update(files=files))
-    with pytest.raises(InputError, match=r"damaged model"):
         read_model(folder)
 
 
@@ -439,12 +405,6 @@ print([name for name in ("torch", "scanpy", "sklearn", "matplotlib") if name in 
 def test_files_have_the_usual_permissions(folder, tmp_path):
     (tmp_path / "plain").touch()
     assert {(folder / name).stat().st_mode for name in names(folder)} == {(tmp_path / "plain").stat().st_mode}
-
-
-def test_weights_are_plain_safetensors(saved, folder):
-    assert set(load_file(folder / WEIGHTS)) == set(saved.weights)
-    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS)
-    read_model(folder)  # written again by their library, byte for byte the same
 
 
 # --- overwriting and failing ---------------------------------------------------------------------------------

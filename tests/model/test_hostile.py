@@ -94,13 +94,6 @@ def test_weights_that_are_no_numbers(name, value, model):
         read_model(model)
 
 
-@pytest.mark.parametrize("name", ["baseline.weight", "baseline.bias"])
-def test_logistic_regression_of_other_shapes(name, model):
-    change_weights(model, **{name: np.zeros((2, 2), dtype=np.float32)})
-    with pytest.raises(InputError, match=f"{name} does not fit"):
-        read_model(model)
-
-
 def test_json_is_not_read_when_it_is_huge(model):
     os.truncate(model / "bundle.json", 2**30)  # sparse: takes no room on the disk
     with pytest.raises(InputError, match=r"'bundle.json' of 1,073,741,824 bytes"):

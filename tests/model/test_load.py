@@ -106,14 +106,6 @@ def test_weights_of_types_unknown_to_numpy_are_refused(dtype, tiny_model, tmp_pa
         load_model(folder)
 
 
-def test_floating_weights_of_another_precision_are_read(tiny_model, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    weights = {name: array.astype(np.float64) for name, array in load_file(folder / WEIGHTS).items()}
-    rewrite(folder, save(weights))
-    ours, theirs = (load_model(path).network.state_dict() for path in (tiny_model, folder))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 def test_indices_that_are_no_permutation_are_refused():
     fastfood = Fastfood(8, 4)
     fastfood.redraw(torch.Generator().manual_seed(0))

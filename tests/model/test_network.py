@@ -9,7 +9,6 @@ from scipy import sparse
 
 from scperformer.attention.registry import MECHANISMS
 from scperformer.attention.tokens import Batch
-from scperformer.base.errors import InputError
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel, Pool
@@ -220,15 +219,6 @@ def test_the_result_of_a_cell_depends_on_no_other_cell(tokens, head, attention):
             torch.testing.assert_close(b[0], expected[cell], **tolerance)
 
 
-def test_values_of_padding_have_no_effect():
-    network = make("continuous", "mean", branches="both")
-    batch = batch_of(length=32)
-    expected = network(batch)
-    noise = torch.where(batch.keep_BL, batch.values_BL, 50.0)
-    other = Batch(torch.where(batch.keep_BL, batch.genes_BL, 3), noise, batch.x_BL, batch.keep_BL)
-    torch.testing.assert_close(network(other), expected, rtol=0, atol=1e-6)
-
-
 def test_order_of_the_genes_in_a_cell_does_not_matter():
     network = make("continuous", "conv", branches="both").double()
     batch = in_float64(batch_of(rows=[5]))
@@ -236,13 +226,6 @@ def test_order_of_the_genes_in_a_cell_does_not_matter():
     fields = (batch.genes_BL, batch.values_BL, batch.x_BL, batch.keep_BL)
     shuffled = Batch(*(tensor[:, order] for tensor in fields))
     torch.testing.assert_close(network(shuffled), network(batch))
-
-
-def test_eval_is_deterministic_and_training_is_not():
-    network, batch = make(branches="both"), batch_of()
-    assert torch.equal(network(batch)[0], network(batch)[0])
-    network.train()
-    assert not torch.equal(network(batch)[0], network(batch)[0])
 
 
 # --- branches ------------------------------------------------------------------------------------------------
@@ -282,18 +265,6 @@ def test_network_with_both_branches_starts_as_the_linear_one():
     assert torch.equal(network(batch_of())[0], network.linear(batch_of()))
 
 
-def test_the_linear_branch_starts_at_zero():
-    network = fresh(encoder=False)
-    assert not any(parameter.any() for parameter in network.parameters())
-
-
-def test_without_a_linear_branch_the_encoder_does_not_start_at_zero():
-    network = fresh(linear=False).eval()
-    assert network.linear is None
-    assert not network.has_both
-    assert network(batch_of())[0].std(0).min() > 0
-
-
 @pytest.mark.parametrize("branches", BRANCHES)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -331,11 +302,6 @@ def test_redraw_replaces_the_directions_of_every_layer_from_the_generator():
     for old, new, same in zip(before, directions(network), directions(twin), strict=True):
         assert not torch.isclose(old, new).any()
         assert torch.equal(new, same)
-
-
-def test_an_unknown_attention_is_refused_with_the_known_names():
-    with pytest.raises(InputError, match=r"attention=nystrom; expected one of conv, evo, favor, .*, softmax"):
-        make(attention="nystrom")
 
 
 def test_the_linear_branch_stays_in_float32_under_bf16():
