@@ -72,7 +72,7 @@ def plan_alignment(
     exact: bool = False,
     path: str | Path = "the data",
 ) -> Alignment:
-    """Match the genes in `var`, the `gene_table` of a file, to those of a model; another species is refused.
+    """Match the genes in `var`, the `gene_table` of a file, to the genes of a model; another species is refused.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ def _features(adata: AnnData, source: str) -> tuple[pd.DataFrame, np.ndarray | N
 
 
 def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
-    """Return the gene table of a place (X, raw or layers/NAME): its var without features that are no genes."""
+    """Return the gene table of a place (X, raw or layers/NAME): its var without non-gene features."""
     var, is_gene, _ = _features(adata, source)
     return var if is_gene is None else var[is_gene]
 
@@ -130,7 +130,7 @@ def detect_expression(
     source
         X, raw or layers/NAME: the only place to use. With auto, all places are judged.
     input_kind, input_total, input_base
-        What the values are, whatever they look like: counts, linear or log1p; for log1p, the total counts per cell
+        Kind of the values, instead of the recognised one: counts, linear or log1p; for log1p, the total counts per cell
         before the logarithm, and its base (e, 2 or 10).
 
     Raises
@@ -214,14 +214,14 @@ def _nothing_usable(candidates: list[Candidate], path: str | Path) -> InputError
 
 
 def _observations(chosen: Candidate, other_features: Mapping[str, int], names: list[str]) -> list[str]:
-    """Return notes on the values that are used, on features that are no genes, and on genes that may be antibodies."""
+    """Return notes on the values that are used, on non-gene features, and on genes that may be antibodies."""
     notes = []
     if num_empty := int((chosen.num_expressed == 0).sum()):
         notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
     if chosen.kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
     if other_features:
-        notes.append(f"features that are no genes are left out ({_listed(other_features)})")
+        notes.append(f"non-gene features are left out ({_listed(other_features)})")
     is_antibody = probable_antibodies(names)
     if is_antibody.any() and chosen.x.shape[0]:
         rows = chosen.x.some(evenly_spaced(chosen.x.shape[0], NUM_NOTED_CELLS))
@@ -376,7 +376,7 @@ def _interpret_logarithm(candidate: Candidate, input_total: float | None, input_
         notes.append(f"used as {input_total:g} counts per cell as requested")
         candidate.log = candidate.log._replace(total=float(input_total), relative=False)
     elif candidate.log.over_all:
-        notes.append("cells were normalised with features that are no genes: totals are taken over the genes again")
+        notes.append("cells were normalised with non-gene features: totals are taken over the genes again")
     elif candidate.log.relative:
         used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         notes.append(f"{unknown}, or differs between cells; {used}")

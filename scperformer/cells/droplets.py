@@ -13,7 +13,7 @@ from scperformer.cells.values import evenly_spaced
 
 MAX_TYPICAL = 50.0  # counts of the typical barcode of an unfiltered matrix; also at most a hundredth of its genes
 MAX_AMBIENT = 500.0  # counts of the typical empty droplet, once the matrix is known to be unfiltered
-MIN_RATIO = 10.0  # ratio of the counts of the typical cell to those of the typical barcode below the floor
+MIN_RATIO = 10.0  # ratio of the typical cell's counts to the typical barcode's counts below the floor
 LARGEST_SHARE = 0.1  # the largest cells are those that together hold this share of the counts
 FLOOR_DIVISOR = 4.0  # the floor is at most the size of the smallest of these largest cells, divided by this
 MIN_HELD_SHARE = 0.2  # share of all counts that the cells hold
@@ -48,8 +48,8 @@ class Droplets:
         """The warning for users."""
         share = in_percent(self.num_empty / (self.num_empty + len(self.cells)))
         text = f"{share} of barcodes have fewer than {self.floor:,} {self.unit}: this looks like the unfiltered matrix "
-        text += "of a droplet run, use the filtered matrix; these barcodes are called and flagged low_quality, and the "
-        return f"{text}depth and all other statistics are those of the {len(self.cells):,} barcodes above"
+        text += "of a droplet run, use the filtered matrix; these barcodes get labels and the flag low_quality; "
+        return f"{text}depth and other statistics describe the {len(self.cells):,} barcodes above"
 
 
 def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | None:

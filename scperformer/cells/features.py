@@ -1,4 +1,4 @@
-"""Features of a file that are no genes: antibodies, hashtags, peaks, guides, spike-ins, control probes.
+"""Non-gene features of a file: antibodies, hashtags, peaks, guides, spike-ins, control probes.
 
 They are recognised by a column of var with the type of each feature, as 10x writes it, and by names that no gene has.
 """
@@ -58,7 +58,7 @@ def _types(var: pd.DataFrame) -> pd.Series | None:
 
 @lru_cache(maxsize=8)  # of gene tables that several steps ask about, such as those of X and raw
 def _kinds_by_name(names: tuple[str, ...]) -> dict[int, str]:
-    """Return the positions of features that are no genes by their names, and the kind of each."""
+    """Return the positions of non-gene features by their names, and the kind of each."""
     if not ANY_NAME.search("\n".join(names)):
         return {}
     kinds = (next((kind for kind, pattern in KINDS_BY_NAME.items() if pattern.fullmatch(name)), "") for name in names)

@@ -88,7 +88,7 @@ def normalise(
 def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * count / total of the cell), with totals over the columns of `counts`.
 
-    Without `target_sum` it is ln(1 + count). The operations are those of scanpy's `normalize_total` and `log1p`, in the
+    Without `target_sum` it is ln(1 + count). The operations equal scanpy's `normalize_total` and `log1p`, in the
     same order and precision. The result is CSR float32 with the indices of `counts`.
     """
     if target_sum is None:

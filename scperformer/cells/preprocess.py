@@ -28,7 +28,7 @@ def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the 
 
     Returns
     -------
-    AnnData of the remaining cells x genes: X is ln(1 + target_sum * share), CSR float32; obs and var are those of the
+    AnnData of the remaining cells x genes: X is ln(1 + target_sum * share), CSR float32; obs and var come from the
     file; uns["scperformer_prepared"] is a record of the preparation.
     """
     collection = make_collection([Sample(adata, Path(path))], cfg)

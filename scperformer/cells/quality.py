@@ -31,7 +31,7 @@ HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher share u
 # Symbols in upper case. R writes a dot for the dash. RPS6KA1 and its kin are kinases, not ribosomal proteins.
 MITOCHONDRIAL = re.compile(r"MT[-.]")
 TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
-MAX_SAMPLED_CELLS = 5000  # by which `check` describes a large file
+MAX_SAMPLED_CELLS = 5000  # sampled by `check` from a large file
 # Scrublet calls 8 to 60 % of 60 real cells doublets, and 2 to 8 % of 100 cells: with fewer cells it is unreliable.
 MIN_DOUBLET_CELLS = 100
 MAX_DOUBLET_CELLS = 20_000

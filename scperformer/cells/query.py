@@ -110,7 +110,7 @@ def find_expression(
 def map_to_model(
     var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: ModelOptions, path: str = "the data"
 ) -> Alignment:
-    """Map the genes in the `gene_table` of a file to those of a model, even if they share few; see `require_fit`."""
+    """Map the genes in the `gene_table` of a file to the model's genes, even if they share few; see `require_fit`."""
     return plan_alignment(
         var,
         findings,
@@ -151,7 +151,7 @@ def find_query(
     cfg: ModelOptions,
     path: str = "the data",
 ) -> "Query":
-    """Find the expression of the cells of an open file, and map its genes to those of a model; log both.
+    """Find the expression of the cells of an open file, and map its genes to the model's genes; log both.
 
     A file without usable expression, or with too few of the model's genes, is refused.
     """

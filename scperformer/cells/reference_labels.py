@@ -126,7 +126,7 @@ class LabelSelection:
         """A sentence, without its full stop, about further labels with fewer than 25 cells; "" if there are none."""
         few = rare_labels(self.labels, FEW_CELLS)
         few = {label: num for label, num in few.items() if label not in self.done.get("labels", {})}
-        return f"{rare_note(few, FEW_CELLS)}; more would make their calls better" if few else ""
+        return f"{rare_note(few, FEW_CELLS)}; with more cells, they would be predicted better" if few else ""
 
 
 def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:

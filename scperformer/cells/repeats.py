@@ -1,4 +1,4 @@
-"""Cells that occur twice, found by their expression, whatever they are called: two studies, a reference and a query."""
+"""Duplicate cells, found by their expression: in two studies, or in a reference and a query."""
 
 import numpy as np
 from scipy.sparse import csr_matrix

@@ -171,7 +171,7 @@ def split_cells(
         split = _split_groups(labels, label_names, values, data, seed)
     else:
         split = Split(np.flatnonzero(values == TRAIN), np.flatnonzero(values == VAL))
-        split.notes.append(f"Training and validation cells are those of obs['{data.split_key}'].")
+        split.notes.append(f"Training and validation cells are given by obs['{data.split_key}'].")
     by_column = data.split == "column"
     where = f"obs['{data.split_key}']" if by_column else f"data.split={data.split}"
     for side, rows in ((TRAIN, split.train), (VAL, split.val)):

@@ -298,7 +298,7 @@ def _mixed_kinds(
 
 
 def judge_over_all(candidate: Candidate, x: Rows) -> None:
-    """Recognise log1p values of genes that were normalised together with features that are no genes.
+    """Recognise log1p values of genes that were normalised together with non-gene features.
 
     `x` has all features of the place, while the candidate has only the genes. If the sums of cells are equal over all
     features but not over the genes, cells are normalised again by the sum of their genes.
@@ -314,7 +314,7 @@ def judge_over_all(candidate: Candidate, x: Rows) -> None:
     if log.base is not None and (_assume(rows, log.base).has_one_total or len(log.groups) > 1):
         candidate.log = Logarithm(log.base, relative=True, over_all=True)
         candidate.doubt = ""
-        candidate.text = f"log1p ({BASE_NAMES[log.base]}, normalised with features that are no genes)"
+        candidate.text = f"log1p ({BASE_NAMES[log.base]}, normalised with non-gene features)"
 
 
 def _doubt(candidate: Candidate, log: Logarithm) -> str:

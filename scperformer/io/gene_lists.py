@@ -30,7 +30,7 @@ def is_gene_list(path: str) -> bool:
 def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     """Read the names of genes from a list, each once.
 
-    Of a table, the column with the most genes is read: `known` ones, such as those of a model, and all human and mouse
+    Of a table, the column with the most genes is read: `known` genes, such as a model's, and all human and mouse
     genes. A header that is no gene is left out.
 
     Raises

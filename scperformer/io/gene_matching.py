@@ -1,4 +1,4 @@
-"""Match the genes of a file to those of a model, by any names, with the help of a table of human genes."""
+"""Match the genes of a file to the genes of a model, by any names, with the help of a table of human genes."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def map_genes(
     *,
     path: str | Path = "the data",
 ) -> GeneMap:
-    """Match the genes of a file to those of a model.
+    """Match the genes of a file to the genes of a model.
 
     The most reliable rule comes first: the name itself, the name without prefix and suffix (`without_affixes`), the
     Ensembl id without its version, the parts of a compound name, the names in `var` (the file's gene table), and the

@@ -1,4 +1,4 @@
-"""The overlap of the genes of files with those of a model, a panel or each other; files with too little are refused."""
+"""Gene overlap between files and a model, a panel or each other; files with too few genes are refused."""
 
 import logging
 import math

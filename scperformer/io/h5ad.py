@@ -190,7 +190,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def nullable_strings_allowed() -> Iterator[None]:
-    """Let anndata write nullable strings, such as those of pandas 3, inside a block.
+    """Let anndata write nullable strings, as in pandas 3, inside a block.
 
     The setting belongs to the whole process, so that one thread writes at a time.
     """

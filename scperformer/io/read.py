@@ -240,7 +240,7 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
 def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
     """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk.
 
-    Parameters and errors are those of `read_cells`.
+    Parameters and errors as for `read_cells`.
     """
     stored = None
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Features that are no genes are left out, as if they were not in the file."""
+"""Non-gene features are left out, as if they were not in the file."""
 
 import anndata as ad
 import numpy as np
@@ -96,7 +96,7 @@ def test_raw_has_its_own_types(cite_pbmc, few_pbmc):
     scaled.X = scaled.X.toarray() - 1
     findings = detect_expression(scaled)
     assert (findings.source, findings.num_genes) == ("raw", few_pbmc.n_vars)
-    assert "features that are no genes are left out (4 Antibody Capture)" in findings.notes
+    assert "non-gene features are left out (4 Antibody Capture)" in findings.notes
 
 
 def logged(adata, total=1e4, base=None) -> ad.AnnData:
