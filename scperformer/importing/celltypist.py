@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scperformer.base.inputs import sha256
 from scperformer.importing.options import ImportOptions
 from scperformer.importing.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
 
@@ -65,6 +66,8 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     return {
         "origin": {
             "tool": "CellTypist",
+            "file": path.name,
+            "sha256": sha256(path),
             "estimator": f"{estimator}, scikit-learn {release}" if isinstance(release, str) else estimator,
             "tested": TESTED,
             **{name: " ".join(text.split())[:500] for name, text in said.items()},

@@ -1,6 +1,5 @@
 """Import a model: recognise it, read it, check it as a whole, and write it into the folder of models, or not at all."""
 
-import hashlib
 import logging
 import platform
 import re
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import sha256
 from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
 from scperformer.importing import celltypist, scbert, scvi_tools
@@ -115,7 +113,7 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
         found = read_in_child(lambda: foreign.read(path, cfg, names), size)
-        saved = foreign_model(Path(found.pop("path", path)), cfg, **found)
+        saved = foreign_model(found.pop("name", path.name.removesuffix(path.suffix)), cfg, **found)
         target = _target(saved.name, path, library, cfg)  # refused before labelled cells are read
         if cfg.reference is not None and cfg.label_key is not None:
             saved = with_labelled_cells(saved, cfg.reference, cfg.label_key)
@@ -138,7 +136,7 @@ def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
 
 
 def foreign_model(
-    path: Path,
+    name: str,
     cfg: ImportOptions,
     *,
     origin: Mapping[str, str],
@@ -153,11 +151,11 @@ def foreign_model(
 
     Parameters
     ----------
-    path
-        The file that the user has.
+    name
+        Its name, unless the user gives another.
     origin
-        The file about itself: `tool` and `tested` (in which versions the scores were compared), maybe `version`,
-        `date`, `source` and `licence`.
+        `tool`, `tested` (in which versions the scores were compared), `file` and its `sha256`; maybe `version`, `date`,
+        `source` and `licence`.
     labels
         In the order of the scores; none for an encoder.
     config
@@ -183,8 +181,7 @@ def foreign_model(
     if len(labels) == 1:
         raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
-    facts = {"file": path.name, "sha256": _checksum(path)}
-    facts |= {name: value for name, value in origin.items() if value}
+    facts = {name: value for name, value in origin.items() if value}
     optional = {
         "notes": list(notes),
         "tissue": cfg.tissue,
@@ -203,7 +200,7 @@ def foreign_model(
         **{name: value for name, value in optional.items() if value},
     }
     return SavedModel(
-        name=cfg.name or path.name.removesuffix(path.suffix),
+        name=cfg.name or name,
         genes=list(genes),
         gene_means=np.ones(len(genes), dtype=np.float32) if gene_means is None else gene_means.astype(np.float32),
         labels=list(labels),
@@ -213,12 +210,3 @@ def foreign_model(
         provenance=provenance,
         weights={f"model.{name}": array for name, array in weights.items()},
     )
-
-
-def _checksum(path: Path) -> str:
-    """Return the SHA-256 of a file; of a folder, the SHA-256 of the names and checksums of its files."""
-    if path.is_file():
-        return sha256(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    lines = "".join(f"{file.relative_to(path).as_posix()} {sha256(file)}\n" for file in files)
-    return hashlib.sha256(lines.encode()).hexdigest()

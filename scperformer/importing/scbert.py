@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.importing.options import ImportOptions
 from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
 
@@ -91,7 +92,13 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
         found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
         raise InputError(found, "a fine-tuned checkpoint, which has labels", "leave labels out")
     return {
-        "origin": {"tool": "scBERT", "licence": LICENCE, "tested": TESTED},
+        "origin": {
+            "tool": "scBERT",
+            "file": path.name,
+            "sha256": sha256(path),
+            "licence": LICENCE,
+            "tested": TESTED,
+        },
         "genes": genes,
         "labels": labels,
         "config": _config(theirs),

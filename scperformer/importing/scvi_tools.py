@@ -82,13 +82,13 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
         raise ValueError(f"{len(labels)} labels for a classifier of {num_labels}")
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
     # It is called what its folder is called, as its only file is always called model.pt.
-    whole = path.absolute() if path.is_dir() else path.absolute().parent if path.name == FILE else path
+    folder = file.absolute().parent.name
     return {
-        "path": str(whole),
+        **({"name": folder} if file.name == FILE else {}),
         "origin": {
             "tool": "scvi-tools",
             "version": str(registry.get("scvi_version", ""))[:50],
-            "file": FILE,
+            "file": file.name,
             "sha256": sha256(file),
             "tested": TESTED,
             "labels of cells without a label": unlabelled if isinstance(unlabelled, str) else "",

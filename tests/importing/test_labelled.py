@@ -119,7 +119,7 @@ def test_labels_of_some_types_alone(halves, tmp_path, caplog):
     with caplog.at_level("INFO", "scperformer"):
         named = {"reference": tmp_path / "some.h5ad", "label_key": "names"}
         made = scp.import_model(tmp_path / "immune.pkl", name="some", **named)
-    assert "3 cells are left out, whose labels the model does not have: stranger" in caplog.text
+    assert "3 cells have labels that the model lacks: stranger" in caplog.text
     assert "5 of 8 labels have no labelled cells" in caplog.text
     panel = sample[:, list(parts[0].features[::2])].copy()
     found = scp.annotate(panel, made.path, options={"false_alarms": 0.0})
