@@ -9,8 +9,7 @@
 - spectrum: The rank of exact softmax attention: singular values of its maps on real cells, as in figure 1 of
   Linformer.
 - analyze: Analyses of the attention of a trained model on real cells: tables, a figure and a summary.
-- supervised: Training of layers between tokens with labels, in Lightning: loss, metrics and optimiser; and the door
-  of the lab.
+- supervised: Training of layers with labels in Lightning: loss, metrics and optimiser.
 - batch_size: `trainer.batch_size=auto`: the largest batch that fits into memory, from the memory of real training
   steps.
 - initialise: The initial weights of a network: gene vectors, attention, and those of a trained encoder (`init`).

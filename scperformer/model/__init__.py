@@ -1,4 +1,4 @@
-"""The model: its saved folder and card, the linear branch, the Performer, inference, and how far to trust a label.
+"""The model: saved folder and card, linear branch, Performer, inference; confidence, novelty and distribution shift.
 
 - arrays: Read arrays from the .npz files of a model folder, which may come from anywhere: nothing in them is
   executed.
@@ -8,17 +8,14 @@
 - conformal: Sets of labels that contain the true label with a stated probability: split conformal prediction,
   adaptive sets.
 - batch_effect: Per-gene factors between a query of another study and the reference, and cells corrected for them.
-- fusion: The probabilities of several models of one tissue joined, each of which knows some of the labels.
-- held_out: Out-of-fold predictions of cells of the reference: the evidence for confidences, sets of labels and
-  novelty.
+- fusion: Joined probabilities of the models of several studies.
+- held_out: Out-of-fold predictions of reference cells, for confidences, label sets and novelty.
 - novelty: Novelty of cells: the distance to the nearest label in the principal directions of the reference.
-- reference_cells: Cells of the reference that a model keeps, as counts: with them it adapts to the genes and the
-  depth of a file.
+- reference_cells: Stored cells of the reference, as counts; the model is refitted with them.
 - saved_model: A trained model as plain data, without torch.
-- card: The model card: what a person should know before using the model, as Markdown; no program reads it.
+- card: The model card, as Markdown.
 - content: The content of a bundle.json, checked: it may come from anywhere.
-- imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in
-  `KINDS`.
+- imported: Networks of other tools with the scores of these tools; each kind is a class in `KINDS`.
 - library: Where models are: in the package, in the folder of imported models, or where the user says.
 - folder: The folder that holds a model, written and read without torch.
 - archive: Model folders in .zip archives, which may come from anywhere: the known files are copied out, nothing is
@@ -30,5 +27,5 @@
 - load: Load a saved model into a network, the weights of its encoder into another encoder, and tables of gene
   vectors.
 - shift: Distribution shift between a query and the reference: another protocol, condition or tissue.
-- file_verdict: One sentence about a query as a whole, with a warning if there is one.
+- file_verdict: One sentence about a query as a whole, and its warning.
 """

@@ -131,6 +131,7 @@ def test_no_file_imports_anything(commands):
     assert not Path("marked").exists()
 
 
+@pytest.mark.slow
 def test_what_is_imported_would_be_seen(commands):
     plugin = ["--plugin", "evil.py", "check", "cells.h5ad"]
     _, (_, seen) = watched([commands[0], plugin])
