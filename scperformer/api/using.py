@@ -336,23 +336,23 @@ def explain(
     InputError
         An option is wrong, the cells are not annotated, or the model does not give them their labels.
     """
-    from scperformer.results.explain import EXPLANATION, Explanation, explain_cells, explain_file, write_explanation
-    from scperformer.results.read_annotations import of_cells
+    from scperformer.results.explain import EXPLANATION, Explanation, explain_cells, write_explanation
+    from scperformer.results.read_annotations import of_cells, read_annotated
 
     named = {"label": label, "cells": "all" if num_cells is None else num_cells, "seed": seed, "output": output}
     named |= {"key_added": key_added, "overwrite": overwrite, "model_path": path_of(model)}
     cfg = config_of("explain", options, inputs=paths_of(cells, several=False), **named)
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite, EXPLANATION)
-    ready = None if model is None else loaded(model, cfg)
-    if isinstance(cells, AnnData):
-        sample = of_cells(cells, cfg.key_added)
-        made = explain_cells(cells, sample.labels, sample.facts, cfg, ready)
-    else:
-        made = explain_file(cfg, ready)
+    ready = None if model is None and cfg.model_path is None else loaded(model, cfg)
+    in_memory = isinstance(cells, AnnData)
+    annotated = of_cells(cells, cfg.key_added) if in_memory else read_annotated(cfg.inputs, cfg.key_added)[0]
+    num = None if cfg.cells == "all" else cfg.cells
+    chosen = {"label": cfg.label, "num_cells": num, "all_genes": cfg.all_genes, "seed": cfg.seed}
+    made = explain_cells(annotated, cfg, ready, **chosen)
     if cfg.output is None:
         return Explanation(made, cfg.key_added)
-    write_explanation(made, Path(cfg.output), cfg, Path(cfg.inputs[0]).stem)
+    write_explanation(made, Path(cfg.output), cfg.key_added, annotated.name, overwrite=cfg.overwrite)
     return Explanation(made, cfg.key_added, Path(cfg.output))
 
 

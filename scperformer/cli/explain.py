@@ -40,13 +40,19 @@ class ExplainConfig(ExpressionOptions):
 def run(cfg: ExplainConfig) -> Path:
     """Write the folder of an explanation and return its path, by default `<input>.explanation` next to the input."""
     from scperformer.io.read import default_output
-    from scperformer.results.explain import EXPLANATION, explain_file, write_explanation
-    from scperformer.results.read_annotations import sample_names
+    from scperformer.model.load import load_model
+    from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
+    from scperformer.results.read_annotations import read_annotated
 
     start = time.perf_counter()
-    path = cfg.inputs[0]
-    output = Path(cfg.output) if cfg.output else default_output(path, ".explanation")
+    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".explanation")
     require_absent(output, cfg.overwrite, EXPLANATION)
-    write_explanation(explain_file(cfg), output, cfg, sample_names([Path(path)])[0])
+    (annotated,) = read_annotated(cfg.inputs, cfg.key_added)
+    model = None if cfg.model_path is None else load_model(cfg.model_path)
+    num_cells = None if cfg.cells == "all" else cfg.cells
+    explanation = explain_cells(
+        annotated, cfg, model, label=cfg.label, num_cells=num_cells, all_genes=cfg.all_genes, seed=cfg.seed
+    )
+    write_explanation(explanation, output, cfg.key_added, annotated.name, overwrite=cfg.overwrite)
     log.info("explained in %.1f s", time.perf_counter() - start)
     return output

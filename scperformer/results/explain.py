@@ -1,14 +1,13 @@
 """The genes behind calls: their contributions to logits, compared with marker genes and tested by deletion."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.quality import technical
 from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.config.options import checked
+from scperformer.config.options import ExpressionOptions, checked
 from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed
 from scperformer.io.read import open_cells
 from scperformer.io.writing import write_anndata
@@ -41,13 +40,10 @@ from scperformer.results.explanation_page import (
     marker_overlap,
     render_explanation,
 )
-from scperformer.results.read_annotations import find_model, read_annotated
+from scperformer.results.read_annotations import Annotated, find_model
 from scperformer.training.adapt import Adapted, adapt_model
 from scperformer.training.adapted import with_encoder_weight
 from scperformer.training.condition import Condition, find_condition, reduced
-
-if TYPE_CHECKING:
-    from scperformer.cli.explain import ExplainConfig
 
 log = logging.getLogger(__name__)
 
@@ -105,23 +101,29 @@ class Explanation:
 
 
 def explain_cells(
-    cells: AnnData | BackedH5ad,
-    labels: np.ndarray,
-    facts: dict[str, Any],
-    cfg: ExplainConfig,
+    annotated: Annotated,
+    options: ExpressionOptions,
     model: Model | None = None,
-    path: str = "the data",
+    *,
+    label: str | None = None,
+    num_cells: int | None = 200,
+    all_genes: bool = False,
+    seed: int = 0,
 ) -> AnnData:
     """Explain a random sample of annotated cells.
 
     Parameters
     ----------
-    labels
-        The label of each cell in the annotation, N strings.
-    facts
-        The record of the annotation, from `uns`.
+    options
+        How the expression is read; options that are not given are those of the run of `predict`.
     model
         The model of the annotation; None: it is loaded.
+    label
+        Explain the logit of this label in all cells; None: of the label of each cell.
+    num_cells
+        Cells of each label; None: all.
+    all_genes
+        Also list ribosomal and mitochondrial genes and MALAT1.
 
     Returns
     -------
@@ -132,101 +134,91 @@ def explain_cells(
     InputError
         The model is not that of the annotation, or does not give the cells their labels.
     """
-    model = model or load_model(cfg.model_path or find_model(facts))
-    _require_model_of_calls(model, facts, cfg, path)
-    adapted = _adapt_as_predict(model, cells, facts, cfg, path)
-    saved = adapted.model.saved
-    codes = pd.Index(saved.labels).get_indexer(pd.Index(labels))
-    with torch_state_kept(threads=1):
-        sample = _draw_sample(adapted, codes, facts, cfg, path)
+    facts = annotated.facts
+    model = model or load_model(find_model(facts))
+    if model.saved.hash != facts["model"]["hash"]:
+        found = f"{annotated.path} annotated by the {annotated.model_id}"
+        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
+        raise InputError(found, expected, "set model_path to the model of the calls")
+    if label is not None and label not in model.saved.labels:
+        expected = f"one of {', '.join(model.saved.labels)}"
+        raise InputError(f"label={label}", expected, "choose a label of the model")
+    source = (
+        open_cells(annotated.path, options.orientation) if annotated.cells is None else nullcontext(annotated.cells)
+    )
+    with source as cells, torch_state_kept(threads=1):
+        adapted = _adapt_as_predict(model, cells, annotated, options)
+        sample = _draw_sample(adapted, annotated, label, num_cells, seed)
         network = adapted.model.network
         if not network.only_sums:
             text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
-            log.info(text, path, len(sample.rows))
+            log.info(text, annotated.path, len(sample.rows))
         measured = adapted.query.measured
         chosen = Cells(sample.x, adapted.model.tokens, measured=measured)
         contributions = find_contributions(network, chosen, sample.explained)
-        deletion = delete_genes(adapted.model, sample.x, contributions.genes, sample.explained, cfg.seed, measured)
+        deletion = delete_genes(adapted.model, sample.x, contributions.genes, sample.explained, seed, measured)
+        names = cells.obs_names[sample.rows].astype(str)
+    saved = adapted.model.saved
+    key = annotated.key
     ranks = rank_markers(model, saved)
     if ranks is None:
-        log.info("the model keeps no cells of its reference, so its marker genes are unknown")
-    names = cells.obs_names[sample.rows].astype(str)
-    explanation = _as_anndata(sample, contributions, ranks, names, saved.genes, cfg.key_added)
-    explanation.var["listed"] = True if cfg.all_genes else ~technical(saved.genes)
-    explanation.uns[cfg.key_added] = {
+        log.info("the model stores no reference cells, so its marker genes are unknown")
+    explanation = _as_anndata(sample, contributions, ranks, names, saved.genes, key)
+    explanation.var["listed"] = True if all_genes else ~technical(saved.genes)
+    explanation.uns[key] = {
         "model": {"name": saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
-        "label": cfg.label or "",
-        "num_cells": len(codes),
+        "label": label or "",
+        "num_cells": len(annotated.obs),
         "labels": np.array(sample.present, dtype=object),  # labels of the cells, as the columns of varm
         "deletion": deletion,
         "versions": facts["versions"],
     }
-    _log_explanation(explanation, cfg.key_added, path)
+    _log_explanation(explanation, key, annotated.path)
     return explanation
 
 
-def _require_model_of_calls(model: Model, facts: dict[str, Any], cfg: ExplainConfig, path: str) -> None:
-    """Refuse a model that is not that of the annotation, or does not have the label to explain."""
-    if model.saved.hash != facts["model"]["hash"]:
-        found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
-        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
-        raise InputError(found, expected, "set model_path to the model of the calls")
-    if cfg.label is not None and cfg.label not in model.saved.labels:
-        expected = f"one of {', '.join(model.saved.labels)}"
-        raise InputError(f"label={cfg.label}", expected, "choose a label of the model")
-
-
 def _adapt_as_predict(
-    model: Model, cells: AnnData | BackedH5ad, facts: dict[str, Any], cfg: ExplainConfig, path: str
+    model: Model, cells: AnnData | BackedH5ad, annotated: Annotated, options: ExpressionOptions
 ) -> Adapted:
-    """Adapt a model to annotated cells as in the run of `predict`; it stays as it is if it was not adapted then.
-
-    The options of the expression are also those of `predict`, unless others are given.
-    """
+    """Refit a model to annotated cells as in the run of `predict`; it stays as it is if it was not refitted then."""
+    path = str(annotated.path)
+    facts = annotated.facts
     try:
         run = json.loads(facts["config_json"])
-        options = {name: run[name] for name in EXPRESSION_OPTIONS if name in run}
-    except (KeyError, TypeError, ValueError) as error:
+        read = {name: run[name] for name in EXPRESSION_OPTIONS if name in run}
+    except (TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
-        raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
-    given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS if hasattr(cfg, name)}
-    options |= {name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)}
-    record = facts.get("condition", {})  # earlier versions had no conditions
-    adapt = bool(record.get("adapted", False))
+        raise InputError(found, f"uns['{annotated.key}'] as predict wrote it", "annotate the file again") from error
+    given = {name: getattr(options, name) for name in EXPRESSION_OPTIONS if hasattr(options, name)}
+    read |= {name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)}
     # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
-    options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
-    predict: AnnotationOptions = checked(AnnotationOptions, options, "")
+    adapt = str(bool(annotated.adapted)).lower()
+    read |= {"inputs": [path], "adapt": adapt, "min_overlap": 0.0}
+    predict: AnnotationOptions = checked(AnnotationOptions, read, "")
     query = find_query(cells, model.saved, predict, path)
     condition = None
-    if adapt:
+    if annotated.adapted:
         # The recorded depth, because cells may have been left out since; without a part in the condition, if it was not
-        # below that of the kept cells.
-        depth = None if np.isnan(record["depth"]) else float(record["depth"])
+        # below that of the reference cells.
+        depth = float(facts["condition"]["depth"])
         measured = find_condition(query, with_depth=False)
-        conditions = [replace(measured, depth=depth), measured]
-        condition = next((condition for condition in conditions if condition.key == record["key"]), None)
+        conditions = [replace(measured, depth=None if np.isnan(depth) else depth), measured]
+        condition = next((condition for condition in conditions if condition.key == annotated.adapted), None)
         if condition is None:
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
     adapted = adapt_model(model, query, predict, condition)
     shift = facts.get("shift", {})
-    weight = shift.get("encoder_weight", 1.0)
-    if not isinstance(weight, float) or not 0 <= weight <= 1:
-        found = f"encoder_weight={str(weight)[:50]} in uns['{cfg.key_added}']['shift'] of {path}"
-        raise InputError(found, "a share, as predict writes it", "annotate the file again")
-    # Cells may have been left out since, so the batch effect is not estimated anew.
-    factors = shift.get("gene_factors")
-    if factors is not None and not _are_factors(factors, len(adapted.model.saved.genes)):
-        found = f"other gene_factors in uns['{cfg.key_added}']['shift'] of {path}"
-        expected = f"a positive number for each of the {len(adapted.model.saved.genes)} genes, as predict writes them"
-        raise InputError(found, expected, "annotate the file again")
+    weight = float(shift.get("encoder_weight", 1.0))
+    factors = shift.get("gene_factors")  # not estimated anew, because cells may have been left out since
+    num_genes = len(adapted.model.saved.genes)
+    problem = "" if 0 <= weight <= 1 else f"encoder_weight={weight:g}, expected a share"
+    if factors is not None and not (len(factors) == num_genes and np.isfinite(factors).all() and (factors > 0).all()):
+        problem = f"gene_factors that are not {num_genes} positive numbers"
+    if problem:
+        found = f"{problem}, in uns['{annotated.key}']['shift'] of {path}"
+        raise InputError(found, "an annotation as predict writes it", "annotate the file again")
     return replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
-
-
-def _are_factors(factors: Any, num_genes: int) -> bool:
-    """Whether these are positive numbers, one for each gene of a model."""
-    is_array = isinstance(factors, np.ndarray) and factors.shape == (num_genes,) and factors.dtype.kind == "f"
-    return bool(is_array and np.isfinite(factors).all() and (factors > 0).all())
 
 
 @dataclass(kw_only=True)
@@ -246,17 +238,18 @@ class Sample:
         return [self.labels[code] for code in np.unique(self.own)]
 
 
-def _draw_sample(adapted: Adapted, codes: np.ndarray, facts: dict[str, Any], cfg: ExplainConfig, path: str) -> Sample:
-    """Draw up to `cfg.cells` cells of each label, and refuse them if the model gives more than 1 % another label.
+def _draw_sample(adapted: Adapted, annotated: Annotated, label: str | None, num_cells: int | None, seed: int) -> Sample:
+    """Draw cells of each label, and refuse them if the model gives more than 1 % another label.
 
-    `codes` are the labels of all cells in the annotation. Cells without expression, and the few cells with another
-    label, are left out.
+    Cells without expression, and the few cells with another label, are left out.
     """
     query = adapted.query
-    rng = np.random.default_rng(cfg.seed)
+    labels = adapted.model.saved.labels
+    path = annotated.path
+    codes = pd.Index(labels).get_indexer(pd.Index(annotated.labels))
+    rng = np.random.default_rng(seed)
     candidates = codes[query.cells]
-    num = None if cfg.cells == "all" else cfg.cells
-    drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num] for code in np.unique(candidates)]
+    drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num_cells] for code in np.unique(candidates)]
     rows = query.cells[np.sort(np.concatenate(drawn))]
     x = adapted.as_in_reference(query.some(rows))
     is_expressed = np.diff(x.indptr) > 0
@@ -266,22 +259,20 @@ def _draw_sample(adapted: Adapted, codes: np.ndarray, facts: dict[str, Any], cfg
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)
     proba = predict_cells(adapted.model.network, cells, batch_size=64).proba
-    if constraints := facts.get("constraints"):
+    if constraints := annotated.facts.get("constraints"):
         proba = reweighted(proba, np.asarray(constraints["weights"]))
     is_same = proba.argmax(axis=1) == codes[rows]
     if (num_other := int((~is_same).sum())) > MAX_OTHER * len(rows):
-        found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{cfg.key_added}_label'"
+        found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{annotated.key}_label'"
         remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
         raise InputError(found, "the same labels by the same model", remedy)
     if num_other:
-        cells_have = "1 cell has" if num_other == 1 else f"{num_other} cells have"
-        log.warning("%s: %s another label here than in the file, left out", path, cells_have)
+        log.warning("%s: skipping %d cells with another label here than in the file", path, num_other)
         x = x[is_same]
         rows = rows[is_same]
         proba = proba[is_same]
     own = codes[rows]
-    labels = adapted.model.saved.labels
-    explained = own if cfg.label is None else np.full(len(rows), labels.index(cfg.label))
+    explained = own if label is None else np.full(len(rows), labels.index(label))
     return Sample(rows=rows, x=x, labels=labels, own=own, explained=explained, proba=proba)
 
 
@@ -401,7 +392,7 @@ def delete_genes(
     return table
 
 
-def _log_explanation(explanation: AnnData, key: str, path: str) -> None:
+def _log_explanation(explanation: AnnData, key: str, path: Path) -> None:
     """Log the size of an explanation, the errors of its sums, and the results of its tests."""
     obs = explanation.obs
     errors = np.abs(obs[f"{key}_error"])
@@ -418,19 +409,10 @@ def _log_explanation(explanation: AnnData, key: str, path: str) -> None:
         log.info(text, mean, NUM_TOP, NUM_TOP)
 
 
-def explain_file(cfg: ExplainConfig, model: Model | None = None) -> AnnData:
-    """Explain a random sample of the cells in an annotated file; the default model is that of the annotation."""
-    path = cfg.inputs[0]
-    (sample,) = read_annotated([path], cfg.key_added)
-    with open_cells(path, cfg.orientation) as cells:
-        return explain_cells(cells, sample.labels, sample.facts, cfg, model, path)
-
-
-def write_explanation(explanation: AnnData, output: Path, cfg: ExplainConfig, sample: str) -> None:
+def write_explanation(explanation: AnnData, output: Path, key: str, sample: str, *, overwrite: bool = False) -> None:
     """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
-    key = cfg.key_added
     page = render_explanation(explanation, key, sample)
-    with new_folder(output, EXPLANATION, cfg.overwrite) as folder:
+    with new_folder(output, EXPLANATION, overwrite) as folder:
         with nullable_strings_allowed():
             write_anndata(explanation, folder / CELLS, compression="gzip")
         genes_per_label(explanation, key).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")

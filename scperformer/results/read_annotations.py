@@ -147,7 +147,7 @@ def of_cells(adata: AnnData, key: str) -> Annotated:
             raise InputError(f"{missing} in the data", "annotated cells", "call scperformer.annotate first")
     umap = _coordinates(adata.obsm.get(UMAP))
     obs = with_details(adata.obs, adata.obsm.get(f"{key}_details"), key)
-    path = Path("cells")
+    path = Path("the data")
     require_facts(adata.uns[key], obs, key, "the data")
     return Annotated(name="cells", path=path, key=key, obs=obs, umap=umap, facts=adata.uns[key], cells=adata)
 
