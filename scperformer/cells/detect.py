@@ -36,20 +36,6 @@ NUM_NOTED_CELLS = 500  # sampled to measure how much of the expression probable 
 MIN_NOTED_SHARE = 0.1  # share of the expression that is worth a note
 
 
-@dataclass(frozen=True)
-class Place:
-    """A place of a file that may hold expression, as it is reported to users."""
-
-    source: str  # X, raw or layers/NAME
-    text: str  # what its values are, for users
-    used: bool = False
-
-    @property
-    def note(self) -> str:
-        """The sentence about a place that is not used."""
-        return f"{self.source} is not used: {self.text}"
-
-
 @dataclass(kw_only=True)
 class Findings:
     """The place of the expression, and the kind of its values."""
@@ -63,7 +49,7 @@ class Findings:
     num_genes: int
     id_kind: str  # kind of gene id
     why: str = ""  # reason why this place was chosen
-    places: list[Place] = field(default_factory=list)  # all places, in the order in which they were judged
+    unused: dict[str, str] = field(default_factory=dict)  # other places, and what their values are
     notes: list[str] = field(default_factory=list)  # sentences for users: observations and assumptions
     droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
 
@@ -157,12 +143,12 @@ def detect_expression(
         raise _nothing_usable(candidates, path)
     chosen, why = _choose(usable, candidates, source, input_kind)
 
-    judged = [Place(candidate.source, candidate.text, candidate is chosen) for candidate in candidates]
-    notes = [place.note for place in judged if not place.used]
+    unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
+    notes = [f"{name} is not used: {text}" for name, text in unused.items()]
     if chosen.prepared:
         notes.append(f"X was prepared by scperformer ({chosen.log.total:g} counts per cell)")
     else:
-        judged += [Place(name, "a part of the counts by its name") for name in partial]
+        unused |= dict.fromkeys(partial, "a part of the counts by its name")
     notes += _interpret(chosen, input_kind, input_total, input_base, path)
     names = [str(name).strip() for name in gene_table(adata, chosen.source).index]
     notes += _observations(chosen, _features(adata, chosen.source)[2], names)
@@ -182,7 +168,7 @@ def detect_expression(
         num_genes=num_genes,
         id_kind=id_kind(names),
         why=why,
-        places=judged,
+        unused=unused,
         notes=notes,
         droplets=droplets,
     )

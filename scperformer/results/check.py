@@ -291,9 +291,9 @@ class Checker:
         if droplets is not None:
             result["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
         result["rows"]["expression"] = [f"{findings.text}: {findings.why}"]
-        unused = [place for place in findings.places if not place.used]
-        result["rows"]["not used"] = [f"{shortened(place.source)}: {place.text}" for place in unused]
-        shown = {place.note for place in findings.places}
+        unused = findings.unused
+        result["rows"]["not used"] = [f"{shortened(source)}: {text}" for source, text in unused.items()]
+        shown = {f"{source} is not used: {text}" for source, text in unused.items()}
         result["notes"] += [note for note in findings.notes if note not in shown]
 
     def _add_quality(self, result: Checked, quality: dict[str, Any]) -> None:
