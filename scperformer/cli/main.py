@@ -17,13 +17,11 @@ from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.memory import GIVEN_BACK, freed_memory
 from scperformer.base.messages import did_you_mean
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
-from scperformer.cli.compose import make_config, tree_of_words
+from scperformer.cli.compose import command_line, config_of_tree, hand_to_hydra, make_config
 from scperformer.cli.help import help_text, program_text
-from scperformer.cli.hydra_sweep import command_line, hand_to_hydra, sweep_job
 from scperformer.cli.overrides import quoted
 from scperformer.cli.steps import STEPS
 from scperformer.cli.words import FLAGS, PLUGIN, first_line, own_presets, to_overrides
-from scperformer.config.options import yaml_text
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +70,10 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     overrides = overrides[:first_flag]
     own = own_presets(flags)
     shown = dict(pairwise(flags)).get("--cfg")
-    if shown is None:
-        log.info("%s", first_line(name, words))
-    elif shown == "job":
-        print(yaml_text(tree_of_words(name, overrides, own)), end="")
+    if shown is not None:
+        hand_to_hydra(name, overrides, ["--cfg", shown], lambda _: None, own)
         return 0
-    else:
-        hand_to_hydra(name, overrides, ["--cfg", shown], lambda: None, own)
-        return 0
+    log.info("%s", first_line(name, words))
     if "-m" in flags:
         if not STEPS[name].swept_output:
             raise InputError(f"'{name}' with -m", f"one run of the {name}", "leave -m out")
@@ -118,15 +112,19 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
     program = sys.argv[0]  # in a job that a cluster starts, sys.argv is submitit's
     presets = [] if own is None else ["--config-dir", str(own)]
 
-    def run_job() -> None:
+    def run_job(tree: Any) -> None:
         """Run one job of the sweep, in this process or in one that a cluster has started."""
+        from hydra.core.hydra_config import HydraConfig
+
         set_up_logging()
         load_plugins(plugins)
-        folder, chosen = sweep_job()
+        job = HydraConfig.get()
+        folder = Path(job.runtime.output_dir)
+        chosen = list(job.overrides.task)
         log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
         try:
             with sweep.job(folder, chosen) as record_output:
-                config = make_config(name, chosen, own)
+                config = config_of_tree(name, tree)
                 config = replace(config, output=str(folder / Path(config.output or STEPS[name].swept_output).name))
                 record_output(config.output)
                 # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.

@@ -10,8 +10,8 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
-from scperformer.cli.compose import config_from, make_config, option_tree
-from scperformer.cli.overrides import option_word, option_words, read_words
+from scperformer.cli.compose import composed, config_from, make_config
+from scperformer.cli.overrides import option_word, option_words, without_interpolation
 from scperformer.cli.steps import SCHEMAS
 from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 
@@ -32,26 +32,8 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
     return content
 
 
-def _options(content: Any, where: str) -> dict[str, Any]:
-    """Return the options of a step (full names -> values) from a mapping or from a list of words."""
-    flat = isinstance(content, Mapping) and not any(isinstance(value, Mapping) for value in content.values())
-    if flat and all(isinstance(name, str) for name in content):
-        return dict(content)
-    if not isinstance(content, list) or not all(isinstance(word, str) and "=" in word for word in content):
-        expected = "options by their names, such as {trainer.max_epochs: 30}, or a list such as [model=base]"
-        raise InputError(where, expected, "see docs/workflow.md")
-    try:
-        words = read_words(content)
-    except InputError as error:
-        raise InputError(f"{where}: {error.found}", error.expected, error.remedy) from error
-    for word in words:
-        if not word.changes or word.several:
-            raise InputError(f"{where}: {word.text}", "option=value with one value", "correct it")
-    return {word.name: word.value for word in words}
-
-
-def words_from_file(content: Any, step: str, where: str) -> dict[str, str]:
-    """Return the options of a step in a file as words of its command: full name -> word.
+def words_from_file(content: Any, step: str, where: str) -> list[str]:
+    """Return the options of a step in a file as words of its command.
 
     Parameters
     ----------
@@ -65,17 +47,21 @@ def words_from_file(content: Any, step: str, where: str) -> dict[str, str]:
     InputError
         The step has no such option or preset: so options of Hydra, which can call any function, are refused, too.
     """
-    options = _options(content, where)
-    for name, value in options.items():
+    flat = isinstance(content, Mapping) and not any(isinstance(value, Mapping) for value in content.values())
+    if not flat and not (isinstance(content, list) and all(isinstance(word, str) and "=" in word for word in content)):
+        expected = "options by their names, such as {trainer.max_epochs: 30}, or a list such as [model=base]"
+        raise InputError(where, expected, "see docs/workflow.md")
+    for name, value in content.items() if flat else ():
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, str | int | float | None):
                 found = f"{where}: {name}, a value of type {type(item).__name__}"
                 raise InputError(found, "a text, a number, true, false, null, or a list of them", "correct it")
     try:
-        option_tree(step, options)
+        words = option_words(content) if flat else [without_interpolation(word) for word in content]
+        composed(step, words)
     except InputError as error:
         raise InputError(f"{where}: {error.found}", error.expected, error.remedy) from error
-    return dict(zip(options, option_words(options), strict=True))
+    return words
 
 
 def _checked(content: Any, where: str, steps: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,7 +86,7 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
     words = {}
     for step in WORKFLOW_STEPS:
         place = f"overrides: {step}"
-        words[step] = list(words_from_file(named.get(step) or {}, step, place).values())
+        words[step] = words_from_file(named.get(step) or {}, step, place)
         required = {"train": option_word("label_key", cfg.label_key), "evaluate": "truth_key=a"}
         try:
             make_config(step, ["inputs=[a]", *filter(None, [required.get(step)]), *words[step]])
@@ -126,10 +112,12 @@ def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
         raise InputError(f"{path} cannot be read ({error})", EXPECTED, "check its path and its content") from error
     content, named = _checked(content, path, tuple(SCHEMAS))
     words = words_from_file(named.get(step) or {}, step, f"{path}: overrides: {step}")
-    if step == "train" and content.get("label_key") and "label_keys" not in words:
-        words = {"label_key": option_words({"label_key": content["label_key"]})[0]} | words
-    if content.get("model_path") and "model_path" in {option.name for option in fields(SCHEMAS[step])}:
-        words = {"model_path": option_words({"model_path": content["model_path"]})[0]} | words
+    given = {word.partition("=")[0] for word in words}
+    known = {option.name for option in fields(SCHEMAS[step])}
+    if step == "train" and content.get("label_key") and not given & {"label_key", "label_keys"}:
+        words = [option_word("label_key", content["label_key"]), *words]
+    if content.get("model_path") and "model_path" in known - given:
+        words = [option_word("model_path", content["model_path"]), *words]
     reference = content.get("reference") if step == "train" else None
     references = reference if isinstance(reference, list) else [reference]
-    return list(words.values()), [str(path) for path in references if path]
+    return words, [str(path) for path in references if path]

@@ -111,6 +111,8 @@ class Options:
                 fits, expected = entry.metadata["rule"]
                 near = did_you_mean(value, choices_of(entry))
                 require(fits(value), f"{prefix}{entry.name}", value, expected, near)
+            for number in value if isinstance(value, list) else [value]:
+                require(not isinstance(number, float) or isfinite(number), f"{prefix}{entry.name}", number, "a number")
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,5 @@
 """YAML files and overrides become checked dataclasses, and nothing else does."""
 
-import itertools
 import string
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,15 +11,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from support.hydra_twin import composed_by_hydra
 
 from scperformer.base.errors import InputError
-from scperformer.cli.compose import config_from, make_config, tree_of_words
+from scperformer.cli.compose import config_from, make_config
 from scperformer.cli.overrides import quoted
-from scperformer.cli.presets import conf_dir, preset_names
+from scperformer.cli.presets import conf_dir
 from scperformer.cli.steps import SCHEMAS
-from scperformer.config.options import yaml_text
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
 VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without
@@ -104,15 +100,11 @@ def test_unknown_options_are_refused_in_one_line(override):
     assert "\n" not in str(refused.value)
 
 
-def test_an_unknown_option_of_a_group_is_answered_with_those_there_are():
-    with pytest.raises(InputError, match=r"option attention\.num_features; expected one of .*attention\.half_width"):
+def test_an_unknown_option_of_a_mechanism():
+    with pytest.raises(
+        InputError, match=r"option attention\.num_features; expected an option of the mechanism of attention"
+    ):
         make_config("train", [*TRAIN, "attention=window", "attention.num_features=3"])
-
-
-def test_text_changes_with_the_options_alone():
-    text = yaml_text(tree_of_words("train"), sort=True)
-    assert yaml_text(tree_of_words("train", ["seed=0"]), sort=True) == text
-    assert yaml_text(tree_of_words("train", ["seed=1"]), sort=True) != text
 
 
 LETTERS = st.sampled_from(string.punctuation + " ")
@@ -141,52 +133,6 @@ def test_every_recipe_changes_something_and_is_explained(recipe):
     assert f"experiment={recipe}" in page.read_text(encoding="utf-8")
 
 
-# What Hydra would make of the same words
-
-
-WORDS = [
-    ["seed=7", "data.target_sum=5000", "trainer.batch_size=auto", "trainer.memory_gib=2", "overwrite=true"],
-    ["label_keys=[a,cell_type]", "model.head_dim=null", "model.linear_powers=[1,2.5]", "trainer.batch_size=64"],
-    ["model.dropout=0", "optim.lr=1e-4", "tissue='bone, marrow'", "data.in_memory=false", "ontology_key=null"],
-    ["attention=softmax", "attention.max_length=512", "conditions.genes=a.txt"],
-    ["model=tiny"],
-    ["model=scbert", "attention=softmax", VECTORS],
-    ["experiment=linear", "head=mean", "model=base"],
-    ["model=pooled", "attention=conv"],
-    ["model=base", "tokens=bins", "head=cls", "trainer=ddp", "logger=csv"],
-    ["overwrite=yes", "tissue=7", "label_tree=1.5", "keep_cells='3'"],
-]
-
-
-@pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_the_same_as_hydra(words):
-    assert make_config("train", [*TRAIN, *words]) == composed_by_hydra("train", [*TRAIN, *words])
-
-
-def outcome(make, step: str, words: list[str]) -> object:
-    try:
-        return make(step, words)
-    except (InputError, OmegaConfBaseException):
-        return "refused"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("step", "first", "second"),
-    [
-        *(("train", "model", group) for group in ("experiment", "head", "tokens")),
-        ("train", "experiment", "head"),
-        ("pretrain", "model", "experiment"),
-    ],
-)
-def test_every_pair_of_presets_is_the_same_as_by_hydra(step, first, second):
-    """Which of two presets counts where both choose a third, and in which order their options apply."""
-    given = [*(TRAIN if step == "train" else TRAIN[:1]), VECTORS]
-    for a, b in itertools.product(*(preset_names(group) for group in (first, second))):
-        words = [*given, f"{first}={a}", f"{second}={b}"]
-        assert outcome(make_config, step, words) == outcome(composed_by_hydra, step, words), words
-
-
 PYTHON = [
     ({"seed": np.int64(3), "optim.lr": 1, "trainer.max_epochs": "5"}, ["seed=3", "optim.lr=1", "trainer.max_epochs=5"]),
     ({"output": Path("a b"), "unlabelled": (Path("x"), "y")}, ["output='a b'", "unlabelled=[x,y]"]),
@@ -212,15 +158,14 @@ def test_options_of_python_are_those_of_the_command_line(options, words):
         ({"model": 5}, "model=5; expected a preset of 'model'"),
         ({"model": "../model/tiny"}, "model=../model/tiny; expected a preset of 'model'"),
         ({"seed": 1.5}, "seed=1.5; expected a whole number"),
-        ({"seed": True}, "seed=True; expected a whole number"),
+        ({"seed": True}, "seed=true; expected a whole number"),
         ({"seed": None}, "seed=null; expected a whole number"),
-        ({"seed": np.array([1, 2])}, r"seed=\[1, 2\]; expected a whole number"),
+        ({"seed": np.array([1, 2])}, r"seed=\[1,2\]; expected a whole number"),
         ({"optim.lr": float("inf")}, "optim.lr=inf; expected a number"),
-        ({"optim.lr": 10**400}, "optim.lr=1000.*; expected a number"),
         ({"model.linear_powers": [0.5, float("nan")]}, "model.linear_powers=nan; expected a number"),
-        ({"unlabelled": None}, r"unlabelled=null; expected a list: write it as unlabelled=\[...\]"),
+        ({"unlabelled": None}, r"unlabelled=null; expected a list: set unlabelled"),
         ({"trainer": "gpu", "trainer.dim": 3}, "option trainer.dim; expected one of trainer.accelerator"),
-        ({"hydra.run.dir": "x"}, "option hydra.run.dir; expected an option of 'train'"),
+        ({"hydra.run.dir": "x"}, "option hydra.run.dir=x; expected an option of 'train'"),
         ({"_target_": "os.system"}, "option _target_; expected an option"),
     ],
 )
@@ -237,8 +182,6 @@ def test_one_value_of_a_list_needs_no_brackets():
 
 
 def test_threads_make_options_at_the_same_time():
-    """Hydra's own composing fails here: it has one global state."""
-
     def make(seed: int) -> int:
         return config_from("train", {"inputs": ["a"], "label_key": "x", "model": "tiny", "seed": seed}).seed
 
