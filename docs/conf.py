@@ -9,8 +9,8 @@ ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 import scperformer  # noqa: E402  (from the checkout)
+from scperformer.cli.option_texts import option_texts  # noqa: E402
 from scperformer.cli.words import FIRST_WORDS  # noqa: E402
-from scperformer.config import option_texts  # noqa: E402
 
 project = "scperformer"
 copyright = "the authors of scperformer"
