@@ -107,8 +107,7 @@ def _state_of(device: torch.device) -> Callable:
 def _gradients(ctx, outputs, h_BLD, other_BLX, shared):
     """Return the gradients of the tokens, chunk by chunk, and of the tensors `shared` by all chunks.
 
-    `outputs` is called with a chunk of the tokens and of `other_BLX`; it returns the chunk's outputs and their
-    gradients.
+    `outputs` returns the outputs of a chunk of the tokens and of `other_BLX`, and their gradients.
     """
     grad_h_BLD = torch.empty_like(h_BLD)
     grads: list[Any] = [None] * len(shared)
@@ -236,8 +235,8 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Embedding, layers and final norm: from tokens to one vector per token.
 
-    An unknown mechanism or option is refused. So is `tokens.unexpressed=memory` with a mechanism whose sums over keys
-    cannot be added and subtracted, or that is causal, as unexpressed genes have no place in the order of tokens.
+    `tokens.unexpressed=memory` is refused with a mechanism whose sums over keys cannot be added and subtracted, or that
+    is causal, as unexpressed genes have no place in the order of tokens.
     """
 
     def __init__(
@@ -295,7 +294,7 @@ class Encoder(nn.Module):
         return self.encode(self.dropout(self.embedding(batch)), batch)
 
     def encode(self, h_BLD: Tensor, batch: Batch) -> Tensor:
-        """Return the encoded tokens, as `forward` does, given the embedded tokens."""
+        """Return the encoded tokens, given the embedded tokens."""
         memory = self.memory() if self.has_memory else None
         for index in range(len(self.stack)):
             h_BLD = self.after_layer(index, h_BLD, batch, memory)
@@ -321,10 +320,7 @@ class Encoder(nn.Module):
         return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
 
     def attention_inputs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the queries, keys and values of each layer, B x H x L x E each, as the model itself computes them.
-
-        They do not include unexpressed genes (`tokens.unexpressed=memory`).
-        """
+        """Yield the queries, keys and values of the tokens in each layer, B x H x L x E each."""
         h_BLD = self.dropout(self.embedding(batch))
         for index, layer in enumerate(self.stack):
             yield layer.queries(h_BLD), *layer.keys_values(h_BLD)

@@ -27,8 +27,8 @@ TYPICAL_X = 4.0  # divides x; ln(1 + cp10k) of an expressed gene is about 1 to 6
 def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
     """Return the bin of each value, floor(bins_per_log2 * log2(1 + cp10k)), at most `num_bins`; int64, shape of `x`.
 
-    `tokens=scbert` (Yang et al. 2022, Methods) has the bins floor(log2(1 + cp10k)) from 0 to 5; bin 0 includes weakly
-    expressed genes. `tokens=bins` adds 1 for expressed genes, so that bin 0 means unexpressed.
+    `tokens=scbert` (Yang et al. 2022, Methods) has the bins floor(log2(1 + cp10k)) from 0 to 5. `tokens=bins` adds 1
+    for expressed genes, so that bin 0 means unexpressed.
     """
     log2_values = np.asarray(x, dtype=np.float64) / LN2
     bins = np.floor(log2_values * tokens.bins_per_log2 + EDGE_DOUBLINGS).astype(np.int64)
@@ -136,9 +136,8 @@ class Embedding(nn.Module):
     """The sum of a gene embedding and an expression embedding.
 
     `model.positions` decides about the gene embedding: `gene` learns it; `sinusoidal` and `gene2vec` (as in scBERT) fix
-    it; `none` leaves it out; `coexpression` learns it, starting from given vectors. `set_gene_vectors` sets the vectors
-    of `gene2vec` and `coexpression`, which are 0 until then. With `coexpression` the expression embedding starts at 0,
-    and is left out if no token is a query.
+    it; `none` leaves it out; `coexpression` learns it, starting from given vectors, with an expression embedding that
+    starts at 0. The vectors of `gene2vec` and `coexpression` are 0 until `set_gene_vectors`.
     """
 
     def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
@@ -153,12 +152,10 @@ class Embedding(nn.Module):
         elif self.gene is not None and not self.gene.weight.requires_grad_(False).is_meta:
             fixed = sinusoids(num_genes + 1, model.dim)
             self.gene.weight.data = fixed if model.positions == "sinusoidal" else torch.zeros_like(fixed)
-        self.expression: nn.Module | None = None
-        if model.reads_genes:
-            pass
-        elif tokens.name == "continuous":
+        self.expression: nn.Module | None = None  # left out if no token is a query
+        if not model.reads_genes and tokens.name == "continuous":
             self.expression = ContinuousEmbedding(model.dim, starts_at_zero=is_coexpression)
-        else:
+        elif not model.reads_genes:
             self.expression = nn.Embedding(mask_token(tokens) + 1, model.dim)
             nn.init.normal_(self.expression.weight, std=0.0 if is_coexpression else EMBEDDING_STD)
 

@@ -35,7 +35,7 @@ def seed_of(stream: str, *numbers: int) -> int:
 
 
 def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
-    """Return rows of a matrix; if they are consecutive, they share its memory instead of being copied."""
+    """Return rows of a matrix, without a copy if they are consecutive."""
     if len(rows) == 0 or (np.diff(rows) != 1).any():
         return x[rows]
     indptr = x.indptr[rows[0] : rows[-1] + 2]
@@ -80,7 +80,7 @@ class Cells:
 
     @property
     def sample(self) -> "Cells":
-        """The cells on which everything is fitted that precedes the network's training: all, as they are in memory."""
+        """The cells in memory, on which everything before the network's training is fitted: all of them."""
         return self
 
     def __len__(self) -> int:
@@ -137,10 +137,9 @@ def packed(batch: Batch) -> Batch:
 
 
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
-    """Return the row numbers of batches of cells of similar length; each cell occurs once.
+    """Return the row numbers of batches of cells of similar length (number of tokens); each cell occurs once.
 
-    `lengths` are the numbers of tokens of the cells. `seed`, `epoch` and `buffer` (the number of this part of an
-    epoch's cells) determine the order.
+    `seed`, `epoch` and `buffer` (the number of this part of an epoch's cells) determine the order.
     """
     rng = np.random.default_rng(seed_sequence("batches", seed, epoch, buffer))
     order = rng.permutation(len(lengths))
@@ -156,10 +155,7 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
 def shared_batches(
     lengths: np.ndarray, batch_size: int, *, seed: int, epoch: int, rank: int, world_size: int
 ) -> list[np.ndarray]:
-    """Return the row numbers of one process's share of each batch; all processes together have every cell once.
-
-    Their shares add up to the batches that a single process would have with the sum of their batch sizes.
-    """
+    """Return the rows of one process in each batch; together the processes have the batches of a single one."""
     batches = shuffled_batches(lengths, batch_size * world_size, seed, epoch)
     smallest = min(range(len(batches)), key=lambda i: len(batches[i]))
     if len(batches[smallest]) < world_size and len(batches) > 1:

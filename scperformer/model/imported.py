@@ -25,18 +25,17 @@ MAX_WIDTH = 2**20  # numbers of a cell between layers
 
 
 class Scored(NamedTuple):
-    """What a network of another tool says about N cells."""
+    """The scores of N cells, of which the label has the largest, and their embedding."""
 
-    scores: np.ndarray  # float64 N x C; the label of a cell has the largest
+    scores: np.ndarray  # float64 N x C
     embedding: np.ndarray  # float64 or float32 N x D
 
 
 class ImportedNetwork(nn.Module):
-    """A network of another tool.
+    """A network of another tool; a subclass has weights as buffers.
 
-    A subclass has weights as buffers, of the shapes that its genes, labels and options give, and says how cells are
-    scored. Annotations have a probability for each label, which are the softmax of the scores times `scale`; the scale
-    is 1 unless labelled cells have calibrated it.
+    The probabilities of labels are the softmax of the scores times `scale`, which is 1 unless labelled cells have
+    calibrated it.
     """
 
     encoder = None
@@ -51,24 +50,17 @@ class ImportedNetwork(nn.Module):
         self.scale = require_number(options, "scale", 1.0)
 
     def scored(self, x: csr_matrix, measured: np.ndarray | None) -> Scored:
-        """Return the scores of cells; no cell influences another's.
+        """Return the scores of cells, one by one.
 
-        Parameters
-        ----------
-        x
-            Expression, ln(1 + counts per 10,000), CSR float32 N x G.
-        measured
-            Which genes the file of the cells has, boolean G; None: all.
+        `x` is ln(1 + counts per 10,000), CSR float32 N x G; `measured` (boolean, G) marks the genes of their file,
+        None: all.
         """
         raise NotImplementedError
 
     def contributions(self, x: csr_matrix, measured: np.ndarray | None, labels: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the contribution of each entry of `x` to the score of one label per cell, and the rest of each score.
 
-        Raises
-        ------
-        ValueError
-            The network has no contributions that add up to the score.
+        A ValueError is raised if there are no contributions that add up to the score.
         """
         raise ValueError("no contributions of genes")
 
@@ -83,10 +75,9 @@ class ImportedNetwork(nn.Module):
 class StandardisedLinear(ImportedNetwork):
     """A linear model of standardised expression, as of CellTypist (Domínguez Conde et al. 2022, Science 376:eabl5197).
 
-    z = min((x - mean) / scale, clip), and scores = z @ weight + bias. Genes that a file lacks have z = 0; genes that it
-    has, but a cell does not express, have z = -mean / scale. So the scores of a cell are those of a cell without
-    expression, which all cells of a file share, plus a sparse product with the differences of z. The probability of
-    each label is the sigmoid of its score.
+    z = min((x - mean) / deviation, clip), and scores = z @ weight + bias. Genes that a file lacks have z = 0; genes
+    that a cell does not express have z = -mean / deviation. So the scores of a cell are the scores without expression,
+    plus a sparse product with the differences of z. The probability of each label is the sigmoid of its score.
     """
 
     weight: torch.Tensor
@@ -97,13 +88,8 @@ class StandardisedLinear(ImportedNetwork):
     def __init__(self, num_genes: int, num_labels: int, options: Mapping[str, Any]):
         super().__init__(num_genes, num_labels, options)
         self.clip = require_number(options, "clip", math.inf)
-        shapes = {
-            "weight": (num_genes, num_labels),
-            "bias": (num_labels,),
-            "mean": (num_genes,),
-            "deviation": (num_genes,),
-        }
-        for name, shape in shapes.items():
+        of_genes = {"weight": (num_genes, num_labels), "mean": (num_genes,), "deviation": (num_genes,)}
+        for name, shape in (of_genes | {"bias": (num_labels,)}).items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     def scored(self, x: csr_matrix, measured: np.ndarray | None) -> Scored:
@@ -117,7 +103,7 @@ class StandardisedLinear(ImportedNetwork):
         return differences.data * self.weight.numpy()[x.indices, label_of_entry], start[labels]
 
     def _differences(self, x: csr_matrix, measured: np.ndarray | None) -> tuple[csr_matrix, np.ndarray]:
-        """Return by how much z of each entry is above that of no expression, and the scores without expression, C."""
+        """Return the differences of z of each entry from no expression, and the scores without expression, C."""
         mean = self.mean.numpy()
         deviation = self.deviation.numpy()
         unexpressed = np.minimum(-mean / deviation, self.clip)
@@ -131,13 +117,13 @@ class StandardisedLinear(ImportedNetwork):
 class DenseLayers(ImportedNetwork):
     """Dense layers, as of scANVI (Xu et al. 2021, Mol. Syst. Biol. 17:e9620): steps from the expression to the scores.
 
-    Value 0 is the expression, and value i is the result of step i, done on the value before it. The `kind` of a step is
+    Value 0 is the expression, and value i is the result of step i on the value before it. The `kind` of a step is
 
         dense        a product with weights, and a bias; `width`: the number of results
         standardise  each cell to mean 0 and variance 1 over its numbers, as a layer norm; `epsilon`
         relu         the larger of 0 and each number
 
-    `scores` and `embedding` are the numbers of the values that a cell gets.
+    `scores` and `embedding` are the numbers of values.
     """
 
     def __init__(self, num_genes: int, num_labels: int, options: Mapping[str, Any]):
@@ -169,9 +155,8 @@ class DenseLayers(ImportedNetwork):
 
     @torch.no_grad()
     def scored(self, x: csr_matrix, measured: np.ndarray | None) -> Scored:
-        parts = [
-            self._scored(x[start : start + CELLS_PER_PRODUCT]) for start in range(0, x.shape[0], CELLS_PER_PRODUCT)
-        ]
+        starts = range(0, x.shape[0], CELLS_PER_PRODUCT)
+        parts = [self._scored(x[start : start + CELLS_PER_PRODUCT]) for start in starts]
         return Scored(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _scored(self, x: csr_matrix) -> Scored:
@@ -206,13 +191,7 @@ KINDS: dict[str, type[ImportedNetwork]] = {STANDARDISED: StandardisedLinear, "de
 
 
 def imported_network(num_genes: int, num_labels: int, described: Mapping[str, Any]) -> ImportedNetwork:
-    """Make a network without weights, from `config["network"]`: the name of its kind, and its options.
-
-    Raises
-    ------
-    ValueError
-        There is no such kind, or an option cannot be used.
-    """
+    """Make a network without weights from `config["network"]`; a ValueError says which option cannot be used."""
     kind = described.get("name")
     if kind not in KINDS:
         raise ValueError(f"a network of the unknown kind {str(kind)[:50]!r}: update scperformer")

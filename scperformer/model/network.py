@@ -38,9 +38,8 @@ class Pool(nn.Module):
     """Pool the tokens of a cell into one vector.
 
     `mean` is the mean of the real tokens, `cls` the special last token. `weighted` is the sum of the tokens weighted by
-    `expression_weights`, minus its mean over the training cells. `conv` is that of scBERT (Yang et al. 2022, Methods):
-    each token is projected to a number, followed by ReLU, with one entry per gene of the model. The entry of genes that
-    are not tokens of the cell is 0.
+    `expression_weights`, minus its mean over the training cells. `conv` is scBERT's (Yang et al. 2022, Methods): each
+    token is projected to a number, followed by ReLU, with one entry per gene of the model.
     """
 
     def __init__(self, name: str, num_genes: int, dim: int):
@@ -87,7 +86,7 @@ class Head(nn.Module):
 
 
 class Readout(nn.Module):
-    """All of the encoder branch that is trained if the encoder is a Performer: from the sums over genes to logits."""
+    """The trained part of the encoder branch if the encoder is a Performer: from the sums over genes to logits."""
 
     def __init__(self, reader: Reader, head: Head):
         super().__init__()
@@ -125,8 +124,7 @@ class LinearBranch(nn.Module):
 class CellTypeModel(nn.Module):
     """The logits of every label for a batch of cells, and the embedding from which they are computed.
 
-    The logits of both branches are added. Beside a linear branch, the last layer of the encoder branch starts at 0, so
-    that the network starts as the linear branch alone.
+    The logits of both branches are added. Beside a linear branch, the last layer of the encoder branch starts at 0.
     """
 
     def __init__(
@@ -164,10 +162,8 @@ class CellTypeModel(nn.Module):
         linear_BC = torch.zeros(()) if self.linear is None else self.linear(batch)
         if self.encoder is None:
             return linear_BC, torch.zeros_like(linear_BC), linear_BC
-        seen = (
-            batch if seen_by_encoder is None else seen_by_encoder
-        )  # in training, some genes may be hidden from the encoder
-        encoder_BC, hidden_BD = self.head(self.cell_vectors(seen))
+        # in training, some genes may be hidden from the encoder
+        encoder_BC, hidden_BD = self.head(self.cell_vectors(batch if seen_by_encoder is None else seen_by_encoder))
         return linear_BC.to(encoder_BC.device), encoder_BC, hidden_BD
 
     def decided_by_encoder(self, linear_BC: Tensor, logits_BC: Tensor) -> Tensor:

@@ -94,8 +94,7 @@ class Reader(nn.Module):
 
     def start_like(self, other: "Reader") -> None:
         """Take all that is not trained from another one."""
-        layers = tuple(name for name, _ in other.layers.named_parameters(prefix="layers"))
-        state = {name: tensor for name, tensor in other.state_dict().items() if name not in layers}
+        state = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("layers.")}
         self.load_state_dict(state, strict=False)
 
     def read(self, q_BHLD: Tensor, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
@@ -123,10 +122,7 @@ class Reader(nn.Module):
 
 
 class Performer(nn.Module):
-    """The encoder whose tokens are all measured genes, and whose query is the cell; without layers it only pools them.
-
-    The gene vectors are 0 until `set_gene_vectors`.
-    """
+    """The encoder whose tokens are all measured genes, and whose query is the cell; without layers it pools them."""
 
     redraw_interval = 0
     has_memory = False
