@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from scperformer.attention.additive import Additive, KeySums
 from scperformer.attention.base import Attention, Sizes
@@ -42,7 +42,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, h_BLD, keep_BL, *parameters):
         ctx.layer = layer
-        ctx.as_before = _state_of(h_BLD.device)
+        ctx.as_before = _state_of(h_BLD)
         sums = layer.key_sums(h_BLD, keep_BL)
         ctx.save_for_backward(h_BLD, keep_BL, sums.scale_BHM, *parameters)
         ctx.mark_non_differentiable(sums.scale_BHM)
@@ -67,7 +67,7 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
         ctx.layer = layer
-        ctx.as_before = _state_of(h_BLD.device)
+        ctx.as_before = _state_of(h_BLD)
         ctx.save_for_backward(h_BLD, s_BHME, z_BHM, scale_BHM, *parameters)
         return layer.read(h_BLD, KeySums(s_BHME, z_BHM, scale_BHM))
 
@@ -84,21 +84,19 @@ class _Read(torch.autograd.Function):
         return None, grad_h_BLD, grad_s_BHME, grad_z_BHM, None, *grads
 
 
-def _state_of(device: torch.device) -> Callable:
+def _state_of(x: Tensor) -> Callable:
     """Return a context manager that enables gradients and restores the present random state and mixed precision."""
     rng_state = torch.get_rng_state()
-    module = None if device.type == "cpu" else torch.get_device_module(device)
-    device_rng_state = None if module is None else module.get_rng_state()
-    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    devices, device_states = get_device_states(x)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     @contextmanager
     def as_before() -> Iterator[None]:
-        devices = [] if module is None else [device]
-        forked = torch.random.fork_rng(devices, device_type=device.type)
-        with forked, torch.enable_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        forked = torch.random.fork_rng(devices, device_type=kind)
+        with forked, torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
             torch.set_rng_state(rng_state)
-            if module is not None:
-                module.set_rng_state(device_rng_state)
+            set_device_states(devices, device_states)
             yield
 
     return as_before
@@ -124,6 +122,12 @@ def _gradients(ctx, outputs, h_BLD, other_BLX, shared):
                 if grad is not None:
                     grads[i] = grad.clone() if grads[i] is None else grads[i].add_(grad)
     return grad_h_BLD, grads
+
+
+def weights_state(module: nn.Module) -> list[Any]:
+    """Return the addresses and versions of all weights, which change if any weight does."""
+    weights = module.state_dict(keep_vars=True).values()
+    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
 
 
 class Layer(nn.Module):
@@ -333,8 +337,7 @@ class Encoder(nn.Module):
         state: list[Any] | None = None
         if not self.training and not torch.is_grad_enabled():
             device = next(self.parameters()).device.type
-            weights = self.state_dict(keep_vars=True).values()
-            state = [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
+            state = weights_state(self)
             state.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
             state.append(None if self.measured_G is None else self.measured_G.numpy().tobytes())
             if self.kept_memory is not None and self.kept_memory[0] == state:

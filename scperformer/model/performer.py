@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import embedding_bag, pad
 
 from scperformer.attention.base import Attention, Sizes
-from scperformer.attention.encoder import FEEDFORWARD_FACTOR
+from scperformer.attention.encoder import FEEDFORWARD_FACTOR, weights_state
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.base.errors import InputError
@@ -166,8 +166,7 @@ class Performer(nn.Module):
         """Return what the sums of a cell add up, weighted by its expression: G x X, or G x D if they need no more."""
         if not self.reader.stack or self.needs_expression:
             return self.vectors_GD
-        weights = self.state_dict(keep_vars=True).values()
-        state = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+        state = weights_state(self)
         if self.kept_table is not None and self.kept_table[0] == state and not torch.is_grad_enabled():
             return self.kept_table[1]
         table_GW = self.reader.attention.gene_table(self.keys_GD, self.vectors_GD)
