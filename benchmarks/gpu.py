@@ -123,7 +123,7 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     kind = ["trainer=gpu", "trainer.batch_size=auto"] if device == "cuda" else ["trainer=cpu", "trainer.batch_size=4"]
     smaller = ["model.dim=8", "model.depth=1", "model.num_heads=2", "model.head_dim=4"] if tiny else []
     words = ["inputs=[x]", "label_key=x", "logger=none", f"trainer.max_epochs={EPOCHS}", *PRESETS[preset], *kind]
-    cfg = make_config("train", [*words, *smaller, "trainer.progress_bar=false"])
+    cfg = make_config("train", [*words, *smaller])
     num_genes, num_cells = (60, 16) if tiny else (16_906, NUM_CELLS[preset])
     cells = made_up(num_cells, num_genes, cfg)
     held_out = made_up(NUM_LABELS, num_genes, cfg)
@@ -156,7 +156,7 @@ def default_row(device: str, tiny: bool) -> list[str]:
     """A row of the table about the default model; the labels are compared with those that the CPU predicts."""
     num_genes, num_cells = (60, 300) if tiny else (16_906, DEFAULT_CELLS)
     words = ["inputs=[x]", "label_key=x", f"trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}"]
-    cfg = make_config("train", [*words, "trainer.progress_bar=false", *(["trainer.max_steps=5"] if tiny else [])])
+    cfg = make_config("train", [*words, *(["trainer.max_steps=5"] if tiny else [])])
     cells = made_up(num_cells, num_genes, cfg)
     vectors = np.random.default_rng(0).normal(size=(num_genes, cfg.model.dim))
     performer = start_performer(scaled_vectors(vectors, cells.x), cells.x, cfg)

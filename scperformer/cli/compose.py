@@ -20,6 +20,7 @@ from scperformer.cli.option_texts import closest_option
 from scperformer.cli.overrides import option_words
 from scperformer.cli.presets import conf_dir, give_to_hydra, preset_groups
 from scperformer.cli.steps import SCHEMAS
+from scperformer.config.options import is_option
 
 OF_HYDRA = re.compile(r"[+~]*hydra[./]")  # words about Hydra itself, such as its launcher
 LOCK = RLock()  # Hydra has one global state
@@ -63,7 +64,7 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: b
             raise InputError(f"{text} ({reason})", "option=value", "put quotes around a text") from error
         name = override.key_or_group
         is_usual = override.type == OverrideType.CHANGE and override.package is None
-        if not is_usual or OF_HYDRA.match(text) or name == "attention.name":
+        if not is_usual or OF_HYDRA.match(text) or (name not in groups and "." in name and _is_fixed(step, name)):
             raise _unknown(name, step, text)
         if several and not sweep:
             value = text.partition("=")[2]
@@ -86,10 +87,18 @@ def _kinds(step: str) -> dict[str, Any]:
     for name in (entry.name for entry in fields(SCHEMAS[step])):
         if is_dataclass(kind := hints[name]):
             inside = get_type_hints(kind)
-            kinds |= {f"{name}.{entry.name}": inside[entry.name] for entry in fields(kind)}
+            kinds |= {f"{name}.{entry.name}": inside[entry.name] for entry in fields(kind) if is_option(entry)}
         else:
             kinds[name] = kind
     return kinds
+
+
+def _is_fixed(step: str, name: str) -> bool:
+    """Return whether a value inside of a group is set by presets alone."""
+    group = name.partition(".")[0]
+    return name == "attention.name" or (
+        group != "attention" and group in preset_groups(step) and name not in _kinds(step)
+    )
 
 
 def _is_list(step: str, name: str) -> bool:

@@ -12,11 +12,14 @@ from typing import Any, get_args, get_type_hints
 
 from scperformer.cli.steps import SCHEMAS
 from scperformer.config import training
-from scperformer.config.options import ExpressionOptions, choices_of
+from scperformer.config.options import ExpressionOptions, choices_of, is_option
 
 _GROUPS = [kind for name, kind in vars(training).items() if name.endswith("Config") and name != "NetworkConfig"]
 GROUPS = {kind.word(): kind for kind in _GROUPS}  # data, tokens, ...
-TABLES = {"files": ExpressionOptions} | SCHEMAS | GROUPS  # the tables of docs/configuration.md
+# Given without their names: files and the first word, by --config, and after --.
+PLAIN_WORDS = ("inputs", "action", "analysis", "samples", "configfile", "snakemake")
+WITH_OPTIONS = {name: kind for name, kind in GROUPS.items() if any(map(is_option, fields(kind)))}
+TABLES = {"files": ExpressionOptions} | SCHEMAS | WITH_OPTIONS  # the tables of docs/configuration.md
 # Options of other programs, such as -o and -j, and the options here that mean the same.
 USUAL_WORDS = {"o": "output", "out": "output", "outdir": "output", "i": "inputs", "input": "inputs", "j": "threads"}
 USUAL_WORDS |= {"over_clustering": "clusters", "model": "model_path"}  # as CellTypist calls them
@@ -65,7 +68,7 @@ def option_texts(name: str, first_word: str | None = None) -> list[OptionText]:
     first plain word of the step sets.
     """
     meanings = _meanings(TABLES[name])
-    elsewhere = {"inputs", "attention", *GROUPS}
+    elsewhere = {*PLAIN_WORDS, "attention", *GROUPS}
     if name == "files":
         elsewhere.add("overwrite")
     else:
@@ -73,7 +76,7 @@ def option_texts(name: str, first_word: str | None = None) -> list[OptionText]:
     prefix = f"{name}." if name in GROUPS else ""
     texts = []
     for option in fields(TABLES[name]):
-        if name in GROUPS or option.name not in elsewhere:
+        if is_option(option) and (name in GROUPS or option.name not in elsewhere):
             choices = choices_of(option)
             meaning = meanings[option.name] + (f" (one of {', '.join(choices)})" if choices else "")
             texts.append(OptionText(prefix + option.name, _default_text(option, first_word), meaning))
@@ -84,14 +87,19 @@ def groups_of(step: str) -> list[str]:
     """Return the groups of options that a step has; `files` has the options that replace the detection of a file."""
     names = [option.name for option in fields(SCHEMAS[step])]
     reads = issubclass(SCHEMAS[step], ExpressionOptions)
-    return [*(["files"] if reads else []), *(name for name in names if name in GROUPS)]
+    return [*(["files"] if reads else []), *(name for name in names if name in WITH_OPTIONS)]
 
 
 def closest_option(word: str, step: str) -> str:
     """Return the full name of the option of a step that a wrong word probably meant; "" if no name is similar."""
     wrong = word.lstrip("-+~").partition("=")[0].replace("-", "_")
     names = [option.name for option in fields(SCHEMAS[step])]
-    names += [f"{group}.{option.name}" for group in set(names) & GROUPS.keys() for option in fields(GROUPS[group])]
+    names += [
+        f"{group}.{option.name}"
+        for group in set(names) & GROUPS.keys()
+        for option in fields(GROUPS[group])
+        if is_option(option)
+    ]
     usual = USUAL_WORDS.get(wrong, wrong)
     return usual if usual in names else next(iter(get_close_matches(usual, names, 1, MIN_SIMILARITY)), "")
 

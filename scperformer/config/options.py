@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
@@ -51,6 +52,18 @@ def option(default: Any, rule: Rule) -> Any:
 def choice(*values: str) -> Any:
     """Return a field of an `Options` class that is one of `values`; the first is the default."""
     return option(values[0], (lambda value: value in values, f"one of {', '.join(values)}"))
+
+
+def fixed(default: Any) -> Any:
+    """Return a field that presets may set and models record, but that is no option; `default`: a value or a field."""
+    made = default if isinstance(default, Field) else field(default=default)
+    made.metadata = MappingProxyType({**made.metadata, "fixed": True})
+    return made
+
+
+def is_option(entry: Field) -> bool:
+    """Return whether users can set a field by its name."""
+    return not entry.metadata.get("fixed", False)
 
 
 def choices_of(entry: Field) -> list[str]:

@@ -17,6 +17,7 @@ from scperformer.config.options import (
     ExpressionOptions,
     Options,
     choice,
+    fixed,
     option,
     require,
 )
@@ -26,13 +27,15 @@ from scperformer.config.options import (
 class DataConfig(Options):
     """Which cells and genes of a reference are kept, how it is normalised and split."""
 
-    target_sum: float = option(1e4, ABOVE_ZERO)  # counts per cell after normalisation (scanpy.pp.normalize_total)
+    target_sum: float = fixed(
+        option(1e4, ABOVE_ZERO)
+    )  # counts per cell after normalisation (scanpy.pp.normalize_total)
     # reference cells that express fewer genes are dropped (scanpy.pp.filter_cells)
     min_genes: int = option(50, ZERO_OR_MORE)
     # genes that fewer reference cells express are dropped (scanpy.pp.filter_genes)
     min_cells: int = option(3, ZERO_OR_MORE)
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
-    val_fraction: float = option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1"))
+    val_fraction: float = fixed(option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1")))
     # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names;
     split: str = choice("stratified", "group", "column")  # see docs/training.md#which-cells-validate
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
@@ -57,8 +60,8 @@ class DataConfig(Options):
 class TokensConfig(Options):
     """How the expression of a gene becomes a token, and which genes become tokens."""
 
-    name: str = choice("continuous", "bins", "scbert")  # kind of token
-    num_bins: int = option(5, (lambda num: 1 <= num <= 1000, "1 to 1000"))  # highest bin (scbert: 5)
+    name: str = fixed(choice("continuous", "bins", "scbert"))  # kind of token
+    num_bins: int = fixed(option(5, (lambda num: 1 <= num <= 1000, "1 to 1000")))  # highest bin (scbert: 5)
     # unexpressed genes; full: they are tokens, too; all: and genes that a file lacks, too, as in scBERT; memory: only
     # keys and values (with `attention=favor` or `rbf`)
     unexpressed: str = choice("skip", "full", "all", "memory")
@@ -93,8 +96,10 @@ class ModelConfig(Options):
     # width of a head; null: `model.dim` / `model.num_heads`; with `model.queries=cell` it is `model.dim`
     head_dim: int | None = option(16, ONE_OR_MORE)
     # with `model.queries=cell`: a feed-forward network after what is read; other layers always have one
-    feedforward: bool = True
-    norm: str = choice("pre", "post")  # layer norm before attention and feed-forward, or after their residual sums
+    feedforward: bool = fixed(True)
+    norm: str = fixed(
+        choice("pre", "post")
+    )  # layer norm before attention and feed-forward, or after their residual sums
     # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
     # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
@@ -110,7 +115,9 @@ class ModelConfig(Options):
     gene_dropout: float = option(0.6, BELOW_ONE)
     linear: bool = True  # the linear branch, on normalised expression, beside the encoder
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
-    linear_powers: list[float] = option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "numbers above 0"))
+    linear_powers: list[float] = fixed(
+        option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "numbers above 0"))
+    )
     encoder: bool = True  # the encoder; false: the linear branch only
 
     def __post_init__(self) -> None:
@@ -138,10 +145,12 @@ class ModelConfig(Options):
 class HeadConfig(Options):
     """How the encoded tokens of a cell become one vector and then labels."""
 
-    name: str = choice("mean", "cls", "conv", "weighted")  # kind of head; conv: scBERT's; weighted: by expression
+    name: str = fixed(
+        choice("mean", "cls", "conv", "weighted")
+    )  # kind of head; conv: scBERT's; weighted: by expression
     # widths of hidden layers before the labels
     hidden: list[int] = option([], (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"))
-    dropout: float = option(0.0, BELOW_ONE)  # dropout rate of these hidden layers
+    dropout: float = fixed(option(0.0, BELOW_ONE))  # dropout rate of these hidden layers
 
 
 @dataclass(kw_only=True)
@@ -158,8 +167,10 @@ class MaskingConfig(Options):
 
     # share of a cell's expressed genes whose values are to be predicted; with model=performer of all genes
     share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
-    mask_share: float = option(0.9, SHARE)  # share of these that the encoder sees as the mask; the others are unchanged
-    loss: str = choice("squared", "huber")  # kind of error, with continuous tokens
+    mask_share: float = fixed(
+        option(0.9, SHARE)
+    )  # share of these that the encoder sees as the mask; the others are unchanged
+    loss: str = fixed(choice("squared", "huber"))  # kind of error, with continuous tokens
 
 
 @dataclass(kw_only=True)
@@ -168,12 +179,16 @@ class OptimConfig(Options):
 
     lr: float = option(3e-3, ABOVE_ZERO)  # highest learning rate
     weight_decay: float = option(0.01, ZERO_OR_MORE)  # weight decay of AdamW
-    warmup_fraction: float = option(0.1, SHARE)  # share of all steps in which the learning rate rises
-    final_lr_fraction: float = option(0.05, SHARE)  # learning rate at the end of the cosine, as a share of `optim.lr`
-    label_smoothing: float = option(0.0, BELOW_ONE)  # share of the target that is spread over all labels
+    warmup_fraction: float = fixed(option(0.1, SHARE))  # share of all steps in which the learning rate rises
+    final_lr_fraction: float = fixed(
+        option(0.05, SHARE)
+    )  # learning rate at the end of the cosine, as a share of `optim.lr`
+    label_smoothing: float = fixed(option(0.0, BELOW_ONE))  # share of the target that is spread over all labels
     class_weights: str = choice("sqrt", "none", "balanced")  # weight of a label in the loss
-    init_lr_factor: float = option(0.03, ABOVE_ZERO)  # learning rate of an encoder from `init`, relative to `optim.lr`
-    gradient_clip: float = option(1.0, ZERO_OR_MORE)  # longest gradient; 0: off
+    init_lr_factor: float = fixed(
+        option(0.03, ABOVE_ZERO)
+    )  # learning rate of an encoder from `init`, relative to `optim.lr`
+    gradient_clip: float = fixed(option(1.0, ZERO_OR_MORE))  # longest gradient; 0: off
 
 
 @dataclass(kw_only=True)
@@ -192,7 +207,7 @@ class TrainerConfig(Options):
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
     batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
     memory_gib: float | None = option(None, ABOVE_ZERO)  # GiB per process with `batch_size=auto`; null: the free memory
-    progress_bar: bool = True  # on a terminal only
+    progress_bar: bool = fixed(True)  # on a terminal only
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,10 +223,12 @@ class TrainerConfig(Options):
 class LoggerConfig(Options):
     """Which training logs are written into the run folder."""
 
-    csv: bool = True  # `csv/version_0/metrics.csv` in the run folder
-    tensorboard: bool = True  # `tensorboard/version_0/` in the run folder
-    wandb: bool = False  # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
-    mlflow: bool = False  # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI
+    csv: bool = fixed(True)  # `csv/version_0/metrics.csv` in the run folder
+    tensorboard: bool = fixed(True)  # `tensorboard/version_0/` in the run folder
+    wandb: bool = fixed(
+        False
+    )  # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
+    mlflow: bool = fixed(False)  # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI
 
 
 @dataclass(kw_only=True)

@@ -25,7 +25,7 @@ OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
     ],
     "scBERT's tokens": ["tokens=scbert", "head=conv", "model.chunk_tokens=64", "model.checkpointing=true"],
     "bf16": ["trainer.precision=bf16-mixed", "tokens.unexpressed=full", "model.chunk_tokens=64"],
-    "post-norm, sinusoidal": ["model.norm=post", "model.positions=sinusoidal"],
+    "sinusoidal": ["model.positions=sinusoidal"],
     "checkpointing": ["model.checkpointing=true", "attention=window"],
 }
 

@@ -43,7 +43,8 @@ def read_either(files):
 
 
 def test_cells_and_genes_equal_those_in_memory_bit_for_bit(files, read_either, monkeypatch):
-    cfg = config("pretrain", "data.min_genes=125", "data.min_cells=60", "data.val_fraction=0.2")
+    cfg = config("pretrain", "data.min_genes=125", "data.min_cells=60")
+    cfg.data.val_fraction = 0.2
     expected = make_corpus(read_either, cfg)
     assert 20 < len(expected.genes) < 200
     assert 20 < expected.x.shape[0] < 120

@@ -47,7 +47,9 @@ def test_large_references_load_a_sample_that_contains_every_label(counts_adata, 
     labels = np.array(["common"] * 100 + ["rare"] * 18 + ["rarest"] * 2)
     counts_adata.obs["cell_type"] = labels
     counts_adata.write_h5ad(tmp_path / "a.h5ad")
-    found = make_reference([tmp_path / "a.h5ad"], config("train", "data.val_fraction=0.5"))
+    cfg = config("train")
+    cfg.data.val_fraction = 0.5
+    found = make_reference([tmp_path / "a.h5ad"], cfg)
     assert len(found.split.train) == pytest.approx(20, abs=1)
     assert len(found.split.val) == 11  # 8 and 2 of the 10, and one cell of the rarest label
     assert set(found.labels[found.split.train]) == {0, 1, 2}

@@ -121,9 +121,10 @@ def test_groups_that_cannot_be_split_are_refused(caplog):
 def test_no_group_is_on_both_sides(counts_adata, caplog):
     donors = np.array([f"donor {i}" for i in np.random.default_rng(0).integers(0, 9, 120)])
     counts_adata.obs["donor"] = pd.Categorical(donors)
-    options = ["data.split=group", "data.split_key=donor", "data.val_fraction=0.2"]
+    cfg = config("x", "data.split=group", "data.split_key=donor")
+    cfg.data.val_fraction = 0.2
     with caplog.at_level("INFO", logger="scperformer"):
-        reference = make_reference(Sample(counts_adata, Path("x")), config("x", *options))
+        reference = make_reference(Sample(counts_adata, Path("x")), cfg)
     train, val = reference.split.train, reference.split.val
     assert sorted([*train, *val]) == list(range(120))
     assert not set(donors[train]) & set(donors[val])

@@ -256,7 +256,8 @@ def test_the_bar_counts_epochs_from_1_cells_and_the_best_score(tmp_path):
 def one_epoch(cells, cfg, folder, logger: str) -> None:
     """Train for an epoch with a preset of `logger`."""
     options = replace(cfg, trainer=replace(cfg.trainer, max_epochs=1))
-    options.logger = make_config("train", ["inputs=[x]", "label_key=x", f"logger={logger}", "logger.csv=false"]).logger
+    options.logger = make_config("train", ["inputs=[x]", "label_key=x", f"logger={logger}"]).logger
+    options.logger.csv = False
     train, val, _ = cells
     train_network(new_network(cells, options), train, val, options, folder)
 
