@@ -258,13 +258,9 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
             parts.append(f"{kind} in {num} ({first} ...; rows from 0: {listed(ranges)})")
         candidate.text = f"a mix: {' and '.join(parts)}"
     # The mark of `scanpy.pp.log1p` in uns tells the base of unconfirmed logarithms.
+    is_unsure = candidate.kind == "log1p" and not candidate.log.confirmed
     mark = adata.uns.get(LOG1P_KEY)
-    if (
-        source in ("X", "raw")
-        and candidate.kind == "log1p"
-        and not candidate.log.confirmed
-        and isinstance(mark, Mapping)
-    ):
+    if is_unsure and source in ("X", "raw") and isinstance(mark, Mapping):
         marked = math.e if mark.get("base") is None else mark["base"]
         is_number = isinstance(marked, int | float | np.number)
         if known := [base for base in BASE_NAMES if is_number and math.isclose(marked, base)]:

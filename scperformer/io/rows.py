@@ -46,10 +46,8 @@ class Rows:
             matrix = sparse.csr_matrix(matrix)
         self.matrix = matrix
         self.columns = columns
-        self.shape: tuple[int, int] = (
-            int(matrix.shape[0]),
-            int(matrix.shape[1] if columns is None else columns.sum()),
-        )
+        num_columns = matrix.shape[1] if columns is None else columns.sum()
+        self.shape: tuple[int, int] = (int(matrix.shape[0]), int(num_columns))
         self.dtype = np.dtype(matrix.dtype)
         self._on_disk = not sparse.issparse(matrix) and not isinstance(matrix, np.ndarray)
         self._by_rows: _ColumnsByRows | None = None  # a CSC matrix on disk, once it is converted

@@ -391,13 +391,10 @@ NOT_AS_THEY_LOOK = {
 }
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
 @pytest.mark.parametrize("case", NOT_AS_THEY_LOOK)
-def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case, dense):
+def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case):
     make, match = NOT_AS_THEY_LOOK[case]
     adata = make(few_pbmc)
-    if dense:
-        adata.X = np.asarray(adata.X.todense(), dtype=np.float32)
     with pytest.raises(InputError, match=match) as error:
         detect_expression(adata)
     assert not error.value.fixes
@@ -478,15 +475,9 @@ COUNTS_IN_X = ("X", "counts", None, None)
     ("name", "expected", "id_kind"),
     [
         ("pbmc3k", COUNTS_IN_X, "symbol"),
-        ("zheng_sorted_pbmc", COUNTS_IN_X, "symbol"),
         ("mixology_lung_celllines", COUNTS_IN_X, "symbol"),
-        ("baron_pancreas_mini", COUNTS_IN_X, "symbol"),
         ("wild/derived_pbmc3k_cellxgene_style_rawcounts_ensembl", ("raw", "counts", None, None), "ensembl"),
-        ("wild/derived_pbmc3k_denseX_float64", COUNTS_IN_X, "symbol"),
-        ("wild/derived_pbmc3k_int32X", COUNTS_IN_X, "symbol"),
         ("wild/derived_pbmc3k_lognormX_layers_counts", ("layers/counts", "counts", None, None), "symbol"),
-        ("wild/derived_pbmc3k_lowercase_symbols", COUNTS_IN_X, "symbol"),
-        ("wild/derived_pbmc3k_nan_labels_unused_category", COUNTS_IN_X, "symbol"),
         ("wild/derived_pbmc3k_scanpy_scaledX_raw_lognorm", ("raw", "log1p", 1e4, math.e), "symbol"),
     ],
     ids=lambda value: value.split("_", 2)[-1] if isinstance(value, str) else "",
