@@ -19,8 +19,6 @@
   word meant.
 - compose: From presets and options to the checked dataclass of a step: the same for the command line, Python and
   the workflow.
-- hydra_sweep: Sweeps (`-m`) and `--cfg hydra`: Hydra makes the runs of a sweep and launches them, here or on a
-  cluster.
 - sweep: The table of a sweep, with a row for each run: its options, its scores and its error; and a picture of the
   scores.
 - train: `scperformer train`: train a model on a labelled reference.
