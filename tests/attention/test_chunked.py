@@ -112,13 +112,6 @@ def test_a_cell_has_the_same_bits_alone_and_in_a_batch():
             assert torch.equal(together[cell : cell + 1], alone)
 
 
-def test_causal_attention_is_computed_as_a_whole():
-    batch = in_float64(make_batch())
-    attention = {"name": "favor", "num_features": 9, "causal": True}
-    expected = run(make(attention).double(), batch)
-    torch.testing.assert_close(run(make(attention, chunk_tokens=7).double(), batch), expected, rtol=0, atol=0)
-
-
 def test_fused_kernels_take_all_tokens_at_once(monkeypatch):
     encoder, batch, seen = make(ADDITIVE["favor"], chunk_tokens=7), make_batch(), []
     attention = encoder.stack[0].attention
@@ -126,20 +119,6 @@ def test_fused_kernels_take_all_tokens_at_once(monkeypatch):
     monkeypatch.setattr(type(attention), "packed", lambda _, qkv, *rest: seen.append(qkv.shape[-2]) or qkv[2])
     encoder(batch)
     assert seen == [33, 33]  # each layer once
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_gradients", [False, True])
-def test_features_exist_for_one_chunk_only(with_gradients):
-    length, features = 3000, 100
-    encoder = make({"name": "favor", "num_features": features}, length, chunk_tokens=64, checkpointing=True)
-    batch = make_batch(1, length, length)
-    with torch.set_grad_enabled(with_gradients), TensorBytes() as tensors:
-        out = encoder(batch)
-        if with_gradients:
-            out.sum().backward()
-    # The largest tensors are the tokens and the gene table, not phi (3 heads x 3,000 tokens x 100).
-    assert tensors.largest <= 4 * (length + 1) * 12 * 2
 
 
 def test_products_of_onednn_are_exact_and_the_setting_is_restored():

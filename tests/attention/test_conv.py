@@ -20,17 +20,6 @@ def inputs(length: int = LENGTH):
     return q, k, v, torch.ones(2, length, dtype=torch.bool)
 
 
-def test_without_convolution_and_projection_it_adds_softmax_attention():
-    tensors = inputs()
-    mechanism = make(kernel_sizes=[1], projected_length=LENGTH)
-    mechanism.kernels_3CT[0].data.fill_(1.0)
-    for matrix in (mechanism.rows_PK, mechanism.columns_PK):
-        matrix.data.copy_(torch.eye(LENGTH))
-    added = mechanism(*tensors) - mechanism.skip(*tensors)
-    softmax = make_attention({"name": "softmax"}, SIZES, torch.Generator())
-    torch.testing.assert_close(added, softmax(*tensors))
-
-
 # --- positions -----------------------------------------------------------------------------------------------
 
 

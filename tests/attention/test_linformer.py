@@ -175,14 +175,3 @@ def test_shared_matrices_are_not_copied_for_each_head(sharing, named):
         bound = max(parameters, 3 * 2 * 8 * num_tokens * 4, matrices * 2 * num_tokens * 64)
         assert bound < 2 * 8 * num_tokens * 64  # less than L x N per head
         assert largest_tensor(sharing, num_tokens, named) <= bound
-
-
-def test_matrices_of_heads_are_not_copied_for_each_cell():
-    sizes = Sizes(num_heads=4, head_dim=4, length=3000)
-    mechanism = make_attention(
-        {"name": "linformer", "sharing": "none", "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
-    )
-    q, k, v = torch.randn(3, 8, 4, 3000, 4, generator=torch.Generator().manual_seed(1))
-    with TensorBytes() as tensors, torch.no_grad():
-        mechanism(q, k, v, torch.ones(8, 3000, dtype=torch.bool), torch.arange(3000).expand(8, -1))
-    assert tensors.largest <= mechanism.matrices_CPGN.numel() * 4

@@ -54,7 +54,7 @@ def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
 
 BAD = {
     "unknown mechanism": (["attention=nystrom"], ("attention=nystrom", "conv, evo, favor, linformer")),
-    "unknown option": (["attention.colour=red"], ("attention.colour", "attention.num_features")),
+    "unknown option": (["attention.colour=red"], ("attention.colour", "--cfg job")),
     "memory without sums over keys": (
         ["attention=linformer", "tokens.unexpressed=memory"],
         ("memory with attention=linformer", "favor, rbf", "tokens.unexpressed=skip"),
@@ -94,15 +94,6 @@ def test_training_warns_of_options_without_effect(counts_adata, write, command):
     assert ran.code == 0, ran.err
     assert "model.gene2vec_path is ignored: model.positions=gene" in ran.err
     assert "model.chunk_tokens is ignored: causal attention" in ran.err
-
-
-@pytest.mark.slow
-def test_pretraining_warns_of_options_without_effect(counts_adata, write, command):
-    options = ["model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
-    options += ["attention=window", "model.chunk_tokens=9"]
-    ran = command("pretrain", write(counts_adata, "corpus.h5ad"), *options)
-    assert ran.code == 0, ran.err
-    assert "model.chunk_tokens is ignored: attention=window is" in ran.err
 
 
 @pytest.mark.slow

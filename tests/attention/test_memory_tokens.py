@@ -217,25 +217,6 @@ def test_each_precision_has_its_own_memory():
         assert torch.equal(encoder(batch), expected)
 
 
-def test_weights_may_be_inference_tensors():
-    batch = batch_of(TOKENS["continuous"], torch.float32)
-    with torch.inference_mode():
-        encoder = make(ADDITIVE["favor"], TOKENS["continuous"])
-        first = encoder(batch)
-        assert torch.equal(encoder(batch), first)
-
-
-@each_additive
-def test_genes_hidden_in_training_are_left_out(attention):
-    """They are keys neither as tokens nor as unexpressed genes."""
-    encoder, batch = make(attention, TOKENS["continuous"]).double(), batch_of(TOKENS["continuous"], torch.float64)
-    hidden_BL = (batch.genes_BL % 3 == 0) & (batch.genes_BL < GENES)
-    thinned = Batch(batch.genes_BL, batch.values_BL, batch.x_BL, batch.keep_BL & ~hidden_BL)
-    with torch.no_grad():
-        expected = torch.cat(naive(encoder, thinned, batch.genes_BL))
-        torch.testing.assert_close(encoder(thinned)[thinned.keep_BL], expected, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if not mechanism.additive])
 def test_mechanisms_without_sums_over_keys_are_refused(name):
     with pytest.raises(

@@ -1,25 +1,14 @@
 """Gaussian features: a worked example, distant queries, and the choice of anchors."""
 
-import math
-
 import pytest
 import torch
-from support.mechanisms import B, E, H, inputs, kept, make
+from support.mechanisms import E, H, inputs, kept, make
 from support.twins import rbf
 from support.words import as_options
 
 from scperformer import train
 from scperformer.attention.registry import make_attention
 from scperformer.model.load import load_model
-
-
-def test_features_have_the_width_of_the_softmax_kernel():
-    # |q - k|^2 / (2 sqrt(E)), E = 16: a distance of 2 is one standard deviation.
-    mechanism = make("rbf", num_anchors=1).double()
-    mechanism.anchors_HME.zero_()
-    x = torch.zeros(1, H, 1, E, dtype=torch.float64)
-    x[..., 0] = 2.0
-    assert mechanism.features(x, queries=False).exp2().flatten().tolist() == pytest.approx([math.exp(-0.5)] * H)
 
 
 def in_log_space(mechanism, q, k, v, keep):
@@ -66,17 +55,6 @@ def test_anchors_are_initialised_with_keys_of_real_tokens(init):
     again = make("rbf", init=init, num_anchors=6, seed=9)
     again.start(k.float(), keep, torch.Generator().manual_seed(1))
     assert torch.equal(again.anchors_HME, mechanism.anchors_HME)
-
-
-def test_if_there_are_fewer_keys_than_anchors_all_are_used():
-    mechanism = make("rbf", num_anchors=7)
-    _, k, _, _ = inputs(3)
-    keep = torch.zeros(B, 3, dtype=torch.bool)
-    keep[0, 1], keep[1, 0], keep[1, 2] = True, True, True
-    mechanism.start(k.float(), keep, torch.Generator().manual_seed(1))
-    for head in range(H):
-        expected = {tuple(key.tolist()) for key in k[:, head][keep].float()}
-        assert {tuple(anchor.tolist()) for anchor in mechanism.anchors_HME[head]} == expected
 
 
 @pytest.mark.slow

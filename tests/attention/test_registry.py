@@ -1,6 +1,5 @@
 """Mechanisms of others: the example of the documentation is trained, saved and used; no option imports a file."""
 
-import json
 import linecache
 import re
 import sys
@@ -106,15 +105,6 @@ def test_a_class_of_a_notebook_has_a_source(monkeypatch):
         return space["Mine"]
 
     assert source_hash(cell("1")) == source_hash(cell("1")) != source_hash(cell("2"))
-
-
-@pytest.mark.slow
-def test_a_sweep_includes_a_users_mechanism(own_file, command, write, counts_adata):
-    ran = command("--plugin", FILE, "train", write(counts_adata), *TRAIN, "-m", "attention=mean,favor")
-    assert ran.code == 0, ran.err
-    models = [json.loads(path.read_text()) for path in sorted(own_file.glob("multirun/*/*/model/bundle.json"))]
-    assert [saved["config"]["attention"]["name"] for saved in models] == ["mean", "favor"]
-    assert "| mean |" in ran.out
 
 
 def test_an_entry_point_of_an_installed_package_is_found(own_file, monkeypatch):

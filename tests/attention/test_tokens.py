@@ -127,13 +127,6 @@ def test_full_has_no_tokens_for_unmeasured_genes():
     assert everything.genes_BL[everything.keep_BL].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_all_has_tokens_for_unmeasured_genes_too():
-    x, tokens, measured = cells_csr([[0.0, 2.0, 0.0, 1.0]]), TokensConfig(unexpressed="all"), np.arange(4) != 2
-    batch = Cells(x, tokens, measured=measured).batch([0])
-    assert batch.genes_BL[batch.keep_BL].tolist() == [0, 1, 2, 3, 4]
-    assert batch.x_BL[batch.keep_BL].tolist() == [0, 2, 0, 1, 0]
-
-
 def test_skip_leaves_out_unexpressed_genes_and_pads_after_the_special_position():
     tokens = tokenize(cells_csr(X), SCBERT_SKIP)
     np.testing.assert_array_equal(tokens.genes_BL, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]])
@@ -142,12 +135,6 @@ def test_skip_leaves_out_unexpressed_genes_and_pads_after_the_special_position()
     np.testing.assert_array_equal(tokens.x_BL, x)
     np.testing.assert_array_equal(tokens.keep_BL, np.arange(5) <= np.array([[2], [0], [4]]))
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT_SKIP), [3, 1, 5])
-
-
-def test_continuous_tokens_have_the_values_themselves():
-    tokens = tokenize(cells_csr(X), CONTINUOUS)
-    assert tokens.values_BL.dtype == torch.float32
-    np.testing.assert_array_equal(tokens.values_BL, tokens.x_BL)
 
 
 @pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP, BINS, CONTINUOUS], ids=lambda c: f"{c.name}-{c.unexpressed}")

@@ -74,14 +74,6 @@ def test_tokens_without_a_real_key_get_zeros_and_finite_gradients(name):
 # --- parameters and options ----------------------------------------------------------------------------------
 
 
-def test_initial_kernels_are_near_the_identity_and_differ_between_heads():
-    taps = make("evo").taps_NHW.detach()
-    identity = torch.zeros(65, dtype=torch.float64)
-    identity[32] = 1
-    assert ((taps - identity).norm(dim=-1) < 0.15).all()
-    assert len(taps.flatten(0, 1).unique(dim=0)) == 2 * SIZES.num_heads
-
-
 @pytest.mark.parametrize("name", ["window", "evo"])
 def test_a_band_wider_than_the_cell_takes_no_more_memory_than_the_cell(name):
     mechanism = make(name, half_width=2000)

@@ -8,13 +8,10 @@ import torch
 from scipy import sparse
 
 from scperformer.config.training import TokensConfig
-from scperformer.model import batches as data
 from scperformer.model.batches import (
     MAX_BATCH_TOKENS,
-    POOL_BATCHES,
     Cells,
     drop_genes,
-    gene_means,
     padded_length,
     prediction_batches,
     row_subset,
@@ -59,13 +56,6 @@ def test_shuffled_batches_mix_cells_and_save_padding():
     order = np.random.default_rng(0).permutation(1000)
     unsorted = [order[i : i + 8] for i in range(0, 1000, 8)]
     assert padding < 0.2 * sum(LENGTHS[batch].max() * len(batch) - LENGTHS[batch].sum() for batch in unsorted)
-
-
-def test_batches_are_ordered_neither_by_file_nor_by_length():
-    for num_cells in (8 * POOL_BATCHES, 1000):  # one pool, several
-        batches = shuffled_batches(LENGTHS[:num_cells], 8, seed=0, epoch=0)
-        for values in ([batch.mean() for batch in batches], [LENGTHS[batch].max() for batch in batches]):
-            assert abs(np.corrcoef(np.arange(len(values)), values)[0, 1]) < 0.3
 
 
 # --- batches of prediction -----------------------------------------------------------------------------------
@@ -113,12 +103,6 @@ def test_row_subset_copies_only_rows_that_are_few_or_apart(rows):
     assert subset.shape == (len(rows), 40)
     assert np.array_equal(subset.toarray(), x.toarray()[rows])
     assert np.shares_memory(subset.data, x.data) == (len(rows) > 5)
-
-
-def test_gene_means_in_blocks_equal_the_means_of_all_cells(monkeypatch):
-    x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
-    monkeypatch.setattr(data, "BLOCK_CELLS", 3)
-    np.testing.assert_allclose(gene_means(x), x.toarray().astype(np.float64).mean(axis=0), rtol=1e-12)
 
 
 def test_batches_have_the_tokens_and_labels_of_their_rows():

@@ -227,15 +227,6 @@ def test_model_card_shows_what_each_branch_adds(saved):
     assert "Attention" not in model_card(dataclasses.replace(saved, metrics=saved.metrics | {"encoder": pooled}))
 
 
-def test_model_card_of_an_adapted_model_names_its_origin(saved):
-    origin = {"adapted_from": {"name": "whole", "hash": "ab", "num_genes": 999}}
-    metrics = {"scales": {"linear": 1.0, "encoder": 0.5}, "out_of_fold": FOLD}
-    card = model_card(dataclasses.replace(saved, provenance=saved.provenance | origin, metrics=metrics))
-    assert "- Adapted from `whole`, with 999 genes" in card
-    assert "accuracy 0.876" in card
-    assert "validation cells" not in card  # these were scores of the whole model
-
-
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -400,11 +391,6 @@ print([name for name in ("torch", "scanpy", "sklearn", "matplotlib") if name in 
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-
-
-def test_files_have_the_usual_permissions(folder, tmp_path):
-    (tmp_path / "plain").touch()
-    assert {(folder / name).stat().st_mode for name in names(folder)} == {(tmp_path / "plain").stat().st_mode}
 
 
 # --- overwriting and failing ---------------------------------------------------------------------------------

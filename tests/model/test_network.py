@@ -219,15 +219,6 @@ def test_the_result_of_a_cell_depends_on_no_other_cell(tokens, head, attention):
             torch.testing.assert_close(b[0], expected[cell], **tolerance)
 
 
-def test_order_of_the_genes_in_a_cell_does_not_matter():
-    network = make("continuous", "conv", branches="both").double()
-    batch = in_float64(batch_of(rows=[5]))
-    order = torch.randperm(batch.keep_BL.shape[1], generator=torch.Generator().manual_seed(0))
-    fields = (batch.genes_BL, batch.values_BL, batch.x_BL, batch.keep_BL)
-    shuffled = Batch(*(tensor[:, order] for tensor in fields))
-    torch.testing.assert_close(network(shuffled), network(batch))
-
-
 # --- branches ------------------------------------------------------------------------------------------------
 
 
