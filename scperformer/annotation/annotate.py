@@ -168,7 +168,7 @@ def make_annotation(
     read, constraints = constrained(read, options, labels, query.plan.findings.droplets)
     calls = gather_calls(read, options.tree, cfg.min_confidence)
     novelty = novelty_of(calls["scores"].to_numpy(), model.saved.held_out, factor)
-    unknown = unknown_cells(calls, novelty, labels, cfg.false_alarms, cfg.min_confidence)
+    unknown = unknown_cells(calls, novelty, labels, cfg.unknown_fpr, cfg.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
     obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
     details = {"margin": calls["margin"]} | levels
@@ -328,7 +328,7 @@ def _trust(
         log.info(text, path, why, "" if cfg.alpha is None else ", no sets of labels")
     else:
         mean_confidence = float(calls["confidence"].mean())
-        record = evidence(saved, cfg.false_alarms, mean_confidence)
+        record = evidence(saved, cfg.unknown_fpr, mean_confidence)
         warning = file_warning(
             None if shift is None else shift.kind,
             unknown_share,

@@ -174,7 +174,7 @@ def evidence(saved: SavedModel, unknown_fpr: float, mean_confidence: float) -> d
     held_out_confidence = float(_probabilities(held_out).max(axis=1).mean())
     return {
         "calibration": found,
-        "novelty": {"false_alarms": unknown_fpr, "num_cells": len(held_out.labels)},
+        "novelty": {"unknown_fpr": unknown_fpr, "num_cells": len(held_out.labels)},
         "fit": {"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
     }
 

@@ -77,7 +77,7 @@ class AnnotateKeywords(TypedDict, total=False):
     replace_annotation: bool
     species: str
     min_confidence: float
-    false_alarms: float
+    unknown_fpr: float
     alpha: float | None
     clusters: str | None
     condition_of: AnnData | File | None
@@ -109,7 +109,7 @@ def annotate(
     replace_annotation: bool = PredictConfig.replace_annotation,
     species: str = PredictConfig.species,
     min_confidence: float = PredictConfig.min_confidence,
-    false_alarms: float = PredictConfig.false_alarms,
+    unknown_fpr: float = PredictConfig.unknown_fpr,
     alpha: float | None = PredictConfig.alpha,
     clusters: str | None = PredictConfig.clusters,
     condition_of: AnnData | File | None = PredictConfig.condition_of,
@@ -150,7 +150,7 @@ def annotate(
     from scperformer.cli.predict import run as run_predict
 
     named = {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
-    named |= {"species": species, "min_confidence": min_confidence, "false_alarms": false_alarms, "alpha": alpha}
+    named |= {"species": species, "min_confidence": min_confidence, "unknown_fpr": unknown_fpr, "alpha": alpha}
     named |= {"clusters": clusters, "threads": threads}
     named |= {"output": output, "output_dir": output_dir, "model_path": path_of(model)}
     whole = condition_of if isinstance(condition_of, AnnData) else None

@@ -8,8 +8,8 @@ from scperformer.config.options import ONE_OR_MORE, SEED, THREADS, ModelOptions,
 USAGE = "analyze spectrum|approximation FILE"
 EXAMPLES = """\
   scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
-  scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
-  scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]"""
+  scperformer analyze spectrum sample.h5ad cells=20 max_tokens=1024 output=spectrum
+  scperformer analyze approximation sample.h5ad model_path=my_model"""
 
 
 @dataclass(kw_only=True)
@@ -19,16 +19,10 @@ class AnalyzeConfig(ModelOptions):
     takes_one = True
     analysis: str = choice("spectrum", "approximation")  # the first plain word
     output: str | None = None  # a folder; null: INPUT.spectrum or INPUT.approximation beside the input
-    num_cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene
+    cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene
     max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # most tokens used of a cell, a random sample
-    # approximation: values of the option that is the size of a mechanism
-    sizes: list[int] = option([16, 32, 64, 128, 256, 512], (lambda sizes: min(sizes, default=0) >= 1, "1 or more each"))
     seed: int = option(0, SEED)  # seed of the choice of cells and tokens, and of the draws
     threads: int = option(1, THREADS)  # CPU threads of torch
-
-
-# Options of `models` that only some of its actions have.
-OF_IMPORT = ("genes", "labels", "reference", "label_key", "batch", "name", "species", "tissue", "licence")
 
 
 def run(cfg: AnalyzeConfig) -> Path:

@@ -27,7 +27,7 @@ class AnnotationOptions(ModelOptions):
     device: str = choice("auto", "cpu", "cuda")  # where the network runs; auto: a GPU that torch can use, else the CPU
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     # expected false-positive rate of the unknown flag: share of cells like the reference's that get it; 0: off
-    false_alarms: float = option(0.05, BELOW_ONE)
+    unknown_fpr: float = option(0.05, BELOW_ONE)
     # how far a file is from the reference as a whole changes its calls, confidences and unknown flags; false: it does
     # not; see docs/trust.md#cells-of-another-study
     shift: str = choice("auto", "false")

@@ -78,7 +78,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     if missing := [label for label, num in num_cells.items() if num == 0]:
         found = f"{len(missing)} of {len(saved.labels)} labels have no labelled cells ({listed(missing)})"
         notes.append(f"{found}: cells of these types may be flagged as unknown.")
-        log.warning("%s: cells of these types may be flagged as unknown (false_alarms=0 turns this off)", found)
+        log.warning("%s: cells of these types may be flagged as unknown (unknown_fpr=0 turns this off)", found)
     provenance: dict[str, Any] = {
         "reference": Path(path).name,
         "reference_sha256": checksum(path),

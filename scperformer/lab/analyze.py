@@ -58,7 +58,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]
     if len(rows) == 0:
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
-    rows = np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.num_cells])
+    rows = np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.cells])
     log.info("%s: %d of %d cells, %d layers", path, len(rows), len(cells), len(encoder.stack))
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):

@@ -31,6 +31,7 @@ DPI = 160
 GREY = "#777777"
 MEAN = "mean of the values"  # the simplest approximation: every token attends equally to all tokens
 MARKERS = "osD^vPX<>"
+SIZES = (16, 32, 64, 128, 256, 512)  # values of the option that is the size of a mechanism
 NUM_DRAWS = 3  # of the random parts of each mechanism
 MIN_ERROR = 1e-4  # lower end of the axis: a size that covers the whole cell is nearly exact
 COLUMNS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk", "mean", "sd", "p10", "p90", "num_errors"]
@@ -131,8 +132,8 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
 def analyze_approximation(layers: Layers, model: Model, cfg: AnalyzeConfig) -> tuple[dict, dict[str, Any]]:
     """Return the files of `analyze approximation` by name, and its entries in the summary (none)."""
     length = len(model.saved.genes) + 1
-    table = approximation_errors(layers, length, sizes=cfg.sizes, num_draws=NUM_DRAWS, seed=cfg.seed)
-    log.info("relative error of the output by size %s:", ", ".join(map(str, cfg.sizes)))
+    table = approximation_errors(layers, length, sizes=SIZES, num_draws=NUM_DRAWS, seed=cfg.seed)
+    log.info("relative error of the output by size %s:", ", ".join(map(str, SIZES)))
     for name, rows in table.groupby("mechanism", sort=False):
         note = " (untrained)" if rows["has_parameters"].any() else ""
         log.info("  %-20s %s%s", name, " ".join(f"{mean:.3f}" for mean in rows["mean"]), note)

@@ -366,6 +366,6 @@ def _compared(query: Query, model: SavedModel, reference_cells: ReferenceCells) 
     if known is not None and query.rows.shape[0]:
         seen = query.of_genes(condition.measured) if adapts else query
         shift, _, scores = find_shift(seen, known, model, reference_cells, condition)
-        is_unlike = 1 - novelty_share(scores / shift.factor, known.scores) <= AnnotationOptions.false_alarms
+        is_unlike = 1 - novelty_share(scores / shift.factor, known.scores) <= AnnotationOptions.unknown_fpr
         result |= {"unlike_share": float(is_unlike.mean()) if len(scores) else 1.0, "shift": shift}
     return result

@@ -37,7 +37,7 @@ OPTIONAL = {
     "tree/num_backed_off": NUMBER,
     "droplets": MAPPING,
     "encoder/num_decided": NUMBER,
-    **dict.fromkeys(("calibration/num_cells", "calibration/error", "novelty/false_alarms"), NUMBER),
+    **dict.fromkeys(("calibration/num_cells", "calibration/error", "novelty/unknown_fpr"), NUMBER),
     **{f"calibration/bins/{name}": NUMBERS for name in ("confidence", "accuracy", "num_cells")},
     "shift/kind": TEXT,
     **{f"shift/{name}": NUMBER for name in ("relative_novelty", "batch_effect", "expected_lowest", "expected_highest")},

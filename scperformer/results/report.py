@@ -129,7 +129,7 @@ def _charts(
     charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
     charts.append(figures.confidence(cells, names, colours))
     if "novelty" in cells and cells["novelty"].notna().any():
-        alphas = {float(sample.facts.get("novelty", {}).get("false_alarms", 0)) for sample in samples}
+        alphas = {float(sample.facts.get("novelty", {}).get("unknown_fpr", 0)) for sample in samples}
         limits = sorted(1 - alpha for alpha in alphas if alpha > 0)
         charts.append(figures.novelty(cells["novelty"].dropna().to_numpy(float), limits))
     if curves := _calibration_curves(samples):

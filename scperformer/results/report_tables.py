@@ -216,7 +216,7 @@ def trust_table(summaries: Sequence[dict[str, Any]]) -> Table | None:
         if calibration := summary["facts"].get("calibration"):
             row = [summary["name"], int(calibration["num_cells"]), float(calibration["error"])]
             row += [summary["mean_held_out"], summary["mean"], summary["num_unknown"] / summary["num_cells"]]
-            rows.append([*row, float(summary["facts"]["novelty"]["false_alarms"])])
+            rows.append([*row, float(summary["facts"]["novelty"]["unknown_fpr"])])
     return _table("trust-table", "Evidence on reference cells", kinds, rows) if rows else None
 
 

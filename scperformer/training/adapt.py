@@ -72,7 +72,7 @@ class Member:
         """The novelty score that few known cells exceed in a file like this one; 1 if it is not known."""
         held_out = self.adapted.model.saved.held_out
         factor = 1.0 if self.adapted.shift is None else self.adapted.shift.factor
-        known_share = 1 - AnnotationOptions.false_alarms
+        known_share = 1 - AnnotationOptions.unknown_fpr
         return 1.0 if held_out is None else factor * float(np.quantile(held_out.scores, known_share))
 
 

@@ -73,12 +73,12 @@ def test_known_cells_are_seldom_flagged_and_novel_cells_mostly(folder, sample):
     is_novel = mixed["cell_type"] == "novel"
     assert (mixed["scperformer_call"] == "unknown")[is_novel].mean() > 0.8
     assert (mixed["scperformer_call"] == "unknown")[~is_novel].mean() < 0.09
-    many = annotated(sample, folder, "false_alarms=0.3").obs["scperformer_call"]
+    many = annotated(sample, folder, "unknown_fpr=0.3").obs["scperformer_call"]
     assert (many == "unknown").mean() == pytest.approx(0.3, abs=0.08)
 
 
 def test_flags_can_depend_on_the_confidence_alone(folder, sample):
-    done = annotated(sample, folder, "false_alarms=0", "min_confidence=0.9")
+    done = annotated(sample, folder, "unknown_fpr=0", "min_confidence=0.9")
     expected = done.obs["scperformer_confidence"] < 0.9
     assert expected.any()
     np.testing.assert_array_equal(done.obs["scperformer_call"] == "unknown", expected)
@@ -143,7 +143,7 @@ def test_confidences_far_below_those_of_held_out_cells_are_warned_of(folder, sam
     mixed = sample[:40].copy()
     mixed.X = np.round((sample[:40].X + sample[40:80].X[::-1] + sample[80:120].X).toarray() / 3)
     with caplog.at_level(logging.WARNING, "scperformer"):
-        fit = annotated(mixed, folder, "shift=false", "false_alarms=0").uns["scperformer"]["fit"]
+        fit = annotated(mixed, folder, "shift=false", "unknown_fpr=0").uns["scperformer"]["fit"]
     assert fit["mean_confidence"] < fit["held_out_confidence"] - 0.15
     said = f"mean confidence is {fit['mean_confidence']:.2f}, and {fit['held_out_confidence']:.2f} in held-out cells"
     assert said in caplog.text

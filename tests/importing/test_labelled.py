@@ -122,7 +122,7 @@ def test_labels_of_some_types_alone(halves, tmp_path, caplog):
     assert "3 cells have labels that the model lacks: stranger" in caplog.text
     assert "5 of 8 labels have no labelled cells" in caplog.text
     panel = sample[:, list(parts[0].features[::2])].copy()
-    found = scp.annotate(panel, made.path, options={"false_alarms": 0.0})
+    found = scp.annotate(panel, made.path, options={"unknown_fpr": 0.0})
     assert found.uns["scperformer"]["condition"]["adapted"]
     labels = set(found.obs["scperformer_label"])
     assert len(labels - {"B", "CD14+ Mono", "NK"}) >= 2

@@ -105,7 +105,7 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
             "bins": bins,
             "labels": by_label | {"error": np.array([0.05])},
         },
-        "novelty": {"false_alarms": 0.05, "num_cells": 400},
+        "novelty": {"unknown_fpr": 0.05, "num_cells": 400},
         "sets": {
             "alpha": alpha,
             "num_cells": 400,
