@@ -59,7 +59,7 @@ def stored_bytes(path: Path) -> int | None:
     return None if any(x.by_columns for x in matrices) else sum(VALUE_BYTES * x.num_values for x in matrices)
 
 
-def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
+def choose_storage(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options with `data.in_memory=false` instead of `auto` if the cells should stay on disk.
 
     This is so for several labelled files, and for more than 2 GiB of expression. A file that is given twice is refused.

@@ -21,9 +21,9 @@ from scperformer.cells.reference_labels import (
     deepest_labels,
     log_coarser,
     log_left_out,
-    settle_batches,
-    settle_rare_labels,
-    settle_terms,
+    read_batches,
+    read_terms,
+    treat_rare_labels,
 )
 from scperformer.cells.splits import (
     MAX_FIT_CELLS,
@@ -86,7 +86,7 @@ def _label(
     Returns the rows with a label to train on, and a reference without their expression.
     """
     log_coarser(obs, labels, cfg.label_key)
-    rare = settle_rare_labels(labels, cfg.data, path)
+    rare = treat_rare_labels(labels, cfg.data, path)
     if few := rare.few_note:
         log.warning("%s", few)
     usable = rare.labels.notna().to_numpy()
@@ -98,13 +98,13 @@ def _label(
     obs = obs[usable]
     texts = rare.labels[usable].to_numpy(str)
     names = sorted(set(texts.tolist()))
-    terms = settle_terms(obs, texts, cfg, path, merged=rare.done.get("into"))
+    terms = read_terms(obs, texts, cfg, path, merged=rare.done.get("into"))
     values = split_values(obs, cfg.data, np.ones(len(obs), dtype=bool), path)
     sides = None if values is None else values.to_numpy(str)
     numbers = np.searchsorted(names, texts).astype(np.int64)
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
     split = split_cells(numbers, names, sides, capped, cfg.seed)
-    batch_names, batches = settle_batches(obs, numbers, cfg.batch_key, path)
+    batch_names, batches = read_batches(obs, numbers, cfg.batch_key, path)
     return np.flatnonzero(usable), Reference(
         x=csr_matrix((0, 0)),
         labels=numbers,

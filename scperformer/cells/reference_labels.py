@@ -129,7 +129,7 @@ class LabelSelection:
         return f"{rare_note(few, FEW_CELLS)}; with more cells, they would be predicted better" if few else ""
 
 
-def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
+def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
     """Treat labels with fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
 
     Labels that are too long or contain control characters are refused.
@@ -165,7 +165,7 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     return LabelSelection(labels, done, note)
 
 
-def settle_batches(
+def read_batches(
     obs: pd.DataFrame, labels: np.ndarray, key: str | None, path: str | Path
 ) -> tuple[list[str], np.ndarray | None]:
     """Return the sorted names of the batches in a column of obs, and the index of the batch of each cell, int64.
@@ -200,7 +200,7 @@ class Terms:
     release: str | None  # release of the ontology
 
 
-def settle_terms(
+def read_terms(
     obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path, merged: str | None = None
 ) -> Terms:
     """Find the ontology ids of labels, and their tree, from `label_tree`, `label_keys` or the ontology; log both.

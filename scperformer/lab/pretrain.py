@@ -14,7 +14,7 @@ from anndata import AnnData
 
 from scperformer.attention.encoder import Encoder
 from scperformer.cells.corpus import Corpus, make_corpus
-from scperformer.cells.on_disk import Sample, settle_in_memory
+from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.read import checksum, read_cells
 from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
@@ -38,7 +38,7 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output
     """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
     device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     paths = [Path(name) for name in cfg.inputs] if adatas is None else []
-    cfg = settle_in_memory(cfg, paths)
+    cfg = choose_storage(cfg, paths)
     init = load_init(cfg)
     cfg = settled(cfg) if init is None else adopt_options(cfg, init)
     init_hash = "" if init is None else init.saved.hash

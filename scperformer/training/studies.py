@@ -22,10 +22,10 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
-from scperformer.cells.on_disk import Sample, settle_in_memory
+from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.query import find_query
 from scperformer.cells.reference import Reference, make_reference
-from scperformer.cells.reference_labels import settle_batches
+from scperformer.cells.reference_labels import read_batches
 from scperformer.cells.repeats import are_among, cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
@@ -141,7 +141,7 @@ def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainConfig) 
     if cells is None:
         cells = read_cells(paths[0], cfg.orientation)
     place = paths[0] if paths else "AnnData in memory"
-    names, batches = settle_batches(cells.obs, np.zeros(cells.n_obs, dtype=int), cfg.batch_key, place)
+    names, batches = read_batches(cells.obs, np.zeros(cells.n_obs, dtype=int), cfg.batch_key, place)
     return [StudySource(name, cells[batches == number].copy()) for number, name in enumerate(names)]
 
 
@@ -149,7 +149,7 @@ def _reference(study: StudySource, cfg: TrainConfig) -> Reference:
     """Prepare the cells of a study; a large file stays on disk."""
     if isinstance(study.cells, ad.AnnData):
         return make_reference(Sample(study.cells, Path(study.name)), cfg)
-    return load_reference([study.cells], settle_in_memory(cfg, [study.cells]))
+    return load_reference([study.cells], choose_storage(cfg, [study.cells]))
 
 
 def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequence[GeneMap]) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
 from scperformer.cells.normalisation import recover_counts
-from scperformer.cells.on_disk import Sample, settle_in_memory
+from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
@@ -120,7 +120,7 @@ def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path, encoder: 
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     cfg = settled(cfg) if encoder is None else encoder.cfg
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    cfg = settle_in_memory(cfg, paths)
+    cfg = choose_storage(cfg, paths)
     init_hash = "" if encoder is None else encoder.init_hash
     with run(cfg, output, paths, genes=cfg.conditions.genes, init_hash=init_hash) as this:
         if this is not None:

@@ -11,7 +11,7 @@ from scperformer import pretrain, train
 from scperformer.base.errors import InputError
 from scperformer.cells import on_disk
 from scperformer.cells.corpus import make_corpus
-from scperformer.cells.on_disk import Sample, make_collection, settle_in_memory
+from scperformer.cells.on_disk import Sample, choose_storage, make_collection
 from scperformer.cli.compose import make_config
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
@@ -109,24 +109,24 @@ def test_large_files_stay_on_disk_by_default(counts_adata, write, monkeypatch, c
     caplog.set_level("INFO", logger="scperformer")
     path = write(counts_adata)
     cfg = config("pretrain", paths=[path])
-    assert settle_in_memory(cfg, [path]) is cfg
+    assert choose_storage(cfg, [path]) is cfg
     monkeypatch.setattr(on_disk, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
-    assert settle_in_memory(cfg, [path]).data.in_memory is False
+    assert choose_storage(cfg, [path]).data.in_memory is False
     assert "stay on disk during training (data.in_memory=false)" in caplog.text
     told = config("pretrain", "data.in_memory=true", paths=[path])
-    assert settle_in_memory(told, [path]) is told
+    assert choose_storage(told, [path]) is told
     counts_adata.X = counts_adata.X.tocsc()  # stored by columns, so it is loaded
     by_columns = write(counts_adata, "csc.h5ad")
-    assert settle_in_memory(cfg, [by_columns]) is cfg
+    assert choose_storage(cfg, [by_columns]) is cfg
 
 
 def test_several_labelled_files_stay_on_disk(counts_adata, write):
     paths = [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
-    assert settle_in_memory(config("train", paths=paths), paths).data.in_memory is False
+    assert choose_storage(config("train", paths=paths), paths).data.in_memory is False
     with pytest.raises(InputError, match=r"2 files to train on and data\.in_memory=true; expected one file"):
-        settle_in_memory(config("train", "data.in_memory=true", paths=paths), paths)
+        choose_storage(config("train", "data.in_memory=true", paths=paths), paths)
     with pytest.raises(InputError, match="the same file twice"):
-        settle_in_memory(config("train", paths=paths), [paths[0], paths[0]])
+        choose_storage(config("train", paths=paths), [paths[0], paths[0]])
 
 
 def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):

@@ -7,10 +7,10 @@ import pytest
 from scperformer.base.errors import InputError
 from scperformer.cells.reference_labels import (
     label_columns,
+    read_batches,
+    read_terms,
     require_labels,
-    settle_batches,
-    settle_rare_labels,
-    settle_terms,
+    treat_rare_labels,
 )
 from scperformer.cli.compose import make_config
 from scperformer.config.training import DataConfig
@@ -19,7 +19,7 @@ LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
 
 
 def settled(policy, min_cells=3, labels=LABELS):
-    return settle_rare_labels(labels, DataConfig(rare_labels=policy, min_cells_per_label=min_cells), "r.h5ad")
+    return treat_rare_labels(labels, DataConfig(rare_labels=policy, min_cells_per_label=min_cells), "r.h5ad")
 
 
 def test_rare_labels_are_named_when_refused():
@@ -126,7 +126,7 @@ CELLS = pd.DataFrame(
 
 def terms(*options, merged=None):
     cfg = make_config("train", ["inputs=[r.h5ad]", *options])
-    return settle_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad", merged)
+    return read_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad", merged)
 
 
 def test_ontology_ids_come_from_the_column_or_else_from_the_names():
@@ -198,14 +198,14 @@ def test_a_file_that_is_no_tree_is_an_error_of_one_line(rows, match, tmp_path):
 
 def batches_of(*values, labels=(0, 0, 1, 1)):
     obs = pd.DataFrame({"donor": list(values)})
-    return settle_batches(obs, np.array(labels), "donor", "cells.h5ad")
+    return read_batches(obs, np.array(labels), "donor", "cells.h5ad")
 
 
 def test_batches_are_numbered_by_name():
     names, batches = batches_of("d2", "d1", "d2", "d1")
     assert names == ["d1", "d2"]
     np.testing.assert_array_equal(batches, [1, 0, 1, 0])
-    assert settle_batches(pd.DataFrame(), np.arange(2), None, "cells.h5ad") == ([], None)
+    assert read_batches(pd.DataFrame(), np.arange(2), None, "cells.h5ad") == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def test_batches_that_cannot_be_held_out_are_refused(values, match):
 
 def test_a_missing_column_of_batches_is_named_with_the_nearest():
     with pytest.raises(InputError, match=r"no column 'donors'.*did you mean 'donor'"):
-        settle_batches(pd.DataFrame({"donor": ["a"]}), np.zeros(1, int), "donors", "cells.h5ad")
+        read_batches(pd.DataFrame({"donor": ["a"]}), np.zeros(1, int), "donors", "cells.h5ad")
