@@ -42,12 +42,11 @@ from scperformer.cells.query import Query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.tree import NO_CALL, LabelTree
-from scperformer.model.file_verdict import file_text, file_warning
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
 from scperformer.model.saved_model import both_have_a_part, branch_names
-from scperformer.model.shift import OTHER, Shift, expected_text, tempered
+from scperformer.model.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
 from scperformer.training.adapt import Adapted
 from scperformer.training.calls import Calls, Read
 

@@ -55,8 +55,8 @@ def draw_reliability(bins: Mapping[str, Any]) -> bytes:
 def draw_scores(panels: Mapping[str, Sequence[tuple[str, float]]], score: str, baselines: Mapping[str, float]) -> bytes:
     """Return a PNG with a panel for each option: a dot for the value and the score of each run, and the means by value.
 
-    `score` names the axis of scores, and `baselines` are drawn as dashed lines. Values that are numbers are in their
-    order, others in that of the runs.
+    `score` names the axis of scores, and `baselines` are drawn as dashed lines. Numbers are in their order, other
+    values in the order of the runs.
     """
     figure = Figure(figsize=(1.2 + 3.2 * len(panels), 3.6), dpi=150, layout="constrained")
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

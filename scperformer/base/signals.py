@@ -26,7 +26,7 @@ class EndedBySignal(SystemExit):
 
 
 def signal_received() -> bool:
-    """Return whether a signal has come: it may have caused other errors, such as that of a partly imported library."""
+    """Return whether a signal has come: it may have caused other errors, as in a partly imported library."""
     return _received > 0
 
 

@@ -24,7 +24,7 @@ KNOWN = (
     *("builtins.object", "__builtin__.object", "pandas.core.indexes.base._new_Index", "pandas.core.indexes.base.Index"),
 )
 TESTED = (
-    "scores and labels equal those of CellTypist 1.5.0 and 1.7.1 (scikit-learn 1.1.3, 1.7.2) on models made with "
+    "scores and labels equal CellTypist 1.5.0 and 1.7.1 (scikit-learn 1.1.3, 1.7.2) on models made with "
     "these; no published model was at hand"
 )
 

@@ -22,7 +22,7 @@ EPSILON = 1e-4  # added to the features of its attention
 HEAD_DIM = 64  # width of a head, which no weight tells: performer-pytorch's
 LICENCE = "GPL-3.0"
 TESTED = (
-    "logits equal those of scBERT's own code to 1e-6, one cell at a time, on a checkpoint of random weights; no "
+    "logits equal scBERT's own code to 1e-6, one cell at a time, on a checkpoint of random weights; no "
     "published checkpoint was at hand"
 )
 NOTE = (

@@ -35,8 +35,8 @@ USUAL = {
     "use_labels_groups": False,
 }
 TESTED = (
-    "probabilities and latent vectors equal those of scvi-tools 1.4.2 to 1e-6 on small models made with it; no "
-    "published model was at hand"
+    "probabilities and latent vectors equal scvi-tools 1.4.2 to 1e-6 on small models made with it; no published model "
+    "was at hand"
 )
 NOTE = "It reads raw counts as they are, without normalisation for depth, as it was trained: other values are refused."
 
@@ -81,7 +81,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     if len(labels) < num_labels:
         raise ValueError(f"{len(labels)} labels for a classifier of {num_labels}")
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
-    # It is called what its folder is called, as its only file is always called model.pt.
+    # The model has the name of its folder, as its only file is always called model.pt.
     folder = file.absolute().parent.name
     return {
         **({"name": folder} if file.name == FILE else {}),
@@ -109,7 +109,7 @@ def _entry(mapping: Any, name: str) -> Mapping[str, Any]:
 
 
 def _options(init_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which a model was made; those of its network are nested. Refuse other networks."""
+    """Return the options with which a model was made; nested ones are of its network. Refuse other networks."""
     options = dict(_entry(init_params, "non_kwargs"))
     for name, value in _entry(init_params, "kwargs").items():
         options |= value if isinstance(value, dict) else {name: value}

@@ -34,7 +34,7 @@ def read_torch(path: Path, others: tuple[str, ...] = ()) -> Any:
     Parameters
     ----------
     others
-        Functions and classes that it may name beside those of torch, as in `stand_in`; their objects are `Made`.
+        Functions and classes that it may name beside torch's own, as in `stand_in`; their objects are `Made`.
 
     Raises
     ------

@@ -27,5 +27,4 @@
 - load: Load a saved model into a network, the weights of its encoder into another encoder, and tables of gene
   vectors.
 - shift: Distribution shift between a query and the reference: another protocol, condition or tissue.
-- file_verdict: One sentence about a query as a whole, and its warning.
 """

@@ -1,8 +1,8 @@
 """Sets of labels that contain the true label with a stated probability: split conformal prediction, adaptive sets.
 
 A set has the most probable labels of a cell, up to a threshold of the conformity score, which is about the sum of their
-probabilities. The threshold comes from the scores of the true labels of held-out cells of the reference. The guarantee
-holds for cells exchangeable with the held-out cells. Source: Romano, Sesia and Candes 2020 (arXiv 2006.02544).
+probabilities. The threshold comes from the scores of the true labels of out-of-fold cells of the reference; the
+guarantee holds for exchangeable cells. Source: Romano, Sesia and Candes 2020 (arXiv 2006.02544).
 """
 
 import zlib
@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.messages import join_names
 
-COVERAGE_FOLDS = 5  # of held-out cells, to measure how often sets contain the true label
+COVERAGE_FOLDS = 5  # of out-of-fold cells, to measure how often sets contain the true label
 
 
 def cell_draws(x: csr_matrix) -> np.ndarray:

@@ -70,7 +70,7 @@ def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndar
     seed
         Seed of the random directions from which the search starts.
     start
-        Directions to start from instead, such as those of a larger set of cells that contains these.
+        Directions to start from instead, as of a larger set of cells that contains these.
     """
     v = _of_length_one(x)
     means = np.asarray(v.mean(axis=0)).ravel()

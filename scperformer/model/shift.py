@@ -1,4 +1,4 @@
-"""Distribution shift: the difference between a query and the reference of a model, by two numbers.
+"""Distribution shift: the difference between a query and the reference of a model, in two numbers and in words.
 
 Chemistry, laboratory and condition of the cells change the expression of many genes in all cells of a study. Both
 numbers come from the half of the query with the lower novelty scores, so that types which the reference lacks have no
@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+from scperformer.base.messages import shortened
 
 MIN_CELLS = 20  # of a query; with fewer, the shift cannot be estimated
 QUARTILE = 0.25
@@ -33,6 +35,9 @@ OTHER_TEMPERATURE = 1.3  # of the logits of a model with a single branch, in ano
 LOWER = 0.1  # the accuracy in another study may be so much lower or higher than the mean confidence
 HIGHER = 0.07
 TINY = 1e-12  # in place of 0, where a quotient is taken
+MAX_UNKNOWN = 0.5  # fraction of unknown cells in a query; above it, the model is probably for another tissue
+NEARLY_ALL = 0.95  # fraction of unknown cells from which misread values are a likely cause, too
+FAR_BELOW = 0.1  # difference between mean confidences
 
 LIKE = "like the reference"
 OTHER = "another protocol or condition"
@@ -173,3 +178,55 @@ def expected_text(lowest: float, highest: float, kind: str) -> str:
     if lowest < highest:
         return f"expected accuracy {lowest:.2f} to {highest:.2f} (batches of the reference, each held out)"
     return f"expected accuracy {lowest:.2f} (out-of-fold cells of the reference)"
+
+
+def unsure_text(confidence: float, held_out: float) -> str:
+    """Return the warning about a mean confidence far below out-of-fold cells; "" if it is not far below."""
+    if not confidence < held_out - FAR_BELOW:
+        return ""
+    text = f"the mean confidence is {confidence:.2f}, and {held_out:.2f} in held-out cells of the reference"
+    return f"{text}: fewer calls are right than their confidence states"
+
+
+def file_warning(
+    kind: str | None,
+    unknown: float,
+    num_labels: int,
+    tissue: str | None = None,
+    values: str = "",
+    *,
+    confidence: float = math.nan,
+    held_out: float = math.nan,
+) -> str:
+    """Return the warning about a query; "" if there is none.
+
+    Parameters
+    ----------
+    kind
+        The kind of its shift; None: not known.
+    unknown
+        The fraction of its cells that are unknown.
+    tissue
+        Of the model's reference.
+    values
+        How the expression was read, in words.
+    confidence, held_out
+        Mean confidence of its cells, and of out-of-fold cells of the reference; NaN: not known.
+    """
+    if kind != FAR and unknown <= MAX_UNKNOWN:
+        return "" if kind == OTHER else unsure_text(confidence, held_out)  # in another study, a lower one is expected
+    text = f"{unknown:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
+    if tissue is not None:
+        text += f" This model was trained on {shortened(tissue)}."
+    if unknown >= NEARLY_ALL and values:
+        text += f" Or were the values read wrongly (as {values})?"
+    return text
+
+
+def file_text(shift: Shift | None, warning: str) -> str:
+    """Return the shift of a query and a warning about it, in one sentence without contradiction."""
+    if shift is None or not warning:
+        return warning if shift is None else shift.text
+    if shift.kind == LIKE:
+        return f"measured as the reference ({shift.numbers}), but {warning}"
+    return f"{shift.text}; {warning}" if shift.kind == FAR else f"{shift.kind} ({shift.numbers}), and {warning}"

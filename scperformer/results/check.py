@@ -37,12 +37,12 @@ from scperformer.io.gene_overlap import Overlap
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
-from scperformer.model.file_verdict import file_text, file_warning
 from scperformer.model.folder import load_reference_cells, parts_of, read_model
 from scperformer.model.library import require_annotator, resolve_model
 from scperformer.model.novelty import novelty_share
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
+from scperformer.model.shift import file_text, file_warning
 from scperformer.training.condition import adapting_pays, depth_share, find_condition
 from scperformer.training.query_shift import find_shift, known_cells, known_when_adapted
 from scperformer.training.reference_repeats import find_repeats, joined_repeats

@@ -6,8 +6,7 @@ from typing import Any
 from natsort import natsorted
 
 from scperformer.base.messages import listed
-from scperformer.model.file_verdict import MAX_UNKNOWN, unsure_text
-from scperformer.model.shift import FAR, LIKE, OTHER
+from scperformer.model.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
 from scperformer.results.evaluate import Evaluation
 
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.

@@ -5,8 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from scperformer.model.file_verdict import file_text, file_warning
-from scperformer.model.shift import FAR, FEW, LIKE, OTHER, Shift, estimate_shift, expected_text, tempered
+from scperformer.model.shift import (
+    FAR,
+    FEW,
+    LIKE,
+    OTHER,
+    Shift,
+    estimate_shift,
+    expected_text,
+    file_text,
+    file_warning,
+    tempered,
+)
 
 
 def test_novel_types_do_not_raise_the_relative_novelty():
