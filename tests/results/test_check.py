@@ -37,7 +37,6 @@ class Model:
     studies = ()
     has_reference_cells = False
     reference_cells = None
-    studies = ()
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 
@@ -523,7 +522,7 @@ def test_cells_unlike_the_labels_are_noted(write, monkeypatch, capsys, foreign):
     assert (said in capsys.readouterr().out) == foreign
 
 
-@pytest.mark.parametrize("num_genes", [None, 3000], ids=["as it is", "adapted"])
+@pytest.mark.parametrize("num_genes", [None, pytest.param(3000, marks=SLOW)], ids=["as it is", "refitted"])
 def test_check_and_predict_say_the_same_of_a_file(write, monkeypatch, caplog, num_genes):
     monkeypatch.setattr("scperformer.results.check.read_model", read_model)
     cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20, :num_genes].copy()

@@ -129,7 +129,7 @@ def _alone(network: CellTypeModel) -> CellTypeModel:
     return linear
 
 
-@pytest.mark.parametrize("attention", ["favor", "softmax"])
+@pytest.mark.parametrize("attention", ["favor", pytest.param("softmax", marks=pytest.mark.slow)])
 def test_a_performer_is_integrated_gradients_from_the_mean_cell(attention):
     """Equation 1 of Sundararajan et al. (2017) over the expression of every gene, in 300 steps of float64."""
     network = made_performer(attention)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import anndata as ad
@@ -16,7 +17,8 @@ from scperformer.cli.evaluate import EvaluateConfig
 from scperformer.cli.evaluate import run as run_evaluate
 from scperformer.cli.report import ReportConfig
 from scperformer.cli.report import run as run_report
-from scperformer.results.evaluate import read_evaluation
+from scperformer.results.evaluate import Evaluation, evaluate_samples, read_evaluation
+from scperformer.results.read_annotations import of_cells
 
 
 @pytest.fixture
@@ -31,6 +33,12 @@ def evaluate(folder: Path, samples, tables=None, **options) -> Path:
     output = str(folder / "evaluation")
     options = {"truth_key": TRUTH_KEY, "output": output, "truth_path": tables} | options
     return run_evaluate(EvaluateConfig(inputs=inputs, **options))
+
+
+def scored(samples, tables=None, truth_key=TRUTH_KEY, **options) -> Evaluation:
+    """Return the evaluation of samples in memory, without files."""
+    read = [replace(of_cells(sample, "scperformer"), name=f"s{number}") for number, sample in enumerate(samples)]
+    return evaluate_samples(read, truth_key, tables, **options)
 
 
 def truth_table(folder: Path, sample, name: str = "truth.csv", separator: str = ",") -> str:
@@ -65,7 +73,7 @@ def test_metrics_equal_scikit_learn(tmp_path, samples):
 
 
 def test_tables_equal_scikit_learn(tmp_path, samples):
-    evaluation = read_evaluation(evaluate(tmp_path, samples))
+    evaluation = scored(samples)
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
     labels = list(samples[0].uns["scperformer"]["model"]["labels"])
     assert evaluation.metrics["labels"] == labels
@@ -88,7 +96,7 @@ def test_cells_without_truth_are_counted_and_left_out(tmp_path, samples):
     truth.iloc[:3] = np.nan
     truth.iloc[3] = "  "
     samples[0].obs[TRUTH_KEY] = truth
-    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    metrics = scored(samples).metrics
     assert (metrics["num_cells"], metrics["num_without_truth"]) == (96, 4)
     assert metrics["samples"]["s0"]["num_cells"] == 56
 
@@ -96,7 +104,7 @@ def test_cells_without_truth_are_counted_and_left_out(tmp_path, samples):
 def test_cells_whose_true_label_means_none_are_left_out_and_named(tmp_path, samples, caplog):
     samples[0].obs[TRUTH_KEY] = samples[0].obs[TRUTH_KEY].astype(object)
     samples[0].obs.iloc[:3, samples[0].obs.columns.get_loc(TRUTH_KEY)] = ["unknown", "Unknown cell", "unknown"]
-    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    metrics = scored(samples).metrics
     assert (metrics["num_cells"], metrics["num_without_truth"]) == (97, 3)
     assert metrics["truth_labels_not_in_model"] == []
     assert "s0: cells whose true label means none are left out: 'unknown' (2), 'Unknown cell' (1)" in caplog.text
@@ -104,7 +112,7 @@ def test_cells_whose_true_label_means_none_are_left_out_and_named(tmp_path, samp
 
 def test_cells_of_the_reference_are_warned_of(tmp_path, samples, caplog):
     samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
-    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    metrics = scored(samples).metrics
     assert metrics["repeats"] == {"s0": {"num_seen": 10, "num_cells": 0}, "s1": {"num_seen": 40, "num_cells": 10}}
     assert "s1: 25 % of the cells are cells of the reference, so the scores are too high" in caplog.text
     assert "s0: " not in caplog.text
@@ -112,7 +120,7 @@ def test_cells_of_the_reference_are_warned_of(tmp_path, samples, caplog):
 
 def test_sample_without_truth_has_no_scores(tmp_path, samples):
     samples[1].obs[TRUTH_KEY] = ""
-    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    metrics = scored(samples).metrics
     nothing = {"accuracy": None, "macro_f1": None, "weighted_f1": None}
     empty = {"num_cells": 0, "calibration_error": None, "model": nothing, "baseline": nothing}
     assert metrics["samples"]["s1"] == empty
@@ -124,7 +132,7 @@ def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
     truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
     truth[:5] = "mast cell"
     samples[0].obs[TRUTH_KEY] = truth
-    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    metrics = scored(samples).metrics
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
     inside = [label in text.split("|") for label, text in zip(obs[TRUTH_KEY], obs["scperformer_set"], strict=True)]
     assert 0.5 < np.mean(inside) < 0.95
@@ -146,7 +154,7 @@ def test_coverage_of_sets_whose_labels_have_bars(tmp_path):
     sets = [{names[i] for i in row[:size]} for row, size in zip(rows, sample.obs["scperformer_set_size"], strict=True)]
     inside = [label in some for label, some in zip(sample.obs[TRUTH_KEY], sets, strict=True)]
     assert 0.5 < np.mean(inside) < 1
-    assert read_evaluation(evaluate(tmp_path, [sample])).metrics["coverage"] == pytest.approx(np.mean(inside))
+    assert scored([sample]).metrics["coverage"] == pytest.approx(np.mean(inside))
 
 
 def backed_off_sample():
@@ -189,7 +197,7 @@ def test_calls_that_back_off_are_scored_per_level(tmp_path, caplog):
 def test_calls_in_different_trees_are_not_scored(tmp_path):
     samples = [backed_off_sample(), backed_off_sample()]
     samples[1].uns["scperformer"]["tree"]["parents"][1] = ""
-    assert "calls" not in read_evaluation(evaluate(tmp_path, samples)).metrics
+    assert "calls" not in scored(samples).metrics
 
 
 def test_damaged_tree_is_refused(tmp_path):
@@ -203,7 +211,7 @@ def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
     caplog.set_level(logging.INFO)
     for sample in samples:
         sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
-    evaluation = read_evaluation(evaluate(tmp_path, samples))
+    evaluation = scored(samples)
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
     truth = obs[TRUTH_KEY]
     labels = evaluation.metrics["labels"]
@@ -216,12 +224,12 @@ def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
 
 
 def test_true_labels_that_the_model_lacks_count_as_errors(tmp_path, samples, caplog):
-    before = read_evaluation(evaluate(tmp_path, samples)).metrics
+    before = scored(samples).metrics
     truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
     right = np.flatnonzero(truth == samples[0].obs["scperformer_label"].astype(str).to_numpy(object))
     truth[right[:5]] = "mast cell"
     samples[0].obs[TRUTH_KEY] = truth
-    evaluation = read_evaluation(evaluate(tmp_path, samples, overwrite=True))
+    evaluation = scored(samples)
     assert evaluation.metrics["truth_labels_not_in_model"] == ["mast cell"]
     assert evaluation.metrics["model"]["accuracy"] == pytest.approx(before["model"]["accuracy"] - 5 / 100)
     assert evaluation.confusion.loc["mast cell"].sum() == 5
@@ -230,34 +238,27 @@ def test_true_labels_that_the_model_lacks_count_as_errors(tmp_path, samples, cap
 
 @pytest.mark.parametrize(("name", "separator"), [("truth.csv", ","), ("truth.tsv", "\t")], ids=["csv", "tsv"])
 def test_truth_from_a_table_equals_truth_in_obs(tmp_path, samples, name, separator):
-    in_obs = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    in_obs = scored(samples[:1]).metrics
     table = truth_table(tmp_path, samples[0], name, separator)
-    from_table = read_evaluation(evaluate(tmp_path, samples[:1], [table], truth_key="type", overwrite=True)).metrics
+    from_table = scored(samples[:1], [table], truth_key="type").metrics
     assert from_table["samples"] == in_obs["samples"]
 
 
-def in_layout(table: str, layout: str) -> None:
-    """Write a table of two columns as Excel or R write it."""
-    rows = [line.split(",") for line in Path(table).read_text().splitlines()]
-    if layout == "Excel":
-        Path(table).write_text("\n".join(";".join(row) for row in rows), encoding="utf-8-sig")
-    elif layout == "Excel, Unicode text":
-        Path(table).write_text("\n".join("\t".join(row) for row in rows), encoding="utf-16")
-    else:  # write.table of R: no field above the names, and quotes
-        lines = ['"type" "batch, kit"', *(f'"{cell}" "{label}" "b 1"' for cell, label in rows[1:])]
-        Path(table).write_text("\n".join(lines))
+LAYOUTS = {
+    "Excel": lambda rows: "\n".join(map(";".join, rows)).encode("utf-8-sig"),
+    "Excel, Unicode text": lambda rows: "\n".join(map("\t".join, rows)).encode("utf-16"),
+    # write.table of R: no field above the names, and quotes
+    "R": lambda rows: "\n".join(['"type"', *(f'"{cell}" "{label}"' for cell, label in rows[1:])]).encode(),
+}
 
 
-@pytest.mark.parametrize("layout", ["Excel", "Excel, Unicode text", "R"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_truth_tables_of_excel_and_r_are_read(tmp_path, samples, layout):
-    in_obs = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    in_obs = scored(samples[:1]).metrics["samples"]
     table = truth_table(tmp_path, samples[0])
-    in_layout(table, layout)
-    from_table = read_evaluation(evaluate(tmp_path, samples[:1], [table], truth_key="type", overwrite=True)).metrics
-    assert from_table["samples"] == in_obs["samples"]
-    separator = {"Excel": "semicolon", "Excel, Unicode text": "tab", "R": "blank"}[layout]
-    with pytest.raises(InputError, match=rf"no column 'nope' in .*truth.csv \(separated by {separator}s\); .* type"):
-        evaluate(tmp_path, samples[:1], [table], truth_key="nope", overwrite=True)
+    rows = [line.split(",") for line in Path(table).read_text().splitlines()]
+    Path(table).write_bytes(LAYOUTS[layout](rows))
+    assert scored(samples[:1], [table], "type").metrics["samples"] == in_obs
 
 
 def test_commas_and_blanks_in_labels_separate_nothing(tmp_path, samples):
@@ -312,17 +313,17 @@ def test_table_that_lacks_cells_leaves_them_out(tmp_path, samples, caplog):
     table = Path(truth_table(tmp_path, samples[0]))
     lines = table.read_text().splitlines()
     table.write_text("\n".join([*lines[:-10], "another-cell,Dendritic"]))
-    metrics = read_evaluation(evaluate(tmp_path, samples[:1], [str(table)], truth_key="type")).metrics
+    metrics = scored(samples[:1], [str(table)], truth_key="type").metrics
     assert (metrics["num_cells"], metrics["num_without_truth"]) == (50, 10)
     assert "10 of 60 cells are missing from the table" in caplog.text
     assert "1 row belongs to cells that are not in" in caplog.text
 
 
 def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, samples, caplog):
-    alone = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    alone = scored(samples[:1]).metrics
     assert alone["samples_without_truth"] == []
     del samples[1].obs[TRUTH_KEY]
-    metrics = read_evaluation(evaluate(tmp_path, samples[:2], overwrite=True)).metrics
+    metrics = scored(samples[:2]).metrics
     assert metrics["samples_without_truth"] == ["s1"]
     assert "skipping samples without a column 'bulk_labels': s1" in caplog.text
     assert (metrics["num_cells"], list(metrics["samples"])) == (alone["num_cells"], ["s0"])
@@ -333,7 +334,7 @@ def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, sampl
 def test_unusual_labels_are_read_back_unchanged(tmp_path):
     odd = {"CD19+ B": "NA", "Dendritic": "1", "CD34+": 'a,b\n"c"', "CD56+ NK": "truth"}
     sample = annotated_sample(num_cells=60, rename=odd)
-    evaluation = read_evaluation(evaluate(tmp_path, [sample]))
+    evaluation = scored([sample])
     labels = list(sample.uns["scperformer"]["model"]["labels"])
     assert set(odd.values()) <= set(labels)
     assert evaluation.per_class["label"].tolist() == list(evaluation.confusion.index) == labels
@@ -343,7 +344,7 @@ def test_unusual_labels_are_read_back_unchanged(tmp_path):
 def test_scores_are_logged_with_those_of_logistic_regression(tmp_path, samples, caplog):
     samples[0].obs.loc[samples[0].obs_names[:2], TRUTH_KEY] = np.nan
     caplog.set_level(logging.INFO)
-    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    metrics = scored(samples).metrics
     model = metrics["model"]
     baseline = metrics["baseline"]
     assert (
@@ -351,10 +352,6 @@ def test_scores_are_logged_with_those_of_logistic_regression(tmp_path, samples, 
         f"accuracy {model['accuracy']:.3f} (logistic regression {baseline['accuracy']:.3f}), "
         f"macro-F1 {model['macro_f1']:.3f} (logistic regression {baseline['macro_f1']:.3f})"
     ) in caplog.text
-
-
-def test_default_output_is_in_the_folder_of_the_first_input(tmp_path, samples):
-    assert evaluate(tmp_path, samples, output=None) == tmp_path / "s0.annotated.evaluation"
 
 
 def test_missing_truth_key_lists_the_columns(tmp_path, samples):
