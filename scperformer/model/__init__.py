@@ -24,7 +24,6 @@
 - performer: The Performer that reads all genes of a cell at the cost of a linear model.
 - network: The network: the encoder branch (embedding -> encoder -> pooling -> labels) plus a linear branch.
 - inference: Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
-- load: Load a saved model into a network, the weights of its encoder into another encoder, and tables of gene
-  vectors.
+- load: Load a saved model into a network.
 - shift: Distribution shift between a query and the reference: another protocol, condition or tissue.
 """

@@ -1,4 +1,4 @@
-"""Load a saved model into a network, the weights of its encoder into another encoder, and tables of gene vectors."""
+"""Load a saved model into a network."""
 
 import logging
 import os
