@@ -192,7 +192,8 @@ def _nothing_usable(candidates: list[Candidate], path: str | Path) -> InputError
     elif texts and all("no genes" in text for text in texts):
         remedy = "choose the file that holds the gene expression"
     elif texts and all("NaN" in text for text in texts):
-        remedy += ", or set NaN that mean 0 to 0 (numpy.nan_to_num of adata.X), and save the file"
+        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
+        remedy += f", or set NaN that mean 0 to 0 ({how}), and save the file"
     else:
         remedy += ", or the values from before scaling, and save the file"
     expected = "counts, or log-normalised values without NaN or negative values"
