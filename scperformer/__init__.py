@@ -17,10 +17,61 @@ import sys
 if sys.argv[:1] == ["-m"] and "scperformer" in sys.orig_argv[-len(sys.argv)] and not sys.flags.safe_path:
     del sys.path[0]
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-import lazy_loader
+if TYPE_CHECKING:
+    from scperformer import pl as pl
+    from scperformer.api import adapt as adapt
+    from scperformer.api import annotate as annotate
+    from scperformer.api import check as check
+    from scperformer.api import embed as embed
+    from scperformer.api import evaluate as evaluate
+    from scperformer.api import explain as explain
+    from scperformer.api import import_model as import_model
+    from scperformer.api import models as models
+    from scperformer.api import preprocess as preprocess
+    from scperformer.api import pretrain as pretrain
+    from scperformer.api import report as report
+    from scperformer.api import tokens as tokens
+    from scperformer.api import train as train
+    from scperformer.attention.additive import Additive as Additive
+    from scperformer.attention.base import Attention as Attention
+    from scperformer.attention.base import AttentionOptions as AttentionOptions
+    from scperformer.attention.registry import register_attention as register_attention
+    from scperformer.base.errors import InputError as InputError
+    from scperformer.classifier import PerformerClassifier as PerformerClassifier
+    from scperformer.model.load import load_model as load_model
 
-# torch takes seconds to import: the names of __init__.pyi load with the first use of them.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = version("scperformer")
+
+# torch takes seconds to import: a name loads with its first use, from one of these modules.
+_MODULES = {
+    "api": (
+        *("adapt", "annotate", "check", "embed", "evaluate", "explain", "import_model", "models", "preprocess"),
+        *("pretrain", "report", "tokens", "train"),
+    ),
+    "attention.additive": ("Additive",),
+    "attention.base": ("Attention", "AttentionOptions"),
+    "attention.registry": ("register_attention",),
+    "base.errors": ("InputError",),
+    "classifier": ("PerformerClassifier",),
+    "model.load": ("load_model",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = ["pl", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "pl":
+        return import_module("scperformer.pl")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'scperformer' has no attribute '{name}'")
+    value = getattr(import_module(f"scperformer.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -94,6 +94,7 @@ def test_public_names():
         *steps,
         "models",
         "import_model",
+        "tokens",
         "load_model",
         "PerformerClassifier",
         "InputError",

@@ -14,7 +14,6 @@ from scperformer.cli.option_file import workflow_options
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONDA = {
-    "lazy-loader": "lazy_loader",
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",
     "igraph": "python-igraph",

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 import scperformer as scp
-from scperformer.api.making import Trained
+from scperformer.api import Trained
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.cli.overrides import option_words

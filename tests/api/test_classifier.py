@@ -11,8 +11,8 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
 import scperformer as scp
-from scperformer.api.classifier import EXPECTED_FAILED_CHECKS
 from scperformer.base.errors import InputError
+from scperformer.classifier import EXPECTED_FAILED_CHECKS
 
 FEW_STEPS = {"trainer.max_steps": 30}  # a twentieth
 

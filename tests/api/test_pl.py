@@ -60,7 +60,7 @@ def test_embedding_draws_the_umap_of_the_data(annotated):
 
 
 def test_embedding_draws_random_cells_of_large_data(annotated, monkeypatch):
-    monkeypatch.setattr("scperformer.api.pl.MAX_CELLS", 50)
+    monkeypatch.setattr("scperformer.pl.MAX_CELLS", 50)
     assert len(scp.pl.embedding(annotated)[0].collections[0].get_offsets()) == 50
 
 

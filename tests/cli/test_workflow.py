@@ -72,7 +72,7 @@ def test_without_snakemake_it_says_how_to_get_it(monkeypatch):
 
 
 # Modules that the command line, Snakemake or Python's own runpy import.
-IN_THE_WAY = ("yaml", "snakemake", "lazy_loader", "pandas", "typing_extensions", "sitecustomize")
+IN_THE_WAY = ("yaml", "snakemake", "pandas", "typing_extensions", "sitecustomize")
 PROGRAMS = {
     "the command": [str(Path(sys.executable).with_name("scperformer"))],
     "python -m": [sys.executable, "-m", "scperformer"],
