@@ -14,6 +14,6 @@
 - tokens: Turn expression into tokens, and tokens into vectors: a gene embedding plus an expression embedding.
 - window: Attention to neighbouring tokens, with scores that are convolved with learned kernels once (window) or
   more (evo).
-- registry: The mechanisms by name: those of scperformer, and those of others.
+- registry: The mechanisms by name: scperformer's own, and plugins.
 - encoder: The encoder: layers of attention between the tokens and a feed-forward network on each.
 """

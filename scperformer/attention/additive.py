@@ -63,7 +63,7 @@ class KeySums:
         return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)
 
     def replaced(self, cells: Tensor, sums: "KeySums") -> "KeySums":
-        """Return these sums with those of some cells (row numbers) replaced."""
+        """Return these sums with some cells (row numbers) replaced."""
         pairs = ((self.s_BHME, sums.s_BHME), (self.z_BHM, sums.z_BHM), (self.scale_BHM, sums.scale_BHM))
         return KeySums(*(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs))
 

@@ -79,7 +79,7 @@ class Lsh(Attention):
         q, v = (pad(take(x, order_BHL), (0, 0, size, missing)) for x in (q_BHLE, v_BHLE))
         real = pad(real_BHL, (size, missing))
         q_BHPCE, v_BHPCE = (x.unflatten(2, (-1, size)) for x in (q, v))
-        # the keys of a chunk are those of the previous chunk and its own
+        # a chunk attends to the previous chunk and to itself
         keys_values = [part for x in (q_BHPCE, v_BHPCE) for part in (x[:, :, :-1], x[:, :, 1:])]
         unreal_BHPK = ~real.unfold(2, 2 * size, size)
         q_BHPCE = q_BHPCE[:, :, 1:] * self.sizes.head_dim**-0.5

@@ -1,6 +1,6 @@
-"""The mechanisms by name: those of scperformer, and those of others.
+"""The mechanisms by name: scperformer's own, and plugins.
 
-Others are classes given in Python, files named by the flag --plugin of the command line, and entry points of installed
+Plugins are classes given in Python, files named by the flag --plugin of the command line, and entry points of installed
 packages. A name alone never imports a file.
 """
 

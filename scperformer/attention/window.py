@@ -57,7 +57,7 @@ class Window(Attention):
             q, k, v = (widened(x.transpose(0, 1)).masked_fill(drop_1BL1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
             q = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, -length % block))
             q_HBPCE = q.unflatten(2, (-1, block))
-            # the keys and values of a block are those of its own tokens and of r tokens on each side
+            # a block attends to its own tokens and to r tokens on each side
             keys_values = [part for x in (k, v) for part in overlapping(pad(x, (0, 0, *around)), block, 2 * half_width)]
             unreal_1BPCW = ~pad(keep_BL, around).unfold(1, 2 * half_width + 1, 1).unflatten(1, (-1, block))[None]
             # A few blocks at a time: their temporary tensors fit into the cache, and the next blocks reuse their

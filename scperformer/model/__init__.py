@@ -11,7 +11,8 @@
 - fusion: Joined probabilities of the models of several studies.
 - held_out: Out-of-fold predictions of reference cells, for confidences, label sets and novelty.
 - novelty: Novelty of cells: the distance to the nearest label in the principal directions of the reference.
-- reference_cells: Stored cells of the reference, as counts; the model is refitted with them.
+- reference_cells: Cells of the reference stored with a model, as counts: with them it is refitted to the genes and
+  depth of a query.
 - saved_model: A trained model as plain data, without torch.
 - card: The model card, as Markdown.
 - content: The content of a bundle.json, checked: it may come from anywhere.

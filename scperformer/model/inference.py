@@ -151,7 +151,7 @@ def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> I
 
 @contextmanager
 def predicting(network: CellTypeModel | ImportedNetwork, device: str = "cpu") -> Iterator[None]:
-    """Put a network into eval mode and on a device within a block, in that of `torch_state_kept`; then restore both."""
+    """Put a network into eval mode and on a device within a block of `torch_state_kept`; then restore both."""
     was_training = network.training
     before = next(network.parameters()).device
     try:

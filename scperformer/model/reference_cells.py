@@ -1,4 +1,4 @@
-"""Cells of the reference that a model keeps, as counts: with them it adapts to the genes and the depth of a file.
+"""Cells of the reference stored with a model, as counts: with them it is refitted to the genes and depth of a query.
 
     cells.npz   per cell: label, batch (if they are known), number of expressed genes; per value: count, distance to the
                 expressed gene before it
@@ -60,7 +60,7 @@ def read_reference_cells(
 ) -> ReferenceCells:
     """Read the cells of a model folder; the text of a ValueError says how they are damaged.
 
-    With `some`, the cells may be of some of the labels only, as those of an imported model are.
+    With `some`, the cells may have some of the labels only, as in imported models.
     """
     kinds = ARRAYS | ({BATCHES: "iu"} if num_batches else {})
     arrays = read_arrays(folder / CELLS_FILE, kinds, 3 * MAX_CELLS + 2 * MAX_VALUES)
