@@ -1,32 +1,28 @@
-"""Write an annotation: a copy of its file as h5ad or zarr, or a table. No matrix is in memory as a whole.
+"""Write an annotation: a copy of its file as h5ad or zarr, or a table.
 
-anndata's own zarr writer loads one whole array of a matrix at a time: for 50,000 cells with 25 million values, memory
-rises by 149 MB. With this writer it rises by 56 MB.
+A copy of an h5ad file as h5ad takes little memory, whatever its size; for zarr, the file is read as a whole.
 """
 
 import json
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pandas as pd
-import zarr
 from anndata import AnnData
-from anndata.io import read_elem, write_elem
+from anndata.io import write_elem
 
 from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.columns import OBSM
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
-from scperformer.io.h5ad import BackedH5ad, is_nested, nullable_strings_allowed
-from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed, read_h5ad
 from scperformer.io.read import require_unchanged
-from scperformer.io.safety import reading
 from scperformer.io.writing import hdf5_to_write, write_anndata
 from scperformer.model.imported import own_probabilities
 
@@ -38,11 +34,6 @@ SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 FORMATS = (".h5ad", ".zarr", *SEPARATORS, ".parquet")  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = FolderKind("an annotation in zarr")
-CHUNK_VALUES = 1 << 20  # values of a chunk of a zarr array
-# Encodings of anndata. Elements with those of FOLDERS are copied part by part.
-MATRICES = ("csr_matrix", "csc_matrix")
-NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
-FOLDERS = ("anndata", "raw", "dict", *MATRICES, *NULLABLE)
 
 
 def write_annotation(
@@ -74,97 +65,50 @@ def write_annotation(
     """
     require_unchanged(path, seen)
     is_zarr = output.suffix == ".zarr"
-    is_table = output.suffix not in (".h5ad", ".zarr")
+    if is_zarr and isinstance(cells, BackedH5ad):
+        cells = read_h5ad(path)
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
-        if is_table:
+        if output.suffix not in (".h5ad", ".zarr"):
             write = _write_parquet if output.suffix == ".parquet" else _write_text
             write(temporary, output.name, _table_rows(cells, annotation), annotation.record)
-        elif isinstance(cells, AnnData):
-            annotation.write_into(cells)
-            for table in (cells.obs, cells.var) if is_zarr else ():  # h5ad files can have slashes in names of columns
-                table.columns = without_slashes(list(map(str, table.columns)))
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Writing zarr v2")  # all programs read version 2
-                cells.write_zarr(temporary) if is_zarr else write_anndata(cells, temporary)
-        elif is_zarr:
-            root = zarr.open_group(temporary, mode="w", zarr_format=2)
-            root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-            with reading(path), open_hdf5(path) as file:
-                for name in file:
-                    _copy(file, root, name, cells.left_out)
-            require_unchanged(path, seen)
-            _add(root, annotation)
-            zarr.consolidate_metadata(root.store)
-        else:
+        elif isinstance(cells, BackedH5ad):
             shutil.copyfile(path, temporary)
             require_unchanged(path, seen)
             with hdf5_to_write(temporary, "r+") as file:
                 for name in cells.left_out:  # with these, anndata could not read the copy
                     del file[name]
                 _add(file, annotation)
+        else:
+            annotation.write_into(cells)
+            for table in (cells.obs, cells.var) if is_zarr else ():  # h5ad files can have slashes in names of columns
+                table.columns = without_slashes(list(map(str, table.columns)))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Writing zarr v2")  # all programs read version 2
+                cells.write_zarr(temporary) if is_zarr else write_anndata(cells, temporary)
 
 
-def _add(root: Any, annotation: Annotation) -> None:
-    """Add an annotation to an AnnData in an HDF5 file or zarr group, as anndata encodes it, block by block."""
-    _add_columns(root["obs"], annotation)
-    for place in ("obsm", "uns"):
-        if root.get(place) is None:
-            _free(root, place)
-            write_elem(root, place, {})
-    _free(root["uns"], annotation.key)
-    write_elem(root["uns"], annotation.key, annotation.record)
-    _add_calls(root, annotation)
-
-
-def _add_columns(obs: Any, annotation: Annotation) -> None:
-    """Write the columns of an annotation into obs, and remove those of an earlier one that it lacks."""
-    dropped = annotation.outdated(obs.attrs["column-order"])
-    for name in (*dropped, *map(str, annotation.obs)):
-        _free(obs, name)
-    _write_columns(obs, annotation.obs)
-    order = [name.decode() if isinstance(name, bytes) else str(name) for name in obs.attrs["column-order"]]
-    order = [name for name in order if name not in dropped]
-    obs.attrs["column-order"] = order + [str(name) for name in annotation.obs if name not in order]
-
-
-def _write_columns(table: Any, columns: pd.DataFrame) -> None:
-    """Write the columns of a table as anndata does: the `array` of each, with Categorical, masked or NumPy values."""
-    for name, values in columns.items():
-        array = values.array
-        write_elem(table, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
-
-
-def _new_table(root: Any, name: str, columns: list[str]) -> Any:
-    """Create an empty table of the cells in obsm."""
-    index = root["obs"][root["obs"].attrs["_index"]]
-    table = root["obsm"].create_group(name)
-    table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
-    # A label may have the name of the index of obs, but not this one.
-    table.attrs.update({"_index": "_index", "column-order": columns})
-    if isinstance(root, h5py.File):
-        root.copy(index, table, "_index")  # without reading the names
-    else:
-        write_elem(table, "_index", read_elem(index))
-    return table
-
-
-def _add_calls(root: Any, annotation: Annotation) -> None:
-    """Write the details of an annotation into obsm; embedding and probabilities block by block."""
+def _add(file: h5py.File, annotation: Annotation) -> None:
+    """Add an annotation to an AnnData in a file, as anndata encodes it; embedding and probabilities block by block."""
     key = annotation.key
     num_cells = len(annotation.obs)
-    obsm = root["obsm"]
-    for name in (pattern.format(key) for pattern in OBSM):
-        _free(obsm, name)
+    _add_columns(file["obs"], annotation)
+    for place in ("obsm", "uns"):
+        if file.get(place) is None:
+            _free(file, place)
+            write_elem(file, place, {})
+    _free(file["uns"], key)
+    write_elem(file["uns"], key, annotation.record)
+    obsm = file["obsm"]
+    for name in OBSM:
+        _free(obsm, name.format(key))
+    _write_columns(_new_table(file, f"{key}_details", list(annotation.details)), annotation.details)
     first = next(iter(annotation.read())).embedding
-    width = first.shape[1]
-    embedding = _new_array(obsm, f"X_{key}", (num_cells, width), first.dtype, _rows_of_chunk(width))
-    rows = _rows_of_chunk(len(annotation.labels))  # with all columns together, a block of cells is in few chunks
-    _write_columns(_new_table(root, f"{key}_details", list(annotation.details)), annotation.details)
+    embedding = _new_array(obsm, f"X_{key}", (num_cells, first.shape[1]), first.dtype)
     tables = []
     for name, kind in {"proba": np.float32, **({"own_proba": np.float64} if annotation.has_own else {})}.items():
-        table = _new_table(root, f"{key}_{name}", annotation.labels)
-        tables.append([_new_array(table, label, (num_cells,), kind, rows) for label in annotation.labels])
+        table = _new_table(file, f"{key}_{name}", annotation.labels)
+        tables.append([_new_array(table, label, (num_cells,), kind) for label in annotation.labels])
     start = 0
     for calls in annotation.read():
         stop = start + len(calls.proba)
@@ -176,61 +120,45 @@ def _add_calls(root: Any, annotation: Annotation) -> None:
         start = stop
 
 
-def _free(group: h5py.Group | zarr.Group, name: str) -> None:
-    """Remove an element if it exists; also a dangling link."""
-    if name in group or (isinstance(group, h5py.Group) and group.get(name, getlink=True) is not None):
-        del group[name]
+def _add_columns(obs: h5py.Group, annotation: Annotation) -> None:
+    """Write the columns of an annotation into obs, and remove those of an earlier one that it lacks."""
+    dropped = annotation.outdated(obs.attrs["column-order"])
+    for name in (*dropped, *map(str, annotation.obs)):
+        _free(obs, name)
+    _write_columns(obs, annotation.obs)
+    order = [name.decode() if isinstance(name, bytes) else str(name) for name in obs.attrs["column-order"]]
+    order = [name for name in order if name not in dropped]
+    obs.attrs["column-order"] = order + [str(name) for name in annotation.obs if name not in order]
 
 
-def _rows_of_chunk(width: int) -> int:
-    """Return the rows of a chunk of an array with so many values in a row."""
-    return max(1, CHUNK_VALUES // max(1, width))
+def _write_columns(table: h5py.Group, columns: pd.DataFrame) -> None:
+    """Write the columns of a table as anndata does: the `array` of each, with Categorical, masked or NumPy values."""
+    for name, values in columns.items():
+        array = values.array
+        write_elem(table, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
 
 
-def _new_array(group: h5py.Group | zarr.Group, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int) -> Any:
-    """Create an array to be filled; in zarr it is stored in chunks of at most `chunk_rows` rows."""
-    if isinstance(group, h5py.Group):
-        array = group.create_dataset(name, shape, dtype=dtype)
-    else:
-        chunks = (max(1, min(chunk_rows, shape[0])), *(max(1, size) for size in shape[1:]))
-        array = group.create_array(name, shape=shape, chunks=chunks, dtype=dtype)
+def _new_table(file: h5py.File, name: str, columns: list[str]) -> h5py.Group:
+    """Create a table of the cells in obsm, to which columns are added."""
+    table = file["obsm"].create_group(name)
+    # A label may have the name of the index of obs, but not this one.
+    encoding = {"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "_index", "column-order": columns}
+    table.attrs.update(encoding)
+    file.copy(file["obs"][file["obs"].attrs["_index"]], table, "_index")  # without reading the names
+    return table
+
+
+def _new_array(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
+    """Create an array to be filled."""
+    array = group.create_dataset(name, shape, dtype=dtype)
     array.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     return array
 
 
-def _copy(source: h5py.Group, parent: zarr.Group, name: str, left_out: Collection[str]) -> None:
-    """Copy an element as anndata encodes it, large arrays chunk by chunk; groups named in `left_out` are left out.
-
-    Dangling links are left out, too. Circular links cannot occur: a file that has them is not opened.
-    """
-    where = f"{source.name.rstrip('/')}/{name}"
-    if where.lstrip("/") in left_out:
-        return
-    if source.get(name) is None and source.attrs.get("encoding-type") not in (*MATRICES, *NULLABLE):
-        log.warning("%s leads nowhere and is left out", where)
-        return
-    node = source[name]
-    encoding = str(node.attrs.get("encoding-type", ""))
-    is_table = encoding == "dataframe" and str(node.attrs.get("encoding-version", "")) == "0.2.0"
-    # Tables of older versions hold references, which only anndata resolves.
-    by_parts = encoding in FOLDERS or is_table or is_nested(node)
-    if isinstance(node, h5py.Group) and by_parts:
-        group = parent.require_group(name)
-        attributes = dict(node.attrs.items())
-        if "column-order" in attributes:
-            columns = [column for column in attributes["column-order"] if node.get(column) is not None]
-            attributes["column-order"] = np.array(columns)
-        for key, value in attributes.items():
-            group.attrs[key] = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-        for part in node:
-            _copy(node, group, part, left_out)
-    elif isinstance(node, h5py.Dataset) and encoding in ("array", "") and node.dtype.kind in "biuf" and node.shape:
-        rows = _rows_of_chunk(int(np.prod(node.shape[1:])))
-        array = _new_array(parent, name, node.shape, node.dtype, rows)
-        for start in range(0, node.shape[0], rows):
-            array[start : start + rows] = node[start : start + rows]
-    else:
-        write_elem(parent, name, read_elem(node))
+def _free(group: h5py.Group, name: str) -> None:
+    """Remove an element if it exists; also a dangling link."""
+    if group.get(name, getlink=True) is not None:
+        del group[name]
 
 
 def _table_rows(cells: AnnData | BackedH5ad, annotation: Annotation) -> Iterator[pd.DataFrame]:
