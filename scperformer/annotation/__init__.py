@@ -2,12 +2,11 @@
 
 - columns: Columns of obs and obsm, with their records in uns.
 - finished: What an annotation depends on, which `resume=true` compares.
-- label_options: Options about labels, checked before annotation: constraints, ontology and tree, clusters.
-- constrain: Probabilities under constraints: excluded labels, and label frequencies by EM (`prior=em`).
+- label_options: Options about labels, checked before annotation, and constraints on probabilities.
 - annotate: The annotation of a query: columns, embedding, probabilities and record.
 - parts: Predictions on disk, a part for each block of cells, so that memory stays flat and runs can be resumed.
-- write: Write an annotation: a copy of its file as h5ad or zarr, or a table. No matrix is in memory as a whole.
-- predict: Annotate cells with a model: those of an AnnData, or files one by one.
+- write: Write an annotation: a copy of its file as h5ad or zarr, or a table.
+- predict: Annotate cells with a model: those of an AnnData, or those of a file.
 - outputs: The outputs of several inputs: their names, which of them are finished, and the errors of inputs that
   failed.
 """

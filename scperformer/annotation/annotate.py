@@ -29,14 +29,12 @@ from scperformer.annotation.columns import (
     find_clusters,
     gather_calls,
     name_columns,
-    novelty_of,
     one_type_warning,
     quality_columns,
     set_columns,
     unknown_cells,
 )
-from scperformer.annotation.constrain import constrained
-from scperformer.annotation.label_options import LabelOptions
+from scperformer.annotation.label_options import LabelOptions, constrained
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
 from scperformer.config.annotation import AnnotationOptions
@@ -45,14 +43,15 @@ from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
+from scperformer.model.novelty import novelty_share
 from scperformer.model.saved_model import both_have_a_part, branch_names
-from scperformer.model.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
+from scperformer.model.shift import OTHER, expected_text, file_text, file_warning, tempered
 from scperformer.training.adapt import Adapted
 from scperformer.training.calls import Calls, Read
 
 log = logging.getLogger(__name__)
 
-MAX_COMMAND = 1000  # characters
+MAX_TEXT = 1000  # characters
 NUM_FIRST_CALLS = 5  # in a text
 
 
@@ -92,25 +91,19 @@ class Annotation:
         tissue = f"{model['tissue']}, " if model["tissue"] else ""
         shares = self.obs[f"{self.key}_call"].value_counts(normalize=True)
         first = [f"{share:.0%} {call}" for call, share in shares.items() if call != NO_CALL][:NUM_FIRST_CALLS]
-        text = (
-            f"{len(self.obs):,} cells were annotated by the model {model['name']} ({tissue}{len(self.labels)} labels)"
-        )
-        text += f": {', '.join(first)}; {self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
-        if (shift := self.record.get("shift")) is not None and not self._warns_of(shift):
-            ends = shift["expected_lowest"], shift["expected_highest"]
+        text = f"{len(self.obs):,} cells were annotated by the model {model['name']} "
+        text += f"({tissue}{len(self.labels)} labels): {', '.join(first)}; "
+        text += f"{self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
+        shift = self.record.get("shift")
+        is_warned = shift is not None and math.isnan(shift["expected_lowest"]) and len(self.record["warnings"]) > 0
+        if shift is not None and not is_warned:
             kind = shift["kind"]
-            expected = expected_text(*ends, kind)
+            expected = expected_text(shift["expected_lowest"], shift["expected_highest"], kind)
             sentence = expected if kind in expected else f"these cells are {kind}: {expected}"
             text += f"{sentence[0].upper()}{sentence[1:]}. "
-        text += "".join(
-            f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} " for warning in self.record["warnings"]
-        )
+        for warning in self.record["warnings"]:
+            text += f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} "
         return f"{text}The column to use is obs['{self.key}_call']."
-
-    def _warns_of(self, shift: dict[str, Any]) -> bool:
-        """Whether a warning states already how far the cells are from the reference."""
-        numbers = Shift(shift["relative_novelty"], shift["batch_effect"], shift["num_cells"]).numbers
-        return any(numbers in warning for warning in self.record["warnings"])
 
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""
@@ -166,7 +159,9 @@ def make_annotation(
         factor = shift.factor
     read, constraints = constrained(read, options, labels, query.plan.findings.droplets)
     calls = gather_calls(read, options.tree, cfg.min_confidence)
-    novelty = novelty_of(calls["scores"].to_numpy(), model.saved.held_out, factor)
+    novelty = calls["scores"].to_numpy()
+    if model.saved.held_out is not None:
+        novelty = novelty_share(novelty / factor, model.saved.held_out.scores)
     unknown = unknown_cells(calls, novelty, labels, cfg.unknown_fpr, cfg.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
     obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
@@ -393,13 +388,13 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
         "run": {
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "host": platform.node(),
-            "command": shortened_command(command),
+            "command": _portable(command),
         },
         "model": {
             "name": saved.name,
             "tissue": saved.tissue or "",
             "hash": saved.hash,
-            "path": _portable_path(model.path),
+            "path": _portable(os.path.abspath(model.path)),
             "labels": np.array(saved.labels),
             "trained_on": provenance["reference"],
             "trained_on_sha256": provenance.get("reference_sha256", ""),
@@ -418,37 +413,22 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "sha256": query.sha256,
             "source": findings.source,
             "kind": findings.kind,
-            "log_base": float("nan") if findings.log_base is None else float(findings.log_base),
-            "total": float("nan") if findings.total is None else float(findings.total),
+            "log_base": math.nan if findings.log_base is None else float(findings.log_base),
+            "total": math.nan if findings.total is None else float(findings.total),
             "relative": findings.relative,
             "notes": np.array(findings.notes, dtype=object),
         },
         "genes": {
-            "num_model": overlap.num_model,
-            "num_file": overlap.num_file,
-            "num_shared": overlap.num_shared,
-            "share_of_model": overlap.share_of_model,
-            "informative_share": overlap.informative_share,
-            "notes": np.array(overlap.notes, dtype=object),
-            "absent": np.array(overlap.absent, dtype=object),
-            "dropped": np.array(overlap.dropped, dtype=object),
+            name: np.array(value, dtype=object) if isinstance(value, list) else value
+            for name, value in asdict(overlap).items()
         },
         "versions": packages | {"python": platform.python_version()},
     }
 
 
-def shortened_command(command: str) -> str:
-    """Return a command as it is recorded: with `~` for the user's home folder, and cut if it names very many files."""
-    home = os.path.expanduser("~")
-    text = command.replace(home, "~") if home not in ("", "/", "~") else command
+def _portable(text: str) -> str:
+    """Return a text as it is recorded: in UTF-8, with `~` for the user's home folder, and cut if it is very long."""
+    home = os.path.expanduser("~").rstrip("/")
+    text = text.replace(f"{home}/", "~/") if home else text
     text = os.fsencode(text).decode(errors="replace")
-    return text if len(text) <= MAX_COMMAND else f"{text[:MAX_COMMAND]} ..."
-
-
-def _portable_path(folder: Path) -> str:
-    """Return the absolute path of a folder, with `~` for the user's home folder, whose name it would tell."""
-    path = Path(os.path.abspath(folder))
-    home = Path(os.path.expanduser("~"))
-    is_private = home.is_absolute() and home != Path("/") and path.is_relative_to(home)
-    place = f"~/{path.relative_to(home)}" if is_private else str(path)
-    return os.fsencode(place).decode(errors="replace")  # files hold text in UTF-8 alone
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."

@@ -29,7 +29,6 @@ from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree
 from scperformer.model.confidence import calibration
 from scperformer.model.conformal import held_out_coverage, label_sets, set_texts, set_threshold
 from scperformer.model.held_out import HeldOut
-from scperformer.model.novelty import novelty_share
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import MIN_CELLS
 
@@ -91,14 +90,6 @@ def gather_calls(read: "Read", tree: LabelTree | None, min_confidence: float) ->
         block |= {name: getattr(calls, name) for name in ("scores", "empty", "by_encoder", "baseline")}
         blocks.append(pd.DataFrame(block | dict(zip(("called", "call_confidence"), called, strict=True))))
     return pd.concat(blocks, ignore_index=True)
-
-
-def novelty_of(scores: np.ndarray, held_out: HeldOut | None, factor: float) -> np.ndarray:
-    """Return the share of held-out cells of the reference that are less novel than each of N cells; NaN without any.
-
-    In a query of another study, all scores are higher: they are divided by `factor`.
-    """
-    return scores if held_out is None else novelty_share(scores / factor, held_out.scores)
 
 
 def unknown_cells(

@@ -1,8 +1,9 @@
-"""The options about labels, checked before any cell is called: constraints, shares, ontology and tree, clusters."""
+"""The options about labels, checked before any cell is called, and constraints on the probabilities of calls."""
 
 import logging
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,22 @@ from anndata.io import read_elem
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
+from scperformer.cells.droplets import Droplets
 from scperformer.cells.reference_labels import label_columns
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import AUTO_CLUSTERS
-from scperformer.labels.constraints import allowed_labels
+from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import LabelTree
 from scperformer.model.saved_model import SavedModel
+from scperformer.training.calls import Calls, Read
 
 log = logging.getLogger(__name__)
+
+MAX_EM_CELLS = 20_000  # shares are estimated from so many cells, evenly spread over the file
 
 
 @dataclass
@@ -110,3 +115,59 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categ
         found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"
         raise InputError(found, "a cluster for each cell", f"fill them in, or {remedy}")
     return pd.Categorical(clusters)
+
+
+def constrained(
+    read: Read, options: LabelOptions, labels: list[str], droplets: Droplets | None
+) -> tuple[Read, dict[str, Any]]:
+    """Apply the constraints to the probabilities of calls; return how to read these calls, and a record.
+
+    The record is empty without constraints. Shares of labels are estimated without the barcodes that cannot be cells.
+    """
+    weights = options.allowed.astype(np.float64)
+    record: dict[str, Any] = {}
+    if not options.allowed.all():
+        denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
+        log.info("labels that cannot occur: %s; confidences are for the choice among the others", listed(denied))
+        record["denied"] = np.array(denied, dtype=object)
+    if options.shares is not None:
+        estimated, reference = _estimated_shares(read, options.shares, options.allowed, droplets)
+        weights[options.allowed] = estimated[options.allowed] / reference[options.allowed]
+        shares = zip(labels, estimated, reference, strict=True)
+        text = "prior=em: each call depends on all cells of the file; their estimated shares (reference): %s"
+        log.info(text, listed(f"{label} {new:.1%} ({old:.1%})" for label, new, old in shares))
+        record |= {"estimated_shares": estimated, "reference_shares": reference}
+    if not record:
+        return read, {}
+    record["weights"] = weights  # factors of the labels' probabilities
+
+    def read_constrained() -> Iterator[Calls]:
+        for calls in read():
+            yield replace(calls, proba=reweighted(calls.proba, weights))
+
+    return read_constrained, record
+
+
+def _estimated_shares(
+    read: Read, shares: np.ndarray, allowed: np.ndarray, droplets: Droplets | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the estimated share of each label in the file, and its share in the reference among the allowed labels."""
+    proba = _some_probabilities(read, droplets)
+    reference = shares * allowed
+    reference /= reference.sum()
+    estimated = np.zeros(len(shares))
+    renormalised = reweighted(proba[:, allowed], np.ones(allowed.sum()))
+    estimated[allowed] = shares_by_em(renormalised, reference[allowed])
+    return estimated, reference
+
+
+def _some_probabilities(read: Read, droplets: Droplets | None) -> np.ndarray:
+    """Return the probabilities of some `MAX_EM_CELLS` cells, without the barcodes that cannot be cells."""
+    starts = np.cumsum([0, *(len(calls.proba) for calls in read())])
+    if droplets is None:
+        step = -(-int(starts[-1]) // MAX_EM_CELLS)
+        return np.concatenate([calls.proba[::step] for calls in read()])
+    rows = droplets.some(MAX_EM_CELLS)
+    places = np.searchsorted(rows, starts)
+    blocks = zip(read(), starts, places, places[1:], strict=False)
+    return np.concatenate([calls.proba[rows[begin:end] - start] for calls, start, begin, end in blocks])

@@ -66,16 +66,6 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
             options = {"transformer": "sklearn", "random_state": SEED}
             scanpy.pp.neighbors(cells, n_neighbors=num_neighbours, use_rep="X", **options)
             graph = cells.obsp["connectivities"]
-    return leiden_clusters(graph, RESOLUTION)
-
-
-def leiden_clusters(graph: sp.spmatrix, resolution: float) -> np.ndarray:
-    """Return the number of each cell's cluster by the Leiden algorithm of scanpy, the largest cluster first."""
-    import scanpy
-
-    cells = AnnData(shape=(graph.shape[0], 0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scanpy warns about future defaults
         options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
-        scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
+        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)

@@ -34,47 +34,28 @@ class JointLabels:
 
 
 def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
-    """Read what labels are called jointly; a joint label may again be called otherwise.
-
-    Parameters
-    ----------
-    path
-        A table with two columns, which may have the header `label` and `joint`.
-    labels
-        All labels of the studies.
+    """Read what labels of the studies are called jointly, from a table whose header may be `label` and `joint`.
 
     Raises
     ------
     InputError
-        A row has a label that no study has, or one twice, or the rows lead back to where they started.
+        A row has a label that no study has, or a label twice.
     """
     rows = read_pairs(path, MAP)
     if rows and rows[0][0].casefold() == "label" and "label" not in labels:
         del rows[0]
     joint_of: dict[str, str] = {}
-    targets = {target for _, target in rows}
-    for label, target in rows:
-        if label not in labels and label not in targets:
+    for label, joint in rows:
+        if label not in labels:
             remedy = f"{did_you_mean(label, labels)}write the labels as the studies have them"
             raise InputError(f"label '{label}' in {path}", f"labels such as '{labels[0]}'", remedy)
-        if means_no_label(target):
-            found = f"'{target}' as the joint label of '{label}' in {path}, which means no label"
+        if means_no_label(joint):
+            found = f"'{joint}' as the joint label of '{label}' in {path}, which means no label"
             raise InputError(found, "names of cell types", "leave the cells out with an empty label in their study")
-        if joint_of.setdefault(label, target) != target:
-            found = f"two joint labels of '{label}' in {path} ('{joint_of[label]}' and '{target}')"
+        if joint_of.setdefault(label, joint) != joint:
+            found = f"two joint labels of '{label}' in {path} ('{joint_of[label]}' and '{joint}')"
             raise InputError(found, "one joint label for each label", "leave one of them out")
-    return {label: _followed(label, joint_of, path) for label in joint_of if label in labels}
-
-
-def _followed(label: str, joint_of: dict[str, str], path: str) -> str:
-    """Return the joint label at which the rows of a map that start at a label end."""
-    passed = [label]
-    while (following := joint_of.get(passed[-1], passed[-1])) != passed[-1]:
-        if following in passed:
-            found = f"a cycle in {path} ({' > '.join([*passed, following])})"
-            raise InputError(found, "joint labels that are final", "leave one of these rows out")
-        passed.append(following)
-    return passed[-1]
+    return joint_of
 
 
 def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | None = None) -> JointLabels:

@@ -69,12 +69,8 @@ def without_no_labels(texts: pd.Series) -> pd.Series:
 
 
 def spelled_as(labels: Sequence[str], texts: Iterable[str]) -> list[str]:
-    """Return each text as the model spells this label; a text that is not a label is returned unchanged.
-
-    Models of earlier versions may have labels such as "1.0".
-    """
-    own = {_whole(label): label for label in labels} | {label: label for label in labels}
-    return [own.get(text, own.get(_whole(text.strip()), text)) for text in texts]
+    """Return each text as the model spells this label; a text that is not a label stays, without blanks around it."""
+    return [text if text in labels else _whole(text.strip()) for text in texts]
 
 
 def _text(value: object) -> str:

@@ -33,19 +33,14 @@ class LabelTree:
     terms: dict[str, str] = field(default_factory=dict)  # ontology ids of nodes that are not labels
 
     def __post_init__(self) -> None:
-        level: dict[str, int] = {}
         for node in self.parents:
-            path: dict[str, None] = {}
-            while node in self.parents and node not in level:
-                if node in path:
-                    cycle = list(path)[list(path).index(node) :]
-                    raise ValueError(f"a cycle ({' > '.join(shortened(name) for name in [node, *cycle[::-1]])})")
-                path[node] = None
-                node = self.parents[node]
-            top = level.get(node, 1)
-            level |= {name: top + below for below, name in enumerate(reversed(path), start=1)}
-        if max(level.values(), default=1) > MAX_LEVELS:
-            raise ValueError(f"more than {MAX_LEVELS} levels")
+            path = [node]
+            while path[-1] in self.parents:
+                path.append(self.parents[path[-1]])
+                if (start := path.index(path[-1])) < len(path) - 1:
+                    raise ValueError(f"a cycle ({' > '.join(map(shortened, path[start:]))})")
+                if len(path) > MAX_LEVELS:
+                    raise ValueError(f"more than {MAX_LEVELS} levels")
         inner = set(self.parents.values())
         if unknown := [node for node in self.parents if node not in inner and node not in self.labels]:
             raise ValueError(f"'{shortened(unknown[0])}', which is neither a label nor a parent")
