@@ -1,7 +1,7 @@
 """CellTypist's models (.pkl): a logistic regression or SGD classifier, and the scaler before it, of scikit-learn.
 
-All versions from 1.0 on are read: since July 2021 a mapping with `Model`, `Scaler_` and `description`, before that an
-object of CellTypist with `classifier`, `scaler` and `description`; of any version of NumPy, scikit-learn and pickle.
+A file is a mapping with `Model`, `Scaler_` and `description`, as since July 2021, of any version of NumPy and
+scikit-learn.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ CLIP = 10.0  # of standardised expression, from above alone
 # Beside NumPy's: estimators, the loss of an SGD classifier, the state of a random generator, genes from pandas.
 KNOWN = (
     *NUMPY,
-    *("sklearn.", "celltypist.", "numpy.random.", "_loss.", "copyreg._reconstructor", "copy_reg._reconstructor"),
-    *("builtins.object", "__builtin__.object", "pandas.core.indexes.base._new_Index", "pandas.core.indexes.base.Index"),
+    *("sklearn.", "numpy.random.", "_loss."),
+    *("pandas.core.indexes.base._new_Index", "pandas.core.indexes.base.Index"),
 )
 TESTED = (
     "scores and labels equal CellTypist 1.5.0 and 1.7.1 (scikit-learn 1.1.3, 1.7.2) on models made with "
@@ -40,15 +40,11 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     The text of a ValueError says how it is damaged, or that it is another pickle.
     """
     content = read_pickle(path, KNOWN)
-    if isinstance(content, Made) and content.maker == "celltypist.models.Model":
-        state = state_of(content, "model of CellTypist")
-        parts: list[Any] = [state.get(name) for name in ("classifier", "scaler", "description")]
-    elif isinstance(content, dict) and {"Model", "Scaler_"} <= content.keys():
-        parts = [content.get(name) for name in ("Model", "Scaler_", "description")]
-    else:
+    if not isinstance(content, dict) or not {"Model", "Scaler_"} <= content.keys():
         raise ValueError("a pickle without a model and a scaler")
-    classifier = state_of(parts[0], "classifier")
-    scaler = state_of(parts[1], "scaler")
+    model = content["Model"]
+    classifier = state_of(model, "classifier")
+    scaler = state_of(content["Scaler_"], "scaler")
     for what, state, wanted in (
         ("classifier", classifier, ("classes_", "features", "coef_", "intercept_")),
         ("scaler", scaler, ("scale_",)),
@@ -59,9 +55,9 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     genes = [str(gene) for gene in array_of(classifier["features"], "features").ravel()]
     weights = _weights(classifier, scaler, len(genes), len(labels))
     means = np.maximum(weights["mean"], 0)
-    release = parts[0].state.get("_sklearn_version")
-    estimator = parts[0].maker.rpartition(".")[2]
-    about = parts[2] if isinstance(parts[2], dict) else {}
+    release = classifier.get("_sklearn_version")
+    estimator = model.maker.rpartition(".")[2]
+    about = description if isinstance(description := content.get("description"), dict) else {}
     said = {name: str(plain(about.get(name), name) or "") for name in ("version", "date", "source", "url", "details")}
     return {
         "origin": {

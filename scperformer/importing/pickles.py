@@ -21,8 +21,6 @@ from scperformer.base.child import CAN_FORK, run_in_child
 
 COPIES = 8  # of the bytes of a file, in the memory of the child
 MAX_BYTES = 2**29  # of a file; the largest models of CellTypist have some 100 MB
-STARTS = (b"(", b"}", b"]", b"c")  # first bytes of protocols 0 and 1: of containers and globals
-END = b"."
 # What NumPy writes to make its arrays again; the names of two modules have changed over time.
 NUMPY = (
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
@@ -82,9 +80,6 @@ class Made:
     items: dict[Any, Any]
 
     def __new__(cls, *args: Any) -> "Made":
-        # Protocols 0 and 1 make the objects of most classes by a function of copyreg.
-        if cls.maker.endswith("._reconstructor") and args and isinstance(args[0], type) and issubclass(args[0], Made):
-            cls = args[0]
         made = object.__new__(cls)
         made.args = args
         made.state = None
@@ -128,15 +123,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def looks_like_pickle(path: Path) -> bool:
-    """Whether a file begins, and in old protocols also ends, as a pickle does."""
+    """Whether a file begins as a pickle of protocol 2 or later; Python 3 writes older ones only if asked to."""
     with path.open("rb") as file:
-        first = file.read(2)
-        if first[:1] == b"\x80":
-            return len(first) == 2
-        if not first.startswith(STARTS):
-            return False
-        file.seek(-1, 2)
-        return file.read(1) == END
+        return file.read(1) == b"\x80"
 
 
 def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
@@ -242,7 +231,7 @@ def _dtype(value: Any) -> np.dtype:
 
 
 def _bytes(value: Any) -> bytes:
-    """Return bytes; protocols 0 to 2 write them as text that is encoded."""
+    """Return bytes; protocol 2 writes them as text that is encoded."""
     if isinstance(value, Made) and value.maker in NUMPY:
         value = value.args[0] if value.args else b""
     if isinstance(value, str):

@@ -116,10 +116,9 @@ def test_scores_and_labels_of_all_forms(form, cells, parts, tmp_path):
     np.testing.assert_allclose(found.obsm["scperformer_proba"].sum(axis=1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["mapping", "object"])
-@pytest.mark.parametrize("protocol", range(6))
-def test_all_protocols_give_the_same_model(protocol, old, parts, tmp_path):
-    saved = read_model(imported(celltypist.pickled(parts, protocol, old), tmp_path).path)
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_all_protocols_give_the_same_model(protocol, parts, tmp_path):
+    saved = read_model(imported(celltypist.pickled(parts, protocol), tmp_path).path)
     np.testing.assert_array_equal(saved.weights["model.weight"], parts[0].coef_.T)
     np.testing.assert_array_equal(saved.weights["model.bias"], parts[0].intercept_)
     np.testing.assert_array_equal(saved.weights["model.deviation"], parts[1].scale_)

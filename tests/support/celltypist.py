@@ -1,8 +1,6 @@
 """Models as CellTypist writes them, made with scikit-learn, and their scores as CellTypist computes them, densely."""
 
 import pickle
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +55,9 @@ def fit(cells: ad.AnnData, *, kind: str = "logistic", with_mean: bool = True, la
     return classifier, scaler, dict(DESCRIPTION)
 
 
-def pickled(parts: Parts, protocol: int = 4, old: bool = False) -> bytes:
-    """Return the content of a .pkl; `old`: an object of CellTypist's class, as it was written before July 2021."""
-    classifier, scaler, description = parts
-    if not old:
-        content = {"Model": classifier, "Scaler_": scaler, "description": description}
-        return pickle.dumps(content, protocol=protocol)
-    module = types.ModuleType("celltypist.models")
-    module.Model = type("Model", (), {"__module__": "celltypist.models", "__qualname__": "Model"})
-    package = types.ModuleType("celltypist")
-    package.models = module
-    sys.modules |= {"celltypist": package, "celltypist.models": module}
-    try:
-        made = module.Model()
-        made.classifier, made.scaler, made.description = parts
-        return pickle.dumps(made, protocol=protocol)
-    finally:
-        del sys.modules["celltypist"], sys.modules["celltypist.models"]
+def pickled(parts: Parts, protocol: int = 4) -> bytes:
+    """Return the content of a .pkl."""
+    return pickle.dumps(dict(zip(("Model", "Scaler_", "description"), parts, strict=True)), protocol=protocol)
 
 
 def scores(parts: Parts, cells: ad.AnnData) -> pd.DataFrame:
