@@ -1,8 +1,6 @@
 """The tables, the figures and the page of an explanation, which is an AnnData from explain.py."""
 
 import base64
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,8 @@ NUM_TOP = 20  # genes of a label that are compared with its markers, and deleted
 NUM_LISTED = 100  # genes of a label in the table
 NUM_FOR = 12  # genes with contributions for a label, and genes with attention, on the page
 NUM_AGAINST = 4  # genes with contributions against a label on the page
-MAX_DRAWN = 60  # genes in the figures, but at least one of each label
+MAX_DRAWN = 60  # genes in the dot plot, but at least one of each label
 MAX_DRAWN_PER_LABEL = 5
-CELLS_DRAWN = 40  # cells of each label in the heat map
 DELETED = {"contribution": "largest contributions", "random": "random", "expression": "most expressed"}
 DPI = 140
 
@@ -103,64 +100,27 @@ def deletion_text(table: pd.DataFrame) -> str:
     )
 
 
-@contextmanager
-def _scanpy_plots() -> Iterator[Any]:
-    """Yield scanpy's plots, which draw without a screen, and never read gene names as formulas."""
+def draw_dots(explanation: AnnData, key: str) -> bytes:
+    """Return a dot plot of the expression of the first genes of each label in the cells of each label, as PNG."""
     import matplotlib
     import scanpy as sc  # takes seconds to import
     from matplotlib import pyplot as plt
 
-    backend = matplotlib.get_backend()
-    figures = plt.get_fignums()
-    plt.switch_backend("agg")
-    try:
-        with plt.rc_context({"text.parse_math": False, "figure.dpi": DPI, "savefig.dpi": DPI, "savefig.bbox": "tight"}):
-            yield sc.pl
-    finally:
-        for number in set(plt.get_fignums()).difference(figures):
-            plt.close(number)
-        plt.switch_backend(backend)
-
-
-def drawn_genes(explanation: AnnData, key: str) -> dict[str, list[str]]:
-    """Return the first genes of each label for the figures: up to 5, fewer with many labels."""
     tables = gene_tables(explanation, key)
     num = int(np.clip(MAX_DRAWN // len(tables), 1, MAX_DRAWN_PER_LABEL))
-    return {label: list(table.index[:num]) for label, table in tables.items()}
-
-
-def draw_heat_map(explanation: AnnData, key: str) -> bytes:
-    """Return a heat map of the contributions of the first genes of each label in some of its cells, as PNG."""
-    rng = np.random.default_rng(0)
-    groups = explanation.obs.groupby(f"{key}_label", observed=True).indices
-    rows = np.concatenate([np.sort(rng.permutation(cells)[:CELLS_DRAWN]) for cells in groups.values()])
-    drawn = explanation[rows].copy()
-    genes = drawn_genes(explanation, key)
-    drawn.uns[f"{key}_label_colors"] = [colour_of(place) for place in range(len(genes))]
-    highest = float(np.quantile(np.abs(drawn.X.data), 0.999))
-    scale = {"cmap": "RdBu_r", "vmin": -highest, "vcenter": 0, "vmax": highest}
-    size = 2.5 + 0.24 * sum(map(len, genes.values())), 1.5 + 0.014 * len(rows)
-    with _scanpy_plots() as pl:
-        axes = pl.heatmap(drawn, genes, f"{key}_label", figsize=size, show_gene_labels=True, show=False, **scale)
-        if "groupby_ax" in axes:  # scanpy draws it for several labels alone
-            axes["groupby_ax"].set_ylabel("label of the cells")  # not the name of the column
-        return png(axes["heatmap_ax"].figure)
-
-
-def dot_plot(explanation: AnnData, key: str, genes: dict[str, list[str]]) -> Figure:
-    """Draw the expression of genes, grouped by label, in the cells of each label."""
-    import scanpy as sc  # takes seconds to import
-
+    genes = {label: list(table.index[:num]) for label, table in tables.items()}
     options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
-    plot = sc.pl.dotplot(explanation, genes, f"{key}_label", return_fig=True, **options)
-    plot.make_figure()
-    return plot.fig
-
-
-def draw_dots(explanation: AnnData, key: str) -> bytes:
-    """Return a dot plot of the expression of the same genes in the cells of each label, as PNG."""
-    with _scanpy_plots():
-        return png(dot_plot(explanation, key, drawn_genes(explanation, key)))
+    backend = matplotlib.get_backend()
+    plt.switch_backend("agg")  # draws without a screen
+    try:  # names of genes are no formulas
+        with plt.rc_context({"text.parse_math": False, "figure.dpi": DPI, "savefig.dpi": DPI, "savefig.bbox": "tight"}):
+            plot = sc.pl.dotplot(explanation, genes, f"{key}_label", return_fig=True, **options)
+            plot.make_figure()
+            picture = png(plot.fig)
+            plt.close(plot.fig)
+    finally:
+        plt.switch_backend(backend)
+    return picture
 
 
 def draw_deletion(table: pd.DataFrame) -> bytes:
@@ -198,7 +158,6 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
     facts = explanation.uns[key]
     table = facts["deletion"]
     pictures = {
-        "heat": draw_heat_map(explanation, key),
         "dots": draw_dots(explanation, key),
         "deletion": draw_deletion(table),
     }

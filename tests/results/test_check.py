@@ -9,7 +9,6 @@ from uuid import uuid4
 import anndata as ad
 import h5py
 import numpy as np
-import pandas as pd
 import pytest
 from support.inputs import WRITERS
 
@@ -138,31 +137,9 @@ def test_reference(counts_adata, write, capsys):
 
 def test_rare_labels_of_a_reference_are_only_a_note(counts_adata, write, capsys):
     counts_adata.obs["cell_type"] = ["rare", *["a", "b"] * 59, "a"]
-    results = checked(write(counts_adata), label_key="cell_type")
-    assert results[0]["problem"] is None
-    assert results[0]["labels"]["rare"] == {"rare": 1}
-    out = capsys.readouterr().out
-    note = "1 label has fewer than 2 cells: 'rare' (1) (used for training, not for validation; to change this: "
-    assert f"note         {note}" in out
-    assert "ok           scperformer train" in out
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (
-            lambda obs: obs.rename(columns={"cell_type": "other"}),
-            r"no column 'cell_type' .* expected other \(3 values\)",
-        ),
-        (lambda obs: obs.assign(cell_type="same"), "1 usable label in obs"),
-    ],
-    ids=["key", "one"],
-)
-def test_bad_reference(counts_adata, write, capsys, change, match):
-    counts_adata.obs = change(counts_adata.obs)
-    with pytest.raises(InputError, match="1 of 1 files cannot be used"):
-        checked(write(counts_adata), label_key="cell_type")
-    assert pd.Series([capsys.readouterr().out]).str.contains(match).all()
+    [result] = checked(write(counts_adata), label_key="cell_type")
+    assert (result["problem"], result["labels"]["rare"]) == (None, {"rare": 1})
+    assert "note         1 label has fewer than 2 cells: 'rare' (1) (used for training" in capsys.readouterr().out
 
 
 def test_packaged_model(pbmc, write, monkeypatch, capsys):
@@ -244,12 +221,6 @@ def test_unreadable_obs_is_only_a_note(counts_adata, write, capsys):
         file["obs/cell_type"].attrs["encoding-type"] = "something new"
     assert checked(path)[0]["label_columns"] is None
     assert "the columns of obs cannot be read" in capsys.readouterr().out
-
-
-def test_repeated_cell_names_are_noted(counts_adata, write, capsys):
-    counts_adata.obs_names = ["cell"] * 120
-    checked(write(counts_adata))
-    assert "note         repeated cell names, which are kept: 119" in capsys.readouterr().out
 
 
 def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):

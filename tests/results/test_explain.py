@@ -26,7 +26,6 @@ from scperformer.results.explain import delete_genes, rank_markers
 from scperformer.results.explanation_page import (
     attention_per_label,
     deletion_text,
-    draw_heat_map,
     gene_tables,
     genes_per_label,
     marker_overlap,
@@ -63,12 +62,6 @@ def path(annotated, write):
 
 def names(folder):
     return sorted(entry.name for entry in folder.iterdir())
-
-
-def test_the_heat_map_of_a_single_label_is_drawn(explained):
-    """scanpy leaves out the axis of the labels then."""
-    of_one = explained[explained.obs[f"{KEY}_label"] == LABELS["B cell"]].copy()
-    assert draw_heat_map(of_one, KEY).startswith(b"\x89PNG")
 
 
 def test_contributions_and_bias_are_the_logit_of_the_label(explained, annotated, model):
@@ -236,7 +229,7 @@ def test_the_folder(command, path, explained, tmp_path, model):
     columns = ["label", "gene", "mean_contribution", "mean_attention", "num_expressing", "num_cells", "marker_rank"]
     assert list(table) == list(pd.read_csv(folder / "attention_per_label.csv")) == columns
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 3
+    assert page.count("data:image/png;base64,") == 2
     assert "<script" not in page
     assert "<b>cell</b>" not in page
     assert "B / &lt;b&gt;cell&lt;/b&gt;" in page
