@@ -424,8 +424,7 @@ def adapt(
     InputError
         The model keeps no cells, the cells cannot be annotated by it, or the folder exists.
     """
-    from scperformer.io.read import default_output
-    from scperformer.training.adapt import write_adapted
+    from scperformer.cli.adapt import run as run_adapt
 
     cfg = config_of(
         "adapt",
@@ -435,10 +434,9 @@ def adapt(
         output=output,
         overwrite=overwrite,
     )
-    source = cells if isinstance(cells, AnnData) else os.fspath(cells)
-    beside_it = isinstance(source, str) and cfg.output is None
-    place = default_output(source, ".adapted") if isinstance(source, str) and beside_it else required_output(cfg)
-    return _trained(write_adapted(loaded(model, cfg), source, place, cfg))
+    if isinstance(cells, AnnData):
+        required_output(cfg)
+    return _trained(run_adapt(cfg, loaded(model, cfg), cells if isinstance(cells, AnnData) else None))
 
 
 @step("models")

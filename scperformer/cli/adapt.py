@@ -1,11 +1,22 @@
 """`scperformer adapt`: adapt a model to the genes and the depth of a file."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
 from scperformer.config.options import ModelOptions, require
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from scperformer.model.load import Model
+    from scperformer.model.saved_model import SavedModel
+    from scperformer.training.condition import Condition
+
+log = logging.getLogger(__name__)
 
 USAGE = "adapt MODEL FILE"
 EXAMPLES = """\
@@ -27,13 +38,50 @@ class AdaptConfig(ModelOptions):
         require(self.model_path is not None, "model_path", self.model_path, "the model, as the first word")
 
 
-def run(cfg: AdaptConfig) -> Path:
-    """Load a model, adapt it to a file or to a text file of genes, and write it; return its folder."""
+def run(cfg: AdaptConfig, model: "Model | None" = None, cells: "AnnData | None" = None) -> Path:
+    """Adapt a model to a file, to a text file of genes or to cells in memory, and write it; return its folder.
+
+    Raises
+    ------
+    InputError
+        The model stores no cells; the file cannot be annotated by it; or fewer than half of the genes of the text file,
+        or fewer than 50 of them, are genes of the model.
+    """
     from scperformer.io.read import default_output
-    from scperformer.model.folder import MODEL
+    from scperformer.model.folder import MODEL, load_reference_cells, write_model
+    from scperformer.model.inference import torch_state_kept
     from scperformer.model.load import load_model
-    from scperformer.training.adapt import write_adapted
+    from scperformer.training.adapt import accuracy_beside, known_accuracy
+    from scperformer.training.adapted import fit_to_condition
 
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".adapted")
     require_absent(output, cfg.overwrite, MODEL)
-    return write_adapted(load_model(cfg.model_path), cfg.inputs[0], output, cfg)
+    model = model or load_model(cfg.model_path)
+    reference_cells = load_reference_cells(model.saved, model.path)
+    if reference_cells is None:
+        found = f"a model that keeps no cells ({model.path})"
+        raise InputError(found, "kept cells", model.saved.how_to_complete)
+    with torch_state_kept():
+        adapted = fit_to_condition(model, reference_cells, _condition_of(cells, model.saved, cfg))
+    write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
+    accuracy = accuracy_beside(known_accuracy(adapted), known_accuracy(model.saved))
+    log.info("written: %s; on reference cells with its %s genes: %s", output, f"{len(adapted.genes):,}", accuracy)
+    return output
+
+
+def _condition_of(cells: "AnnData | None", saved: "SavedModel", cfg: AdaptConfig) -> "Condition":
+    """Return the genes of a model that cells in memory, a file or a list has, and the depth if it is known."""
+    from scperformer.cells.query import find_query
+    from scperformer.io.gene_lists import is_gene_list, read_genes
+    from scperformer.io.gene_overlap import find_panel
+    from scperformer.io.read import open_cells
+    from scperformer.training.condition import Condition, find_condition
+
+    if cells is not None:
+        return find_condition(find_query(cells, saved, cfg))
+    path = cfg.inputs[0]
+    if is_gene_list(path):
+        genes = read_genes(path, saved.genes)
+        return Condition(find_panel(genes, saved.genes, "model", species=cfg.species, path=path), None)
+    with open_cells(path, cfg.orientation) as opened:
+        return find_condition(find_query(opened, saved, cfg, path))

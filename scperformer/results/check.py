@@ -43,9 +43,14 @@ from scperformer.model.novelty import novelty_share
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import file_text, file_warning
-from scperformer.training.condition import adapting_pays, depth_share, find_condition
+from scperformer.training.condition import (
+    adapting_pays,
+    depth_share,
+    find_condition,
+    find_repeats,
+    joined_repeats,
+)
 from scperformer.training.query_shift import find_shift, known_cells, known_when_adapted
-from scperformer.training.reference_repeats import find_repeats, joined_repeats
 
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 

@@ -1,4 +1,4 @@
-"""Adapt a model to the cells of a file: whether to, where adapted models are kept, and the step `adapt`."""
+"""Adapt a model to the cells of a file: whether to, and where adapted models are kept."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time, listed
-from scperformer.base.outputs import require_absent
-from scperformer.cells.query import Query, find_query
+from scperformer.cells.query import Query
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.io.gene_lists import is_gene_list, read_genes
-from scperformer.io.gene_overlap import MIN_PANEL, find_panel
-from scperformer.io.read import open_cells
+from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.content import INFO
-from scperformer.model.folder import MODEL, damaged_model, load_reference_cells, read_model, write_model
+from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.shift import FAR, OTHER, Shift
 from scperformer.training.adapted import fit_to_condition, with_encoder_weight
-from scperformer.training.condition import Condition, adapting_pays, depth_share, find_condition
+from scperformer.training.condition import (
+    Condition,
+    Repeats,
+    adapting_pays,
+    depth_share,
+    find_condition,
+    find_repeats,
+    joined_repeats,
+)
 from scperformer.training.query_shift import find_shift, known_cells
-from scperformer.training.reference_repeats import Repeats, find_repeats, joined_repeats
-
-if TYPE_CHECKING:
-    from scperformer.cli.adapt import AdaptConfig
 
 log = logging.getLogger(__name__)
 
@@ -116,14 +116,14 @@ def adapt_model(
     depth = condition.depth
     if share == 1:  # all files that are as deep as the kept cells, or deeper, have one adapted model
         condition = replace(condition, depth=None)
-    record = {
+    record: dict[str, Any] = {
         "adapted": False,
         "num_genes": int(condition.measured.sum()),
         "depth": math.nan if depth is None else depth,
         "depth_share": share,
         "key": condition.key,
         "expected_accuracy": math.nan,
-        "accuracy_with_all_genes": float(_accuracy(saved)),
+        "accuracy_with_all_genes": float(known_accuracy(saved)),
     }
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
@@ -142,8 +142,12 @@ def adapt_model(
     shift = factors = None
     if with_shift and (known := known_cells(model.saved)) is not None:
         shift, factors, _ = find_shift(seen, known, saved, reference_cells, condition, model)
-    if record["adapted"] and (shift is None or shift.kind not in (OTHER, FAR)):
-        _log_accuracy(query.path, record)  # of the reference's study: it says little about another one
+    if record["adapted"] and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
+        said = accuracy_beside(record["expected_accuracy"], record["accuracy_with_all_genes"])
+        depth_of = "its depth" if share < 1 else "the depth of the reference"
+        log.info(
+            "%s: %s on reference cells with its %s genes and %s", query.path, said, f"{record['num_genes']:,}", depth_of
+        )
     if factors is not None:
         log.info("%s: per-gene batch effects are corrected before annotation", query.path)
     if shift is not None:
@@ -200,8 +204,8 @@ def _adapt_members(
         "adapted": bool(keys),
         "num_genes": int(query.measured.sum()),
         "key": "-".join(keys),
-        "expected_accuracy": _accuracy(model.saved),
-        "accuracy_with_all_genes": _accuracy(model.saved),
+        "expected_accuracy": known_accuracy(model.saved),
+        "accuracy_with_all_genes": known_accuracy(model.saved),
         "studies": {
             "name": np.array([member.study.name for member in members], dtype=object),
             "weight": weights,
@@ -225,9 +229,16 @@ def _adapted_to(
     return model.adapted[condition.key]
 
 
-def _accuracy(saved: SavedModel) -> float:
+def known_accuracy(saved: SavedModel) -> float:
     """Return the out-of-fold accuracy of a model on its reference; NaN if it is not recorded."""
     return saved.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
+
+
+def accuracy_beside(adapted: float, original: float) -> str:
+    """Return the accuracy of an adapted model on its reference beside that with all genes, as far as both are known."""
+    if math.isnan(adapted):  # the stored cells are simulated, or too few to hold some out
+        return "unknown accuracy"
+    return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")
 
 
 def _was_adapted_to(saved: SavedModel, condition: Condition) -> bool:
@@ -235,22 +246,6 @@ def _was_adapted_to(saved: SavedModel, condition: Condition) -> bool:
     provenance = saved.provenance
     same_depth = provenance.get("depth") in (None, condition.depth)
     return "adapted_from" in provenance and bool(condition.measured.all()) and same_depth
-
-
-def _log_accuracy(path: str, record: dict[str, Any]) -> None:
-    """Log the accuracy of an adapted model on the reference."""
-    num_genes = record["num_genes"]
-    if math.isnan(record["expected_accuracy"]):  # the kept cells are simulated, or too few to hold some out
-        log.info("%s: the accuracy on its %d genes and its depth is unknown", path, num_genes)
-        return
-    depth = "its depth" if record["depth_share"] < 1 else "the reference's depth"
-    accuracy = _with_all_genes(record["expected_accuracy"], record["accuracy_with_all_genes"])
-    log.info("%s: %s on reference cells reduced to its %s genes and %s", path, accuracy, f"{num_genes:,}", depth)
-
-
-def _with_all_genes(adapted: float, original: float) -> str:
-    """Return the accuracy of an adapted model on its reference beside that with all genes, if this is recorded."""
-    return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")
 
 
 def _load_or_fit(model: Model, reference_cells: ReferenceCells, condition: Condition, cfg: AnnotationOptions) -> Model:
@@ -267,37 +262,3 @@ def _load_or_fit(model: Model, reference_cells: ReferenceCells, condition: Condi
         raise damaged_model(folder, "genes that differ from those of its condition")
     # Records name the model that was adapted, not this one.
     return as_model(replace(saved, hash=model.saved.hash), model.path)
-
-
-@torch_state_kept()
-def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptConfig) -> Path:
-    """Adapt a model to a file, to cells in memory or to a text file of genes, and write it; return its folder.
-
-    Raises
-    ------
-    InputError
-        The model keeps no cells; the file cannot be annotated by it; or fewer than half of the genes of the text file,
-        or fewer than 50 of them, are genes of the model.
-    """
-    require_absent(output, cfg.overwrite, MODEL)
-    reference_cells = load_reference_cells(model.saved, model.path)
-    if reference_cells is None:
-        found = f"a model that keeps no cells ({model.path})"
-        raise InputError(found, "kept cells", model.saved.how_to_complete)
-    adapted = fit_to_condition(model, reference_cells, _condition_of(source, model.saved, cfg))
-    write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
-    accuracy = _with_all_genes(_accuracy(adapted), _accuracy(model.saved))
-    log.info("written: %s; on reference cells reduced to its %s genes: %s", output, f"{len(adapted.genes):,}", accuracy)
-    return output
-
-
-def _condition_of(source: str | AnnData, saved: SavedModel, cfg: AdaptConfig) -> Condition:
-    """Return the genes of a model that a file, cells in memory or a text file of genes have, and the depth if known."""
-    if isinstance(source, AnnData):
-        return find_condition(find_query(source, saved, cfg))
-    if is_gene_list(source):
-        return Condition(
-            find_panel(read_genes(source, saved.genes), saved.genes, "model", species=cfg.species, path=source), None
-        )
-    with open_cells(source, cfg.orientation) as cells:
-        return find_condition(find_query(cells, saved, cfg, source))

@@ -1,5 +1,6 @@
 """A model adapted to a condition: fitted anew to the cells that it stores, with the genes and the depth of a file."""
 
+import logging
 import math
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -20,12 +21,16 @@ from scperformer.model.load import Model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.condition import Condition, depth_share, provenance_of_adapted, reduced
+from scperformer.training.condition import Condition, depth_class, depth_share, provenance_of_adapted, reduced
 from scperformer.training.evidence import Fitted, fill_network, fit_branches
 from scperformer.training.fit_imported import distilled
 from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
 
+log = logging.getLogger(__name__)
+
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
+DEPTHS = {"half of the depth": 0.5, "a tenth of the depth": 0.1}
+NUM_RANDOM, NUM_VARIABLE = 1000, (1000, 300)  # genes; a targeted panel has 300 to 1,000
 MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
 
 
@@ -169,3 +174,46 @@ def with_encoder_weight(model: Model, weight: float) -> Model:
     scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
     saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
     return replace(model, saved=saved, own_network=network)
+
+
+def usual_conditions(reference_cells: ReferenceCells, seed: int) -> dict[str, Condition]:
+    """Return usual conditions of files by their names in the model card, the reference's own first.
+
+    `reference_cells` are counts. Conditions with as many genes as the model has, or more, are left out.
+    """
+    num_genes = reference_cells.values.shape[1]
+    depth = depth_class(reference_cells.values)
+    means = np.asarray(reference_cells.values.mean(axis=0)).ravel()
+    variances = np.asarray(reference_cells.values.multiply(reference_cells.values).mean(axis=0)).ravel() - means**2
+    variable = np.argsort(-np.divide(variances, means, out=np.zeros_like(means), where=means > 0), kind="stable")
+    chosen = {f"{NUM_RANDOM:,} genes at random": np.random.default_rng(seed).permutation(num_genes)[:NUM_RANDOM]}
+    chosen |= {f"the {num:,} most variable genes": variable[:num] for num in NUM_VARIABLE}
+
+    everything = np.ones(num_genes, dtype=bool)
+    found = {"all genes": Condition(everything, None)}
+    if depth is not None:  # None: no cell has any count
+        found |= {name: Condition(everything, depth * share) for name, share in DEPTHS.items()}
+    for name, genes in chosen.items():
+        if len(genes) < num_genes:
+            found[name] = Condition(np.isin(np.arange(num_genes), genes), None)
+    return found
+
+
+def conditions_table(model: Model, reference_cells: ReferenceCells, seed: int) -> list[dict[str, Any]]:
+    """Return the expected accuracy and macro-F1 of a model under usual conditions, from fits without the called cells.
+
+    Under all conditions but the reference's own, the model is adapted as `predict` adapts it to a file.
+    """
+    rows = []
+    conditions = usual_conditions(reference_cells, seed)
+    with progress("finding the expected accuracy", total=len(conditions), unit="conditions") as shown:
+        for name, condition in conditions.items():
+            own = model.saved.metrics.get("out_of_fold") if name == "all genes" else None
+            scores = own or fit_to_condition(model, reference_cells, condition).metrics.get("out_of_fold")
+            shown.update()
+            if scores is None:  # no label has a second cell
+                continue
+            row = {"condition": name, "num_genes": int(condition.measured.sum())}
+            rows.append(row | {score: scores[score] for score in ("accuracy", "macro_f1")})
+            log.info("expected with %s: accuracy %.3f, macro-F1 %.3f", name, scores["accuracy"], scores["macro_f1"])
+    return rows

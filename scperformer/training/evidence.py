@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.sparse import csr_matrix, vstack
 from threadpoolctl import threadpool_limits
@@ -24,11 +25,12 @@ from scperformer.model.shift import MIN_CELLS
 from scperformer.training.fit_linear import (
     MAX_DUAL,
     ROUGH,
+    SOLVER_TOLERANCE,
     LinearOptions,
     batch_folds,
     design,
-    fit_design,
     fit_linear_branch,
+    fit_logistic,
     label_folds,
     labels_of_one_fold,
 )
@@ -159,7 +161,7 @@ def fit_branches(
     folder
         The run folder for logs and checkpoints of the training; None: there are none.
     """
-    folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else no_folds(len(labels))
+    folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else Folds.none(len(labels))
     num_labels = int(labels.max()) + 1
     linear_logits = np.zeros((len(folds.rows), num_labels), dtype=np.float32)
     encoder_logits = np.zeros_like(linear_logits)
@@ -169,9 +171,7 @@ def fit_branches(
         if linear_options is not None:
             linear = _fit_linear(x, labels, linear_options, folds, linear_logits)
         if cfg.model.encoder and cfg.model.positions == "coexpression":
-            cells = [x, *draws] if unlabelled is None else [x, *draws, unlabelled]
-            vectors = _fit_vectors(vstack(cells, "csr"), vectors, cfg)
-            encoder = _fit_encoder([x, *draws], labels, vectors, folds, cfg, encoder_logits, folder)
+            encoder = _fit_encoder([x, *draws], labels, unlabelled, vectors, folds, cfg, encoder_logits, folder)
         if not folds.is_dealt.any():
             return Fitted(linear, encoder, {}, {}, None)
         profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
@@ -185,8 +185,11 @@ def fit_branches(
     evidence |= score(truth, scaled.argmax(axis=1))
     evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
     if batches is not None:
-        is_right = scaled.argmax(axis=1) == truth
-        evidence["batches"] = compare_batches(x, labels, batches, folds.rows[folds.is_dealt], is_right)
+        is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[folds.rows[folds.is_dealt]]).mean()
+        evidence["batches"] = {
+            "accuracy": [is_right.get(batch) for batch in range(int(batches.max()) + 1)],  # None: no cell is held out
+            "batch_effect": effects_of_batches(x, labels, batches),
+        }
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
     return Fitted(linear, encoder, scales, evidence, held_out)
 
@@ -197,6 +200,11 @@ class Folds:
 
     rows: np.ndarray  # numbers of the cells
     fold_of_cell: np.ndarray  # the fold of each cell, also of those that are not called; -1: in the fits of all folds
+
+    @classmethod
+    def none(cls, num_cells: int) -> "Folds":
+        """Return folds without cells."""
+        return cls(np.arange(0), np.full(num_cells, -1))
 
     @property
     def fold_of_row(self) -> np.ndarray:
@@ -222,27 +230,21 @@ def _fit_linear(
         return fit_linear_branch(x, labels, options)
     has_all = len(folds.rows) == len(labels)
     some_labels = labels[folds.rows]
-    made = design(x if has_all else x[folds.rows], some_labels, options)
+    features, to_branch = design(x if has_all else x[folds.rows], some_labels, options)
     for fold in folds.numbers:
         is_called = folds.fold_of_row == fold
-        fitted = fit_design(made.features[~is_called], some_labels[~is_called], options, ROUGH)
-        logits[is_called] = made.features[is_called] @ fitted.weight + fitted.bias
+        fitted = fit_logistic(features[~is_called], some_labels[~is_called], options.c, options.class_weights, ROUGH)
+        logits[is_called] = features[is_called] @ fitted.weight + fitted.bias
     if has_all:  # the features are made already
-        return made.to_branch(fit_design(made.features, labels, options))
+        return to_branch(fit_logistic(features, labels, options.c, options.class_weights, SOLVER_TOLERANCE))
     return fit_linear_branch(x, labels, options)
-
-
-def _fit_vectors(x: csr_matrix, vectors: np.ndarray | None, cfg: NetworkConfig) -> np.ndarray:
-    """Learn the vectors of genes from cells, or scale those that are given: float32, G x D."""
-    from scperformer.training.fit_performer import gene_vectors, scaled_vectors  # needs Lightning
-
-    return gene_vectors(x, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, x)
 
 
 def _fit_encoder(
     draws: Sequence[csr_matrix],
     labels: np.ndarray,
-    vectors: np.ndarray,
+    unlabelled: csr_matrix | None,
+    vectors: np.ndarray | None,
     folds: Folds,
     cfg: NetworkConfig,
     logits: np.ndarray,
@@ -252,14 +254,16 @@ def _fit_encoder(
 
     `draws` are the same cells, perhaps thinned: no draw of a cell is in a training whose copy calls the cell.
     """
-    from scperformer.training.fit_performer import start_performer, train_readouts  # needs Lightning
+    from scperformer.training.fit_performer import gene_vectors, scaled_vectors, start_performer, train_readouts
 
+    x = vstack(draws if unlabelled is None else [*draws, unlabelled], "csr")
+    vectors = gene_vectors(x, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, x)
     if not cfg.model.reads_genes:  # layers between tokens, which will be trained, start from the pooled encoder
         usual = NetworkConfig(inputs=[""])
         trainer = replace(cfg.trainer, max_steps=usual.trainer.max_steps, batch_size=usual.trainer.batch_size)
         cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
     performer = start_performer(vectors, vstack(draws, "csr"), cfg)
-    sums = np.concatenate([performer.sums_of(x) for x in draws])
+    sums = np.concatenate([performer.sums_of(draw) for draw in draws])
     # The first copy is trained on all cells.
     sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], len(draws))
     trained = train_readouts(performer, sums, np.tile(labels, len(draws)), sides, logits.shape[1], cfg, folder)
@@ -268,11 +272,6 @@ def _fit_encoder(
         is_called = folds.fold_of_row == fold
         logits[is_called] = encoder.logits(sums[folds.rows[is_called]])
     return encoders[0]
-
-
-def no_folds(num_cells: int) -> Folds:
-    """Return folds without cells."""
-    return Folds(np.arange(0), np.full(num_cells, -1))
 
 
 def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = None) -> Folds:
@@ -285,30 +284,10 @@ def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = N
         fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
         fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
         return Folds(rows, fold_of_cell)
-    folds = no_folds(len(labels))
+    folds = Folds.none(len(labels))
     order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
     folds.fold_of_cell[rows[order]] = dealt
     return Folds(rows, folds.fold_of_cell)
-
-
-def compare_batches(
-    x: csr_matrix, labels: np.ndarray, batches: np.ndarray, called: np.ndarray, is_right: np.ndarray
-) -> dict[str, Any]:
-    """Return how well the calls of each batch by the others are right, and how far the batches are from each other.
-
-    Parameters
-    ----------
-    called, is_right
-        Row numbers of the held-out cells, and whether each was called as its label.
-
-    Returns
-    -------
-    `accuracy` of each batch (None without such cells), and `batch_effect`: the largest between a batch and the others.
-    """
-    of_called = batches[called]
-    numbers = range(int(batches.max()) + 1)
-    accuracy = [float(is_right[of_called == batch].mean()) if (of_called == batch).any() else None for batch in numbers]
-    return {"accuracy": accuracy, "batch_effect": effects_of_batches(x, labels, batches)}
 
 
 def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray) -> float:

@@ -124,16 +124,13 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     return factor.astype(np.float32), lambda weight: x.T @ solve_triangular(factor, weight, lower=True, trans="T")
 
 
-@dataclass
-class Design:
-    """Weighted views of N cells, as features of a fit, and the way from its weights to those of a linear branch."""
+def design(
+    x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions
+) -> tuple[np.ndarray | csr_matrix, Callable[[LinearModel], LinearModel]]:
+    """Make the features of the linear branch from expression: CSR float32, N cells x G genes, ln(1 + cp10k).
 
-    features: np.ndarray | csr_matrix
-    to_branch: Callable[[LinearModel], LinearModel]
-
-
-def design(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> Design:
-    """Make the features of the linear branch from expression: CSR float32, N cells x G genes, ln(1 + cp10k)."""
+    Also return the function that turns a fit to the features into a linear branch, with weights of genes.
+    """
     views = [power_transform(x, power) for power in linear_options.powers]
     scales = [gene_weights(v, labels, linear_options.weighting) for v in views]
     scales = [scale / max(1.0, power) for scale, power in zip(scales, linear_options.powers, strict=True)]
@@ -145,19 +142,7 @@ def design(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> 
         weight = np.hstack([block * scale[:, None] for block, scale in zip(blocks, scales, strict=True)])
         return LinearModel(weight.astype(np.float32), fitted.bias)
 
-    return Design(features, to_branch)
-
-
-def fit_design(
-    features: np.ndarray | csr_matrix,
-    labels: np.ndarray,
-    linear_options: LinearOptions,
-    tolerance: float = SOLVER_TOLERANCE,
-) -> LinearModel:
-    """Fit the logistic regression of the linear branch to the features of a `design`."""
-    return fit_logistic(
-        features, labels, c=linear_options.c, class_weights=linear_options.class_weights, tolerance=tolerance
-    )
+    return features, to_branch
 
 
 def fit_linear_branch(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> LinearModel:
@@ -165,17 +150,15 @@ def fit_linear_branch(x: csr_matrix, labels: np.ndarray, linear_options: LinearO
 
     The weight, float32 G x (views * C), is to be multiplied with `view(x, power)` of each power.
     """
-    made = design(x, labels, linear_options)
-    return made.to_branch(fit_design(made.features, labels, linear_options))
+    features, to_branch = design(x, labels, linear_options)
+    return to_branch(fit_logistic(features, labels, linear_options.c, linear_options.class_weights, SOLVER_TOLERANCE))
 
 
 def predict_logits(model: LinearModel, x: csr_matrix, linear_options: LinearOptions) -> np.ndarray:
     """Logits of cells, N x C, by a model of `fit_linear_branch`."""
-    blocks = np.split(model.weight, len(linear_options.powers), axis=1)
-    return (
-        sum(power_transform(x, power) @ block for power, block in zip(linear_options.powers, blocks, strict=True))
-        + model.bias
-    )
+    powers = linear_options.powers
+    blocks = np.split(model.weight, len(powers), axis=1)
+    return sum(power_transform(x, power) @ block for power, block in zip(powers, blocks, strict=True)) + model.bias
 
 
 def label_folds(
@@ -222,11 +205,10 @@ def held_out_losses(
     logits = np.zeros((len(balances), len(labels), labels.max() + 1))
     for fold in range(folds.max() + 1):
         train = folds != fold
-        made = design(x[train], labels[train], linear_options)
+        features, to_branch = design(x[train], labels[train], linear_options)
         for number, balance in enumerate(balances):
-            option = replace(linear_options, class_weights=balance)
-            model = made.to_branch(fit_design(made.features, labels[train], option, ROUGH))
-            logits[number, ~train] = predict_logits(model, x[~train], option)
+            model = to_branch(fit_logistic(features, labels[train], linear_options.c, balance, ROUGH))
+            logits[number, ~train] = predict_logits(model, x[~train], linear_options)
     return [negative_log_likelihood(each[folds >= 0], labels[folds >= 0]) for each in logits]
 
 

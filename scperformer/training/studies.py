@@ -225,41 +225,22 @@ def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: Train
     )
 
 
-@dataclass
-class _Called:
-    """Cells of a study, called by the models of the other studies: only cells of labels that these know."""
-
-    joint: np.ndarray  # probabilities of the joint labels, N x C
-    scores: np.ndarray  # novelty, N
-    meaning: np.ndarray  # the joint labels that are right for each cell, boolean N x C
-
-    @property
-    def best_right(self) -> np.ndarray:
-        """The most probable of the right labels of each cell, int64, N."""
-        return np.where(self.meaning, self.joint, -1.0).argmax(axis=1)
-
-    @property
-    def accuracy(self) -> float:
-        """The share of cells with a right label; NaN without cells."""
-        is_right = self.joint.argmax(axis=1) == self.best_right
-        return float(is_right.mean()) if len(is_right) else math.nan
-
-
-def _as_far_as_told_apart(meaning: np.ndarray, others: Sequence[Study]) -> np.ndarray:
-    """Add to the right labels, boolean K x C, those that none of the other studies tells from them."""
-    told = np.concatenate([other.meaning for other in others])  # rows are labels of the others
-    same = (told[:, :, None] == told[:, None, :]).all(axis=0)  # C x C
-    return (meaning.astype(int) @ same) > 0
-
-
 def _call_by_others(
     whole: SavedModel, number: int, reference: Reference, is_repeat: np.ndarray, cfg: TrainConfig
-) -> _Called:
-    """Call cells of a study that no other study has by the models of the others, weighted as for any file."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Call cells of a study that no other study has by the models of the others, weighted as for any file.
+
+    Returns
+    -------
+    Of N cells with labels that the others know: probabilities of the joint labels, N x C; the most probable of the
+    right ones, int64 N; novelty scores, N.
+    """
     study = whole.studies[number]
     others = [other for place, other in enumerate(whole.studies) if place != number]
     known = np.logical_or.reduce([other.meaning.any(axis=0) for other in others])
-    meaning = _as_far_as_told_apart(study.meaning, others)[reference.labels] & known
+    told = np.concatenate([other.meaning for other in others])  # rows are labels of the others
+    same = (told[:, :, None] == told[:, None, :]).all(axis=0)  # C x C: joint labels that no other study tells apart
+    meaning = ((study.meaning.astype(int) @ same) > 0)[reference.labels] & known
     rows = np.flatnonzero(meaning.any(axis=1) & ~is_repeat)
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
@@ -278,7 +259,8 @@ def _call_by_others(
     adapted = adapt_model(model, query, predict, with_shift=True)
     calls = [call_block(adapted, start, predict) for start in adapted.query.starts()]
     joint = np.concatenate([each.proba for each in calls]).astype(np.float64)
-    return _Called(joint, np.concatenate([each.scores for each in calls]), meaning[rows])
+    right = np.where(meaning[rows], joint, -1.0).argmax(axis=1)
+    return joint, right, np.concatenate([each.scores for each in calls])
 
 
 def _with_evidence(
@@ -287,17 +269,17 @@ def _with_evidence(
     """Return the model with what the calls of each study by the others show: temperature, accuracies, novelty."""
     pairs = zip(references, repeats, strict=True)
     called = [_call_by_others(whole, number, *pair, cfg) for number, pair in enumerate(pairs)]
-    joint = np.concatenate([each.joint for each in called])
-    truth = np.concatenate([each.best_right for each in called])
+    joint, truth, scores = (np.concatenate(parts) for parts in zip(*called, strict=True))
     logits = np.log(np.maximum(joint, TINY))
     inverse, _ = branch_scales(logits, np.zeros_like(logits), truth)
     temperature = float(np.clip(1 / max(inverse, TINY), MIN_TEMPERATURE, MAX_TEMPERATURE))
     scaled = (logits / temperature).astype(np.float32)
-    accuracies = [each.accuracy for each in called]
+    is_right = [each.argmax(axis=1) == right for each, right, _ in called]
+    accuracies = [float(each.mean()) if len(each) else math.nan for each in is_right]
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
     evidence |= score(truth, scaled.argmax(axis=1))
     evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "batch_effect": 0.0}
-    held_out = HeldOut(scaled, truth, np.concatenate([each.scores for each in called]), {})
+    held_out = HeldOut(scaled, truth, scores, {})
     metrics = whole.metrics | {
         "temperature": temperature,
         "out_of_fold": evidence,

@@ -35,6 +35,7 @@ from scperformer.model.network import CellTypeModel, LinearModel, require_encode
 from scperformer.model.novelty import fit_profile, left_out_table
 from scperformer.model.reference_cells import MAX_CELLS, MAX_VALUES, ReferenceCells
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
+from scperformer.training.adapted import conditions_table
 from scperformer.training.condition import simulated
 from scperformer.training.evidence import (
     MIN_GAIN,
@@ -44,7 +45,6 @@ from scperformer.training.evidence import (
     fit_branches,
     scales_if_significant,
 )
-from scperformer.training.expected_accuracy import conditions_table
 from scperformer.training.fit_linear import (
     MAX_DUAL,
     LinearOptions,

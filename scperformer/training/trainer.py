@@ -25,7 +25,7 @@ from unittest.mock import patch
 import pandas as pd
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies.launchers import subprocess_script
@@ -259,16 +259,6 @@ class Interruption(Callback):
         raise SystemExit(128 + number if trainer.is_global_zero else 0)
 
 
-class StepLog(Callback):
-    """Count the steps on the progress bar."""
-
-    def __init__(self, shown: tqdm):
-        self.shown = shown
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.shown.update(1)
-
-
 def require_loggers(options: LoggerConfig) -> None:
     """Refuse logs for which a library is not installed."""
     for name in ("wandb", "mlflow"):
@@ -421,7 +411,7 @@ def run_steps(
     bar = counted if cfg.trainer.progress_bar else nullcontext(tqdm(disable=True))
     with warnings.catch_warnings(), ExitStack() as fast, bar as shown:
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
-        callbacks: list[Callback] = [StepLog(shown)]
+        callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=lambda *_: shown.update(1))]
         if last is not None:
             callbacks += [Interruption(last), ModelCheckpoint(last.parent, save_top_k=0)]
             fast.enter_context(exit_code_of_signal(last))

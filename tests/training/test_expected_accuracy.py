@@ -11,7 +11,7 @@ from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import CARD, load_reference_cells, read_model
 from scperformer.model.reference_cells import ReferenceCells
-from scperformer.training import expected_accuracy
+from scperformer.training import adapted
 from scperformer.training.adapted import fit_to_condition
 from scperformer.training.condition import Condition, depth_share
 
@@ -29,7 +29,7 @@ def many_genes() -> ReferenceCells:
 
 
 def test_which_conditions_are_usual(many_genes):
-    found = expected_accuracy.usual_conditions(many_genes, seed=3)
+    found = adapted.usual_conditions(many_genes, seed=3)
     sizes = {name: int(condition.measured.sum()) for name, condition in found.items()}
     assert sizes == {
         "all genes": 1100,
@@ -49,7 +49,7 @@ def test_which_conditions_are_usual(many_genes):
 
 def test_random_genes_depend_on_the_seed_alone(many_genes):
     first, again, other = (
-        expected_accuracy.usual_conditions(many_genes, seed)["1,000 genes at random"].measured for seed in (3, 3, 4)
+        adapted.usual_conditions(many_genes, seed)["1,000 genes at random"].measured for seed in (3, 3, 4)
     )
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -57,7 +57,7 @@ def test_random_genes_depend_on_the_seed_alone(many_genes):
 
 def test_panels_that_a_model_has_no_genes_for_are_left_out(many_genes):
     few = ReferenceCells(many_genes.values[:, :300], many_genes.labels, are_counts=True)
-    assert list(expected_accuracy.usual_conditions(few, seed=0)) == [
+    assert list(adapted.usual_conditions(few, seed=0)) == [
         "all genes",
         "half of the depth",
         "a tenth of the depth",
@@ -65,8 +65,8 @@ def test_panels_that_a_model_has_no_genes_for_are_left_out(many_genes):
 
 
 def test_the_table_has_the_scores_of_adapted_models(counts_adata, tmp_path, monkeypatch):
-    monkeypatch.setattr(expected_accuracy, "NUM_RANDOM", 60)
-    monkeypatch.setattr(expected_accuracy, "NUM_VARIABLE", (5,))
+    monkeypatch.setattr(adapted, "NUM_RANDOM", 60)
+    monkeypatch.setattr(adapted, "NUM_VARIABLE", (5,))
     # Shallow cells, some 50 counts each: with more, a tenth of them still tells the labels apart.
     counts = np.random.default_rng(0).binomial(counts_adata.X.toarray().astype(int), 0.1)
     counts_adata.X = sparse.csr_matrix(counts, dtype=np.float32)

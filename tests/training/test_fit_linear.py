@@ -232,10 +232,11 @@ def test_more_cells_are_fitted_without_their_products(monkeypatch):
     logits, widths = [], []
     for most in (90, 89):
         monkeypatch.setattr(linear, "MAX_DUAL", most)
-        made = linear.design(x, labels, RECIPE)
-        widths.append(made.features.shape[1])
-        fitted = linear.fit_design(made.features.astype(np.float64), labels, RECIPE, tolerance=1e-7)
-        logits.append(linear.predict_logits(made.to_branch(fitted), x, RECIPE))
+        features, to_branch = linear.design(x, labels, RECIPE)
+        widths.append(features.shape[1])
+        options = RECIPE.c, RECIPE.class_weights
+        fitted = linear.fit_logistic(features.astype(np.float64), labels, *options, tolerance=1e-7)
+        logits.append(linear.predict_logits(to_branch(fitted), x, RECIPE))
     assert widths == [90, 600]
     np.testing.assert_allclose(*logits, atol=2e-3)  # the products are summed in float32
 
@@ -245,4 +246,4 @@ def test_cells_that_differ_in_few_genes_are_fitted():
     x = np.full((90, 300), 3.0)
     x[:, :3] = np.random.default_rng(0).integers(0, 5, (90, 3))
     x = sparse.csr_matrix(np.log1p(x / x.sum(1, keepdims=True) * 1e4).astype(np.float32))
-    assert np.isfinite(linear.design(x, np.arange(90) % 3, RECIPE).features).all()
+    assert np.isfinite(linear.design(x, np.arange(90) % 3, RECIPE)[0]).all()

@@ -11,7 +11,7 @@ from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.reference_repeats import find_repeats, joined_repeats
+from scperformer.training.condition import find_repeats, joined_repeats
 
 QUICK = ["experiment=linear", "logger=none", "data.min_genes=0"]
 
