@@ -23,8 +23,8 @@ from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.messages import GIB, in_bytes
 from scperformer.config.options import AUTO
+from scperformer.lab.epochs import EncoderLearner
 from scperformer.model.batches import Cells
-from scperformer.training.learner import EncoderLearner
 from scperformer.training.run_folder import Run
 from scperformer.training.trainer import device_of
 

@@ -25,6 +25,7 @@ from scperformer.config.training import (
     TokensConfig,
     TrainerConfig,
 )
+from scperformer.lab.epochs import EncoderLearner
 from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors, shared_rows
 from scperformer.model.batches import Cells, prediction_batches, seed_of
 from scperformer.model.content import INFO
@@ -34,7 +35,6 @@ from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.fit_linear import fit_logistic
-from scperformer.training.learner import EncoderLearner
 from scperformer.training.train import settled
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from torch.nn.functional import cross_entropy, huber_loss, mse_loss
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
 from scperformer.config.training import MaskingConfig, TokensConfig
+from scperformer.lab.epochs import EncoderLearner, process_factor, run_epochs
+from scperformer.lab.streaming import Labelled, StreamedCells, validation_batches
 from scperformer.model.batches import Cells, seed_of
 from scperformer.model.load import ENCODER_PREFIX
-from scperformer.training.learner import EncoderLearner, process_factor
-from scperformer.training.loaders import Labelled, StreamedCells, validation_batches
-from scperformer.training.trainer import run_epochs
 
 if TYPE_CHECKING:
     from scperformer.cli.pretrain import PretrainConfig

@@ -20,10 +20,10 @@ from scperformer.io.read import checksum, read_cells
 from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
 from scperformer.lab.masked import MaskedLearner, MaskedModel, train_masked
 from scperformer.lab.masked_genes import MaskedGenesLearner, MaskedPerformer, new_masked_performer
+from scperformer.lab.streaming import source_of_cells
 from scperformer.model.batches import Cells, gene_means
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.loaders import source_of_cells
 from scperformer.training.run_folder import Diverged, Run, run
 from scperformer.training.train import settled
 from scperformer.training.trainer import device_of

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.reference import Reference
 from scperformer.lab.batch_size import with_batch_size
+from scperformer.lab.epochs import EncoderLearner, process_factor, run_epochs
 from scperformer.lab.initialise import (
     adopt_options,
     in_order_of_init,
@@ -23,15 +24,14 @@ from scperformer.lab.initialise import (
     start_encoder,
     start_head,
 )
+from scperformer.lab.streaming import Labelled, StreamedCells
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import Performer
 from scperformer.training.evidence import branch_scales
-from scperformer.training.learner import EncoderLearner, loss_weights, process_factor
-from scperformer.training.loaders import Labelled, StreamedCells
 from scperformer.training.run_folder import Run
 from scperformer.training.train import Training, settled
-from scperformer.training.trainer import run_epochs
+from scperformer.training.trainer import loss_weights
 
 if TYPE_CHECKING:
     from scperformer.cli.train import TrainConfig

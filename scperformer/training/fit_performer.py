@@ -24,8 +24,7 @@ from scperformer.model.batches import seed_of, seed_sequence
 from scperformer.model.linear import power_transform
 from scperformer.model.network import Head, Readout
 from scperformer.model.performer import Performer, Reader
-from scperformer.training.learner import SeededLearner, loss_weights
-from scperformer.training.trainer import device_of, run_steps
+from scperformer.training.trainer import SeededLearner, device_of, loss_weights, run_steps
 
 log = logging.getLogger(__name__)
 

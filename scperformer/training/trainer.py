@@ -1,47 +1,35 @@
-"""The trainer of a run, with Lightning: devices, distributed processes, signals, checkpoints, logs.
-
-`run_epochs` trains layers for epochs, until held-out cells are called no better; `run_steps` trains for a number of
-steps, with or without a run folder.
-"""
+"""The trainer of a run, with Lightning, for a number of steps: devices, signals, checkpoints, logs."""
 
 import importlib.util
 import logging
 import math
 import os
-import re
 import signal
-import subprocess
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
-from unittest.mock import patch
 
-import pandas as pd
+import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, LambdaCallback, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
-from pytorch_lightning.strategies.launchers import subprocess_script
+from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
 from tqdm import tqdm
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import in_time
-from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config.options import AUTO
-from scperformer.config.training import LoggerConfig, NetworkConfig, TrainerConfig
-from scperformer.model.batches import Cells
+from scperformer.config.training import LoggerConfig, NetworkConfig, OptimConfig, TrainerConfig
+from scperformer.model.batches import prefetch, seed_of
 from scperformer.model.inference import fast_cpu
-from scperformer.training.learner import SeededLearner
-from scperformer.training.loaders import Loader, StreamedCells, loaders
 
 log = logging.getLogger(__name__)
 
@@ -50,33 +38,81 @@ CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
 VERSIONS = {"torch": "torch_version", "pytorch-lightning": "pytorch-lightning_version"}  # their keys in a checkpoint
 TRAINER_OPTIONS = ("devices", "num_nodes", "max_epochs")  # as in Lightning
-# Messages of gloo and NCCL when another process has ended.
-PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-SECONDS_BETWEEN_LOOKS = 1.0
-GRACE_SECONDS = 20.0  # gloo and NCCL usually notice within this time that a process has ended
 
 
-def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.environ) -> ClusterEnvironment | None:
-    """Choose whether Lightning or Slurm's srun starts the processes; refuse a number that differs from the options."""
-    if "SLURM_JOB_ID" not in environment:
-        return None
-    num_nodes = trainer.num_nodes
-    devices = trainer.devices
-    asked = f"trainer.num_nodes={num_nodes} trainer.devices={devices}"
-    remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
-    if "SLURM_STEP_ID" not in environment:  # the command runs in the batch script itself, without srun
-        if num_nodes > 1:
-            raise InputError(f"{asked} without srun", "a process on each node", remedy)
-        return LightningEnvironment()
-    tasks, nodes = (int(environment.get(f"SLURM_STEP_NUM_{unit}", 1)) for unit in ("TASKS", "NODES"))
-    if (tasks, nodes) == (1, num_nodes):
-        return LightningEnvironment()
-    if (tasks, nodes) != (num_nodes * devices, num_nodes) or "SLURM_NTASKS_PER_NODE" not in environment:
-        found = f"{asked} in {tasks} processes of srun on {nodes} nodes"
-        raise InputError(found, f"{num_nodes * devices} on {num_nodes}", remedy)
-    return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/workflow.md
+def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
+    """Return the weight of each label in the loss, by how often it occurs; float32, with mean 1 over the cells."""
+    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
+    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -power, 0.0)
+    return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
+
+
+def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
+    """Return the learning rate at a step as a fraction of its maximum: linear warm-up, then a cosine."""
+    warmup = max(1, round(optim.warmup_fraction * num_steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+    return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class SeededLearner(pl.LightningModule):
+    """What all trainings share: the seed of each step and the schedule of the learning rate."""
+
+    num_steps = 1  # of the whole run, for the schedule of the learning rate
+
+    def __init__(self, cfg: NetworkConfig):
+        super().__init__()
+        self.seed = cfg.seed
+        self.optim = cfg.optim
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # Dropout draws the same masks whether or not the run was resumed. The seed is set in each step and not once an
+        # epoch, as loaders draw from the same generator, and a resumed run draws less often.
+        # torch.manual_seed would also note a stack trace for each kind of device that is not in use.
+        set_seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        set_seed(seed_of("dropout", self.seed, self.global_step, self.global_rank))
+
+    def scheduled(self, groups: list[dict[str, Any]]) -> Any:
+        """Give Lightning the optimiser of these groups of parameters, with the learning-rate schedule."""
+        optimizer = torch.optim.AdamW(groups, lr=self.optim.lr)
+        factor = partial(lr_factor, num_steps=self.num_steps, optim=self.optim)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Loader:
+    """A data loader for Lightning: the batches of an epoch, which `make` yields from a given number on.
+
+    For a GPU they are made ahead in a thread, in pinned memory, so that copying overlaps with computing.
+    """
+
+    def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Any]], num_batches: int):
+        self.trainer = trainer
+        self.make = make
+        self.num_batches = num_batches
+        self.done = 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
+        # Not before the first batch is requested: Lightning increments the epoch after it has made the iterator.
+        first = self.done
+        self.done = 0
+        batches = self.make(first)
+        if self.trainer.strategy.root_device.type == "cuda":
+            pinned = ((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches)
+            batches = prefetch(pinned)
+        yield from batches
+
+    def state_dict(self) -> dict[str, int]:  # only the training loader is resumed within an epoch
+        return {"done": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready % len(self)}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.done = state_dict["done"]
 
 
 @dataclass(frozen=True)
@@ -117,41 +153,6 @@ def device_of(options: TrainerConfig) -> Device:
     return Device("cuda" if is_cuda else "mps", precision, torch.cuda.get_device_name() if is_cuda else "Apple GPU")
 
 
-def lost_process(num: int, reason: str = "") -> InputError:
-    """Return the error for a training of `num` processes of which one has ended."""
-    found = f"one of the {num} processes of this training ended{f' ({reason})' if reason else ''}"
-    remedy = "read its messages above, then run the same command with resume=true"
-    return InputError(found, "all of them to continue", remedy)
-
-
-@contextmanager
-def processes_watched() -> Iterator[None]:
-    """Exit with code 2 and an error if a process that Lightning started dies; its own watch kills without a message."""
-    ended = threading.Event()
-
-    def watch(helpers: Sequence[subprocess.Popen]) -> None:
-        while not any(helper.poll() for helper in helpers):
-            if ended.wait(SECONDS_BETWEEN_LOOKS):
-                return
-        if ended.wait(GRACE_SECONDS):
-            return
-        for helper in helpers:
-            helper.kill()
-        log.error(str(lost_process(len(helpers) + 1)))
-        os._exit(2)  # the main thread is stuck in a call that waits for the dead process
-
-    start = lambda helpers: threading.Thread(target=watch, args=(helpers,), daemon=True).start()  # noqa: E731
-    # The environment is restored, as the next run of a sweep starts helpers of its own.
-    # create=True: without this function, as perhaps in later versions of Lightning, nothing is replaced.
-    with patch.dict(os.environ), patch.object(subprocess_script, "_launch_process_observer", start, create=True):
-        try:
-            yield
-        finally:
-            ended.set()
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
-
-
 def checkpoint_problem(checkpoint: Path) -> str:
     """Return why a run cannot be continued from a checkpoint; "" if it can.
 
@@ -167,60 +168,6 @@ def checkpoint_problem(checkpoint: Path) -> str:
         if theirs.split(".")[:2] != here[name].split(".")[:2]:
             return f"a checkpoint of {name} {theirs} (installed: {here[name]})"
     return ""
-
-
-class EpochLog(Callback):
-    """Log a line for each epoch, write the table of epochs, and count cells; a resumed run continues the table."""
-
-    def __init__(self, folder: Path, num_cells: int, shown: tqdm):
-        self.folder = folder
-        self.num_cells = num_cells
-        self.shown = shown
-        self.epochs: list[dict[str, float]] = []  # the rows of the table; epochs are numbered from 1
-        self.time_left_logged = False
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.epochs = state_dict["epochs"]
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not call it
-        self.shown.total = ((trainer.max_epochs or 0) - trainer.current_epoch) * self.num_cells
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.start = time.perf_counter()
-        (name, text) = pl_module.shown
-        best = max if pl_module.mode == "max" else min
-        found = f", best {text} {best(each[name] for each in self.epochs):.3f}" if self.epochs else ""
-        self.shown.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}{found}", refresh=False)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.shown.update(len(batch[1]) * trainer.world_size)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        seconds = time.perf_counter() - self.start
-        number = trainer.current_epoch + 1
-        max_epochs = trainer.max_epochs or 0
-        metrics = {name: float(trainer.callback_metrics.get(name, 0.0)) for name in pl_module.columns}
-        self.epochs.append({"epoch": float(number), **metrics, "seconds": seconds})
-        if not trainer.is_global_zero:
-            return
-        log.info("epoch %d/%d: %s (%.1f s)", number, max_epochs, pl_module.line % metrics, seconds)
-        with new_file(self.folder / EPOCHS_TABLE, overwrite=True) as temporary:
-            pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
-        if (left := max_epochs - number) > 0 and not self.time_left_logged:
-            epochs = f"{left} more epoch{'s' if left > 1 else ''} of {in_time(seconds)}"
-            log.info("at most about %s left: %s, fewer if early stopping ends it", in_time(left * seconds), epochs)
-        self.time_left_logged = True
-
-
-class Patience(EarlyStopping):
-    """Early stopping that takes the patience of a resumed run from its options, not from its checkpoint."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict | {"patience": self.patience})
 
 
 class Interruption(Callback):
@@ -347,49 +294,6 @@ def exit_code_of_signal(checkpoint: Path) -> Iterator[None]:
         log.warning("interrupted%s", f"; {RESUME_NOTE}" if checkpoint.is_file() else "")
         # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
         raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
-
-
-def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig, folder: Path) -> int | None:
-    """Train an `EncoderLearner`, leave the weights of the best epoch in its network, and return this epoch, from 1.
-
-    None in the helping processes of a distributed run. `last.ckpt` in the run folder is the state after the last whole
-    epoch, or where a signal stopped the run with SystemExit; if it is there at the start, the run continues from it.
-    """
-    options = cfg.trainer
-    where = folder / CHECKPOINTS
-    steps = math.ceil(math.ceil(len(train) / options.batch_size) / (options.devices * options.num_nodes))
-    learner.num_steps = options.max_epochs * steps
-    watched = {"monitor": learner.monitor, "mode": learner.mode}
-    best = ModelCheckpoint(where, filename="best", **watched, save_top_k=1, enable_version_counter=False)
-    stop = Patience(**watched, patience=options.patience, check_on_train_epoch_end=True)
-    # `last` comes after `stop`, so that the remaining patience is saved.
-    last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
-    counted = progress("training", total=options.max_epochs * len(train), unit="cells")
-    bar = counted if options.progress_bar else nullcontext(tqdm(disable=True))
-    checkpoint = where / LAST if (where / LAST).is_file() else None
-    with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
-        epochs = EpochLog(folder, len(train), shown)
-        callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
-        logs = fast.enter_context(loggers_of(cfg, folder))
-        trainer = make_trainer(cfg, callbacks, folder, logs, processes_from(cfg.trainer))
-        # accelerator=auto may be the CPU, too
-        fast.enter_context(fast_cpu(trainer.strategy.root_device.type, cfg.trainer.precision))
-        # Advice about data-loading workers: ours starts none, on purpose.
-        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
-        try:
-            # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
-            with exit_code_of_signal(where / LAST):
-                trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
-        except RuntimeError as error:
-            if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
-                raise
-            raise lost_process(trainer.world_size, str(error).splitlines()[0]) from error
-    if not trainer.is_global_zero:
-        return None
-    saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
-    network = learner.network.cpu()
-    network.load_state_dict({name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()})
-    return int(saved["epoch"]) + 1
 
 
 def run_steps(

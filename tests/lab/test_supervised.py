@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from scperformer.cli.compose import make_config
 from scperformer.config.training import OptimConfig
 from scperformer.lab.supervised import Learner, train_network
-from scperformer.training.learner import loss_weights, lr_factor
+from scperformer.training.trainer import loss_weights, lr_factor
 
 
 def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatch):

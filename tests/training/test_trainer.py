@@ -19,9 +19,11 @@ from tqdm import tqdm
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.config.training import LoggerConfig, TrainerConfig
+from scperformer.lab import epochs
+from scperformer.lab.epochs import EpochLog, processes_from
 from scperformer.lab.supervised import Learner, train_network
 from scperformer.training import trainer
-from scperformer.training.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from, require_loggers
+from scperformer.training.trainer import EPOCHS_TABLE, Device, device_of, require_loggers
 
 
 def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
@@ -146,7 +148,7 @@ def counting(original, train, seen):
 def test_epochs_are_logged_and_a_resumed_run_continues_their_table(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", logger="scperformer")
     clock = iter(range(0, 9000, 90))
-    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(epochs.time, "perf_counter", lambda: next(clock))
     metrics = dict(zip(Learner.columns, torch.tensor([0.5, 0.25, 0.75, 1.0]), strict=True))
 
     def run(epoch_log, epochs):

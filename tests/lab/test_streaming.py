@@ -10,9 +10,9 @@ from scipy import sparse
 from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import TokensConfig
+from scperformer.lab import streaming as loaders
+from scperformer.lab.streaming import BLOCK_CELLS, StreamedCells, block_order
 from scperformer.model.batches import Cells, prefetch, shared_batches, shuffled_batches
-from scperformer.training import loaders
-from scperformer.training.loaders import BLOCK_CELLS, StreamedCells, block_order
 
 
 def make_cells(num: int) -> Cells:

@@ -1,11 +1,10 @@
-"""Data loaders for Lightning: batches of cells in memory or on disk.
+"""Batches of cells in memory or on disk, for training in epochs.
 
 Cells on disk are read in blocks of consecutive cells, mixed with other blocks, and cut into batches of cells of
 similar length. An epoch is a function of (seed, epoch) alone, so a run that was cut off repeats it exactly.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytorch_lightning as pl
@@ -17,6 +16,7 @@ from scperformer.cells.on_disk import Stream
 from scperformer.cells.reference import Reference
 from scperformer.config.training import NetworkConfig, TokensConfig
 from scperformer.model.batches import POOL_BATCHES, Cells, prefetch, row_subset, seed_sequence, shuffled_batches
+from scperformer.training.trainer import Loader
 
 BLOCK_CELLS = 64  # consecutive cells that are read together
 MIN_BUFFER_CELLS = 4096  # cells of 64 random blocks that are mixed with each other
@@ -82,38 +82,6 @@ def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:
     """Return the row numbers of each validation batch, whose cells have similar lengths."""
     rows = np.argsort(val.lengths, kind="stable")
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-
-
-class Loader:
-    """A data loader for Lightning: the batches of an epoch, which `make` yields from a given number on.
-
-    For a GPU they are made ahead in a thread, in pinned memory, so that copying overlaps with computing.
-    """
-
-    def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Any]], num_batches: int):
-        self.trainer = trainer
-        self.make = make
-        self.num_batches = num_batches
-        self.done = 0
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
-        # Not before the first batch is requested: Lightning increments the epoch after it has made the iterator.
-        first = self.done
-        self.done = 0
-        batches = self.make(first)
-        if self.trainer.strategy.root_device.type == "cuda":
-            pinned = ((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches)
-            batches = prefetch(pinned)
-        yield from batches
-
-    def state_dict(self) -> dict[str, int]:  # only the training loader is resumed within an epoch
-        return {"done": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready % len(self)}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.done = state_dict["done"]
 
 
 def loaders(trainer: pl.Trainer, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig) -> tuple[Loader, Loader]:
