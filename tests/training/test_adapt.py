@@ -380,7 +380,7 @@ def test_check_accepts_what_predict_would_adapt_to(linear, panel, write, command
     ran = command("check", path, f"model_path={linear}")
     assert ran.code == 0, ran.out
     assert "problem" not in ran.out
-    assert "condition    predict adapts the model to 80 genes and 100% of the reference's depth" in ran.out
+    assert "80 genes" in ran.out
 
 
 def test_check_says_whether_predict_adapts(linear, panel, sample, write):

@@ -47,9 +47,9 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
 def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", logger="scperformer")
     devices = []
-    original = trainer.fast_cpu
+    original = epochs.fast_cpu
     monkeypatch.setattr(
-        trainer, "fast_cpu", lambda device, precision: devices.append(device) or original(device, precision)
+        epochs, "fast_cpu", lambda device, precision: devices.append(device) or original(device, precision)
     )
     options = replace(cfg, trainer=replace(cfg.trainer, accelerator=accelerator, max_epochs=1))
     train, val, _ = cells
