@@ -89,7 +89,19 @@ def test_no_step_loads_a_slow_module_without_a_use(tmp_path):
 def test_public_names():
     import scperformer
 
-    steps = {"check", "preprocess", "train", "annotate", "embed", "adapt", "evaluate", "explain", "report", "pretrain"}
+    steps = {
+        "check",
+        "preprocess",
+        "train",
+        "annotate",
+        "embed",
+        "tokens",
+        "adapt",
+        "evaluate",
+        "explain",
+        "report",
+        "pretrain",
+    }
     functions = {
         *steps,
         "models",
