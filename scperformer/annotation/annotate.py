@@ -236,7 +236,7 @@ def _asked_for(
         of_clusters, num_disagree = cluster_columns(calls, saved.labels, clusters, is_cell & ~unknown)
         columns |= of_clusters
         num_clusters = int(clusters.codes.max()) + 1
-        text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) have another label than their cluster"
+        text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
         log.info(text, path, cfg.clusters, num_clusters, how, num_disagree, 100 * num_disagree / len(calls))
         found = {"num_clusters": num_clusters, "num_disagree": num_disagree}
         record["clusters"] = {"key": cfg.clusters, "how": how} | found
@@ -295,7 +295,7 @@ def _tree_record(
     own = np.array([tree.nodes.index(label) for label in tree.labels])[calls["best"]]
     num_backed_off = int((calls["called"] != own).sum())
     if min_confidence > 0:
-        text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
+        text = "%s: %d cells below min_confidence=%g get a parent label, or unknown"
         log.info(text, path, num_backed_off, min_confidence)
     return {
         "nodes": np.array(tree.nodes, dtype=object),
@@ -316,7 +316,9 @@ def _trust(
     record: dict[str, Any] = {}
     warning = ""
     if saved.held_out is None:
-        text = "%s: the model keeps no held-out calls (%s): no novelty%s, and unknown depends on min_confidence alone"
+        text = (
+            "%s: the model has no out-of-fold predictions (%s): no novelty%s; unknown depends on min_confidence alone"
+        )
         is_refitted = adapted.record["adapted"]
         why = "its kept cells are few or simulated" if is_refitted else f"{saved.how_to_complete} to have them"
         log.info(text, path, why, "" if cfg.alpha is None else ", no sets of labels")

@@ -290,5 +290,5 @@ def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
     )
     if share <= ONE_TYPE or counts.sum() < MIN_CELLS:
         return ""
-    text = f"{share:.0%} of the known cells are {shortened(node)}: depth and batch effect are of these alone"
-    return f"{text}; if they are a part of a sample, condition_of=WHOLE_SAMPLE gives them the labels they have there"
+    text = f"{share:.0%} of the known cells are {shortened(node)}: depth and batch effect are estimated on these alone"
+    return f"{text}; for a subset of a sample, set condition_of=WHOLE_SAMPLE"

@@ -128,13 +128,13 @@ def constrained(
     record: dict[str, Any] = {}
     if not options.allowed.all():
         denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
-        log.info("labels that cannot occur: %s; confidences are for the choice among the others", listed(denied))
+        log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
         record["denied"] = np.array(denied, dtype=object)
     if options.shares is not None:
         estimated, reference = _estimated_shares(read, options.shares, options.allowed, droplets)
         weights[options.allowed] = estimated[options.allowed] / reference[options.allowed]
         shares = zip(labels, estimated, reference, strict=True)
-        text = "prior=em: each call depends on all cells of the file; their estimated shares (reference): %s"
+        text = "prior=em: calls depend on all cells of the query; estimated label frequencies (reference): %s"
         log.info(text, listed(f"{label} {new:.1%} ({old:.1%})" for label, new, old in shares))
         record |= {"estimated_shares": estimated, "reference_shares": reference}
     if not record:

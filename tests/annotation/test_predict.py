@@ -16,6 +16,7 @@ from support.twins import CASES
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.outputs import outputs_of
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells.query import find_query
@@ -449,24 +450,13 @@ def test_all_outputs_in_one_folder(tiny_model, counts_adata, tmp_path, command):
     assert not (tmp_path / "more").exists()
 
 
-def test_files_of_cell_ranger_have_the_names_of_their_samples(tiny_model, counts_adata, tmp_path):
+def test_files_of_cell_ranger_have_the_names_of_their_samples():
     """The layouts of count, aggr and multi."""
     name = "filtered_feature_bc_matrix"
-    places = [
-        f"s1/outs/{name}",
-        f"runs/s2/outs/count/{name}",
-        f"m/outs/per_sample_outs/s3/count/sample_{name}",
-        f"s4/{name}",
-    ]
-    paths = []
-    for place in places:
-        path = tmp_path / f"{place}.h5ad"
-        path.parent.mkdir(parents=True)
-        counts_adata.write_h5ad(path)
-        paths.append(str(path))
-    options = {"inputs": paths, "model_path": str(tiny_model), "adapt": "false"}
-    written = run_predict(PredictConfig(**options, output_dir=str(tmp_path / "out")))
-    assert [path.name for path in written] == [f"s{number}.annotated.h5ad" for number in range(1, 5)]
+    multi = f"m/outs/per_sample_outs/s3/count/sample_{name}.h5ad"
+    places = [f"s1/outs/{name}.h5ad", f"runs/s2/outs/count/{name}.h5ad", multi, f"s4/{name}.h5ad"]
+    outputs = outputs_of(places, None, [], "out")
+    assert [str(output) for _, output in outputs] == [f"out/s{number}.annotated.h5ad" for number in range(1, 5)]
 
 
 def test_columns_of_a_sample_sheet_are_added(tiny_model, counts_adata, tmp_path, caplog):
