@@ -702,6 +702,8 @@ def tokens(
 
     Parameters
     ----------
+    adata
+        N cells x G genes in memory.
     model
         From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
     options
