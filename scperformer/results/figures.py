@@ -104,7 +104,7 @@ def composition(
         "bargap": 0.2,
         "showlegend": False,
         "uniformtext": {"mode": "hide", "minsize": 10},
-        "xaxis": {"range": [0, 1], "tickvals": [0, 0.25, 0.5, 0.75, 1], "tickformat": ".0%", "fixedrange": True},
+        "xaxis": {"range": [0, 1.001], "tickvals": [0, 0.25, 0.5, 0.75, 1], "tickformat": ".0%", "fixedrange": True},
         "yaxis": _rows(samples, fixedrange=True),
     }
     return {"data": traces, "layout": layout, "name": "composition", "width": 340}

@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById("report-data").textContent);
   const base = {
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: "#1d2733" },
-    margin: { l: 10, r: 16, t: 30, b: 44 },
+    margin: { l: 10, r: 24, t: 30, b: 44 },
     paper_bgcolor: "#fff",
     plot_bgcolor: "#fff",
     hoverlabel: { align: "left", bgcolor: "#fff", bordercolor: "#8793a0", font: { color: "#1d2733" } },
