@@ -33,7 +33,7 @@ from scperformer.base.outputs import (
 )
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
-from scperformer.config.options import yaml_text
+from scperformer.config.options import Options, is_option, yaml_text
 from scperformer.config.training import NetworkConfig
 from scperformer.io.read import checksum
 from scperformer.model.content import INFO
@@ -350,6 +350,11 @@ def _command(cfg: NetworkConfig, files: Sequence[str]) -> str:
     for option, value in _flat(_run_options(cfg) | {"attention": asdict(own)}).items():
         if value != known[option] and option != "seed":
             changed[option] = _without_folders(value) if option in PATHS else value
+    for group, options in ((entry.name, getattr(cfg, entry.name)) for entry in fields(cfg)):
+        for entry in fields(options) if isinstance(options, Options) else []:
+            value = changed.pop(f"{group}.{entry.name}", None) if not is_option(entry) else None
+            if entry.name == "name" and value is not None:
+                changed[group] = value  # the preset of this name sets what is no option
     step = cfg.word()
     if files:
         words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed.items()]
