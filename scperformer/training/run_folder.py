@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import shutil
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -264,22 +265,28 @@ def run(
             return
         _require_place(output, folder, cfg.overwrite)
     resumes = is_first and this.resumes()
+    earlier = folder.with_name(f".scperformer-old-{uuid.uuid4().hex}")
     try:
-        with output_named(this.folder):
-            if is_first:
-                _begin(this, resumes)
+        with output_named(folder):
+            if is_first and not resumes:
+                _begin(folder, earlier)
+            this.remember(options=_run_options(cfg), reference_sha256=data)
             yield this
     except (InputError, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, Diverged):  # resume=true must not continue from here
-            shutil.rmtree(this.folder / CHECKPOINTS)
-        if is_first and not (this.folder / CHECKPOINTS / LAST).is_file():
+            shutil.rmtree(folder / CHECKPOINTS)
+        if is_first and not (folder / CHECKPOINTS / LAST).is_file():
             with suppress(InputError):  # other files were added meanwhile
-                remove_folder(this.folder, RUN)
+                remove_folder(folder, RUN)
+            if earlier.exists() and not folder.exists():
+                earlier.rename(folder)
         elif is_first and not isinstance(error, InputError):
             error.add_note(RESUME_NOTE)
         raise
+    finally:
+        shutil.rmtree(earlier, ignore_errors=True)
     if is_first:
-        shutil.rmtree(this.folder / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
 def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
@@ -293,19 +300,16 @@ def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
         raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
 
 
-def _begin(this: Run, resumes: bool) -> None:
-    """Empty the run folder, unless the run in it continues, and write the record."""
-    folder = this.folder
-    if not resumes:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        try:
-            write_mark(folder, RUN)
-        except BaseException:  # a full disk, or Ctrl-C
-            folder.rmdir()
-            raise
-    this.remember(options=_run_options(this.cfg), reference_sha256=this.data)
+def _begin(folder: Path, earlier: Path) -> None:
+    """Make the run folder; the folder of an earlier run waits under another name until this one has a checkpoint."""
+    if folder.exists():
+        folder.rename(earlier)
+    folder.mkdir(parents=True)
+    try:
+        write_mark(folder, RUN)
+    except BaseException:  # a full disk, or Ctrl-C
+        folder.rmdir()
+        raise
 
 
 def _run_options(cfg: NetworkConfig) -> dict[str, Any]:

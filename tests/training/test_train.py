@@ -508,6 +508,15 @@ def test_a_file_of_the_users_in_a_run_folder_of_ours_stays(counts_adata, write, 
     run_train(config(path, f"output={tmp_path}/m1", "overwrite=true"))
 
 
+def test_a_wrong_label_key_costs_neither_the_model_nor_the_logs_of_an_earlier_run(counts_adata, write, tmp_path):
+    path = write(counts_adata)
+    run_train(config(path, f"output={tmp_path}/m1", "experiment=linear"))
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(InputError, match="label_key"):
+        run_train(config(path, f"output={tmp_path}/m1", "experiment=linear", "overwrite=true", "label_key=none"))
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
 def test_nothing_to_resume_is_said(tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         folder = interrupted(config("x", "resume=true"), tmp_path / "model")
