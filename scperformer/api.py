@@ -508,7 +508,7 @@ def check(
     *,
     model: "Model | File | None" = None,
     label_key: str | None = CheckConfig.label_key,
-    doublets: bool = CheckConfig.doublets,
+    quality: bool = CheckConfig.quality,
     options: Options | None = None,
 ) -> "Checks":
     """Describe cells, and check whether a model can annotate them or, with `label_key`, whether they can train one.
@@ -534,10 +534,10 @@ def check(
     from scperformer.results.check import check_all
 
     several = listed(cells, in_memory=True)
-    named = {"model_path": path_of(model), "label_key": label_key, "doublets": doublets}
+    named = {"model_path": path_of(model), "label_key": label_key, "quality": quality}
     cfg = config_of("check", options, inputs=paths_of(several, in_memory=True), **named)
     sources = [one if isinstance(one, AnnData) else os.fspath(one) for one in several]
-    return check_all(sources, cfg, label_key=cfg.label_key, doublets=cfg.doublets)
+    return check_all(sources, cfg, label_key=cfg.label_key, doublets=cfg.quality)
 
 
 class AnnotateKeywords(TypedDict, total=False):
@@ -634,7 +634,7 @@ def annotate(
             raise InputError("condition_of in memory for a file of cells", "a file", "write it to a file first")
         paths = run_predict(cfg, loaded(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
-    if written := [name for name in ("output", "outputs", "output_dir") if getattr(cfg, name)]:
+    if written := [name for name in ("output", "output_dir") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
     say(annotate_cells(cells, loaded(model, cfg), cfg, whole))
@@ -768,7 +768,7 @@ def evaluate(
         require_absent(cfg.output, cfg.overwrite, EVALUATION)
     in_memory = isinstance(cells, AnnData)
     samples = [of_cells(cells, cfg.key_added)] if in_memory else read_annotated(cfg.inputs, cfg.key_added)
-    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.truth_map, cfg.match)
+    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.label_map)
     if cfg.output is not None:
         write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
     return evaluation
@@ -870,7 +870,7 @@ def report(
     evaluation
         From `evaluate`, or its folder: the page then shows it.
     options
-        More options of `report` by their full names, such as `{"max_cells": 5000}`.
+        More options of `report` by their full names, such as `{"cells": 5000}`.
 
     Returns
     -------

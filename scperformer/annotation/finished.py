@@ -16,7 +16,7 @@ from scperformer.model.saved_model import SavedModel
 
 # Options that change nothing in an annotation, or whose effect is in the identity in another way.
 WITHOUT_EFFECT = {
-    *("inputs", "model_path", "output", "outputs", "output_dir", "sample_sheet", "condition_of", "key_added"),
+    *("inputs", "model_path", "output", "output_dir", "sample_sheet", "condition_of", "key_added"),
     *("overwrite", "replace_annotation", "resume", "keep_going", "adapted_folder"),
     *("batch_size", "threads", "device"),
 }

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -15,32 +16,35 @@ from scperformer.base.errors import DiskFull, InputError
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.read import checksum, default_output
+from scperformer.io.sheet import sample_names
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 
 
 def outputs_of(
-    inputs: Sequence[str], output: str | None, outputs: Sequence[str], output_dir: str | None
+    inputs: Sequence[str], output: str | None, output_dir: str | None, sample_sheet: str | None
 ) -> list[tuple[str, Path]]:
     """Return each input with its output; inputs that are annotations of other inputs are left out.
 
-    `predict *.h5ad` finds such inputs when it runs again. Two inputs with the same output are refused.
+    `predict *.h5ad` finds such inputs when it runs again. `{sample}` in an output is the name of a file, or its
+    sample in `sample_sheet`. Two inputs with the same output are refused.
     """
-    if not outputs:
-        annotations = {default_output(path, f".annotated{ending}"): path for path in inputs for ending in FORMATS}
-        for name in inputs:
-            if (source := annotations.get(Path(name))) is not None:
-                log.info("skipping %s: output of an earlier run on %s", name, source)
-        inputs = [path for path in inputs if Path(path) not in annotations]
-    if output:
-        outputs = [output.replace("{sample}", default_output(path, "").name) for path in inputs]
-    named = [Path(name) for name in outputs] or [default_output(path, ".annotated.h5ad") for path in inputs]
-    if output_dir is not None:
-        named = [Path(output_dir) / path.name for path in named]
+    annotations = {default_output(path, f".annotated{ending}"): path for path in inputs for ending in FORMATS}
+    for name in inputs:
+        if (source := annotations.get(Path(name))) is not None:
+            log.info("skipping %s: output of an earlier run on %s", name, source)
+    inputs = [path for path in inputs if Path(path) not in annotations]
+    if output is None and output_dir is not None:
+        output = f"{output_dir}/{{sample}}.annotated.h5ad"
+    named = [default_output(path, ".annotated.h5ad") for path in inputs]
+    if output is not None:
+        names = {} if sample_sheet is None else sample_names(sample_sheet)
+        samples = [names.get(os.path.realpath(path), default_output(path, "").name) for path in inputs]
+        named = [Path(output.replace("{sample}", sample)) for sample in samples]
     for number, path in enumerate(named):
         if path in named[:number]:
-            remedy = "leave one of them out, or name the outputs: outputs=[...]"
+            remedy = "leave one of them out, or give each a name in the column sample of a sample_sheet"
             raise InputError(f"two inputs give {path}", "one input per output", remedy)
     return list(zip(inputs, named, strict=True))
 

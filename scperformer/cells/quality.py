@@ -101,7 +101,7 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0
     num_doublets = None
-    note = why_no_doublets(findings) or ("" if doublets else "not counted: add doublets=true (takes some seconds)")
+    note = why_no_doublets(findings) or ("" if doublets else "not counted: add quality=true (takes some seconds)")
     if not note:
         scores, threshold, note = doublet_scores(rows, droplets)
         num_doublets = None if scores is None else int((scores > threshold).sum())

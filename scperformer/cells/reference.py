@@ -190,9 +190,9 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
     labelled.cell_names = cell_names[kept][rows]
     num_genes = len(collection.genes)
     panel = ""
-    if cfg.conditions.genes is not None:
-        collection = _reduce_to_panel(collection, cfg.conditions.genes, cfg.species)
-        panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
+    if cfg.genes_path is not None:
+        collection = _reduce_to_panel(collection, cfg.genes_path, cfg.species)
+        panel = f"; {len(collection.genes)} genes of {Path(cfg.genes_path).name} alone, and totals over these"
     labelled.genes = collection.genes
     if isinstance(source, Sample):
         labelled.x = collection.read(rows)
@@ -257,7 +257,7 @@ def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix |
     ]
     unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
-    collection = replace(collection, own_totals=cfg.conditions.genes is not None)
+    collection = replace(collection, own_totals=cfg.genes_path is not None)
     cells = stratified_sample(collection.file_of_cell, MAX_FIT_CELLS, cfg.seed)
     num_genes = len(reference.genes)
     of_file = collection.file_of_cell[cells]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from scperformer.config.options import ONE_OR_MORE, SEED, THREADS, ModelOptions, choice, option
+from scperformer.config.options import ONE_OR_MORE, SEED, THREADS, ModelOptions, choice, fixed, option
 
 USAGE = "analyze spectrum|approximation FILE"
 EXAMPLES = """\
@@ -17,7 +17,7 @@ class AnalyzeConfig(ModelOptions):
     """Analyse the attention of a trained model on real cells."""
 
     takes_one = True
-    analysis: str = choice("spectrum", "approximation")  # the first plain word
+    analysis: str = fixed(choice("spectrum", "approximation"))  # the first plain word
     output: str | None = None  # a folder; null: INPUT.spectrum or INPUT.approximation beside the input
     cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene
     max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # most tokens used of a cell, a random sample

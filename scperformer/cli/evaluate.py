@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scperformer.base.messages import listed
 from scperformer.base.outputs import FAILED_SUFFIX, require_absent
-from scperformer.config.options import FileOptions, choice, require
+from scperformer.config.options import FileOptions, require
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +23,8 @@ class EvaluateConfig(FileOptions):
     truth_key: str  # obs column, or column of `truth_path`, with the true labels
     # tables of text, one for each file, when the true labels are not in the files; the first column names the cells
     truth_path: list[str] | None = None
-    truth_map: str | None = None  # a CSV or TSV file with two columns: a true label, and the label as which it counts
-    # ontology: a true label that the model lacks is compared with the model's labels that are types of it in the Cell
-    # Ontology, or with that of which it is a type; names: only labels of the same name are the same
-    match: str = choice("ontology", "names")
+    # a CSV or TSV file with two columns: a true label, and the label of the model that it means
+    label_map: str | None = None
     key_added: str = "scperformer"  # prefix of the annotation to read
     output: str | None = None  # a folder; null: FIRST_INPUT.evaluation beside it
 
@@ -50,6 +48,6 @@ def run(cfg: EvaluateConfig) -> Path:
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
     require_absent(output, cfg.overwrite, EVALUATION)
     samples = read_annotated(cfg.inputs, cfg.key_added)
-    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.truth_map, cfg.match)
+    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.label_map)
     write_evaluation(evaluation, output, cfg.overwrite)
     return output

@@ -11,7 +11,7 @@ from pathlib import Path
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import did_you_mean
 from scperformer.base.progress import say
-from scperformer.config.options import Options, choice, require
+from scperformer.config.options import Options, choice, fixed, require
 from scperformer.importing.options import ImportOptions
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ OF_IMPORT = ("genes", "labels", "reference", "label_key", "batch", "name", "spec
 class ModelsConfig(ImportOptions):
     """List models, describe one, or import one."""
 
-    action: str = choice("list", "show", "import")  # the first plain word
+    action: str = fixed(choice("list", "show", "import"))  # the first plain word
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)  # not that of FileOptions: the number of inputs depends on the action

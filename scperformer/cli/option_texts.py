@@ -16,8 +16,8 @@ from scperformer.config.options import ExpressionOptions, choices_of, is_option
 
 _GROUPS = [kind for name, kind in vars(training).items() if name.endswith("Config") and name != "NetworkConfig"]
 GROUPS = {kind.word(): kind for kind in _GROUPS}  # data, tokens, ...
-# Given without their names: files and the first word, by --config, and after --.
-PLAIN_WORDS = ("inputs", "action", "analysis", "samples", "configfile", "snakemake")
+# Usually given without their names: files, and the sheet of the workflow.
+PLAIN_WORDS = ("inputs", "samples")
 WITH_OPTIONS = {name: kind for name, kind in GROUPS.items() if any(map(is_option, fields(kind)))}
 TABLES = {"files": ExpressionOptions} | SCHEMAS | WITH_OPTIONS  # the tables of docs/configuration.md
 # Options of other programs, such as -o and -j, and the options here that mean the same.
@@ -93,7 +93,7 @@ def groups_of(step: str) -> list[str]:
 def closest_option(word: str, step: str) -> str:
     """Return the full name of the option of a step that a wrong word probably meant; "" if no name is similar."""
     wrong = word.lstrip("-+~").partition("=")[0].replace("-", "_")
-    names = [option.name for option in fields(SCHEMAS[step])]
+    names = [option.name for option in fields(SCHEMAS[step]) if is_option(option)]
     names += [
         f"{group}.{option.name}"
         for group in set(names) & GROUPS.keys()

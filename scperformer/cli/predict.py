@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,9 +36,9 @@ class PredictConfig(AnnotationOptions):
     # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet, in which {sample} stands for the name of each of
     # several files, such as calls/{sample}.csv; null: SAMPLE.annotated.h5ad beside each file
     output: str | None = None
-    outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
     output_dir: str | None = None  # a folder for all outputs, SAMPLE.annotated.h5ad
-    # a sample sheet, a table with the column path; its further columns, such as condition, become columns of obs
+    # a table with the column path; the column sample has the names of the samples in outputs, and other columns, such
+    # as condition, become columns of obs
     sample_sheet: str | None = None
     # continue an interrupted run: files that it has finished stay as they are, and one that it has begun goes on
     resume: bool = False
@@ -52,11 +52,8 @@ class PredictConfig(AnnotationOptions):
         num = len(self.inputs)
         expected = "a name with {sample} for several files, or output_dir=FOLDER, which takes all of them"
         require(num == 1 or "{sample}" in (self.output or "{sample}"), "output", self.output, expected)
-        if self.outputs:
-            require(self.output is None, "output", self.output, "no output beside outputs")
-            require(len(self.outputs) == num, "outputs", self.outputs, f"{num} outputs, one per input file")
-        named = self.output is not None or bool(self.outputs)
-        require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
+        has_one = self.output_dir is None or self.output is None
+        require(has_one, "output_dir", self.output_dir, "no output beside it")
 
 
 def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
@@ -66,7 +63,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
 
     Returns
     -------
-    The paths of the annotations: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input or in
+    The paths of the annotations: `cfg.output`, or `<input>.annotated.h5ad` beside each input or in
     `cfg.output_dir`. Inputs that are annotations of other inputs are left out.
 
     Raises
@@ -84,7 +81,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     from scperformer.model.inference import choose_device
     from scperformer.model.load import load_model
 
-    files = outputs_of(cfg.inputs, cfg.output, cfg.outputs, cfg.output_dir)
+    files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
     sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
     model = model or load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file

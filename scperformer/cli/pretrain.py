@@ -23,8 +23,6 @@ EXAMPLES = """\
 class PretrainConfig(NetworkConfig):
     """Train an encoder on unlabelled cells to predict masked expression."""
 
-    # a text file with the genes of the encoder, one id a line; null: genes that `data.min_cells` cells express
-    genes_path: str | None = None
     masking: MaskingConfig = field(default_factory=MaskingConfig)
 
     def __post_init__(self) -> None:
@@ -33,8 +31,6 @@ class PretrainConfig(NetworkConfig):
         fits = self.model.positions != "coexpression" or self.model.queries == "cell"
         require(fits, "model.queries", self.model.queries, "cell with pretrain and model.positions=coexpression")
         require(self.model.depth > 0, "model.depth", self.model.depth, "1 or more with pretrain")
-        panel = self.conditions.genes
-        require(panel is None, "conditions.genes", panel, "genes_path with pretrain")
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
         # Only `train` measures the memory of its steps.

@@ -24,7 +24,7 @@ class ReportConfig(FileOptions):
     evaluation: str | None = None  # the folder that `evaluate` has written
     key_added: str = "scperformer"  # prefix of the annotation to read
     output: str | None = None  # null: report.html beside the first input
-    max_cells: int = option(12000, (lambda num: num >= 10, "10 or more"))  # cells on the map; of more, a random sample
+    cells: int = option(12000, (lambda num: num >= 10, "10 or more"))  # cells on the map, a random sample
     sample_key: str | None = None  # obs column with the sample of each cell; null: each file is a sample
     seed: int = option(0, SEED)  # seed of the map and of the choice of its cells
 
@@ -50,7 +50,7 @@ def write_page(
     samples, failed = ([sample], []) if sample is not None else read_samples(cfg.inputs, cfg.key_added)
     if cfg.evaluation is not None:
         evaluation = read_evaluation(cfg.evaluation)
-    options = {"max_cells": cfg.max_cells, "seed": cfg.seed}
+    options = {"max_cells": cfg.cells, "seed": cfg.seed}
     summary = make_report(
         output, samples, failed, evaluation, overwrite=cfg.overwrite, sample_key=cfg.sample_key, **options
     )

@@ -22,6 +22,13 @@ FIRST_WORDS = {
     "models": "action",
     "workflow": "samples",
 }
+# Names in the record of a command that are no options, and how their values are given.
+WORD_ONLY = {
+    "action": "list, show or import, as the first word",
+    "analysis": "spectrum or approximation, as the first word",
+    "configfile": "--config FILE",
+    "snakemake": "-- and the words for snakemake",
+}
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # as in Hydra; the value after each, None: no value
 PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
@@ -91,6 +98,8 @@ def sort_words(words: list[str], step: str) -> SortedWords:
         # A file name may look like an option. Path.exists would raise an error for a value too long for a file name.
         elif not OVERRIDE.match(word) or os.path.exists(word):
             given.files.append(word)
+        elif option in WORD_ONLY:
+            raise InputError(word, WORD_ONLY[option], "leave the name of the option out")
         elif option in text_options(step) and value not in ("", "null") and value[0] not in "'\"" and "-m" not in words:
             given.overrides.append(f"{option}={quoted(value)}")
         else:

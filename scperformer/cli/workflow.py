@@ -19,7 +19,7 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.signals import ENDING_SIGNALS, EndedBySignal
 from scperformer.base.yaml_files import read_yaml_file
-from scperformer.config.options import ONE_OR_MORE, Options, option
+from scperformer.config.options import ONE_OR_MORE, Options, fixed, is_option, option
 
 log = logging.getLogger(__name__)
 
@@ -67,20 +67,20 @@ class WorkflowConfig(Options):
     reference: list[str] | None = None
     label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
     model_path: str | None = None  # a trained model or its name instead of a reference: nothing is trained
-    outdir: str | None = None  # folder for everything that is written; null: results
+    output_dir: str | None = None  # folder for everything that is written; null: results
     predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
     # GPUs of the training job, with which each prediction asks for one, too; null: 0
     gpu: int | None = option(None, (lambda num: 0 <= num <= 16, "a number from 0 to 16"))
     container: str | None = None  # an image for Apptainer; see docs/workflow.md#containers
-    configfile: str | None = None  # a YAML file with these keys and `overrides`; `--config FILE` is the same
-    snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4
+    configfile: str | None = fixed(None)  # the YAML file of --config, with these keys and `overrides`
+    snakemake: list[str] = fixed(field(default_factory=list))  # the words after --
 
 
 # Keys of a YAML file for the workflow, beside `overrides`.
-WORKFLOW_KEYS = tuple(entry.name for entry in fields(WorkflowConfig) if entry.name not in ("configfile", "snakemake"))
+WORKFLOW_KEYS = tuple(entry.name for entry in fields(WorkflowConfig) if is_option(entry))
 
 # What the workflow does where neither the command nor a file says otherwise.
-WORKFLOW_DEFAULTS = {"label_key": "cell_type", "outdir": "results", "predict_jobs": 8, "gpu": 0}
+WORKFLOW_DEFAULTS = {"label_key": "cell_type", "output_dir": "results", "predict_jobs": 8, "gpu": 0}
 WORKFLOW_STEPS = ("preprocess", "train", "predict", "evaluate", "report")  # the steps that `overrides` may name
 
 

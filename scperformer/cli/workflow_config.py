@@ -22,7 +22,7 @@ from scperformer.io.sheet import path_in_sheet, read_sheet
 from scperformer.io.tables import sniff
 from scperformer.model.library import resolve_model
 
-# What the workflow writes into its outdir.
+# What the workflow writes into its `output_dir`.
 OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted"}
 OWN |= {"prepared", "report.html", "samples", "samples.csv"}
 SAMPLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -38,7 +38,7 @@ class Workflow:
     samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: those of the embedded data
     label_key: str
     truth_key: str  # the column with the true labels, of all samples that have any
-    outdir: str
+    output_dir: str
     predict_jobs: int
     gpu: int
     container: str | None
@@ -64,7 +64,7 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     """
     cfg, options = workflow_options(config, where)
     assert cfg.label_key is not None
-    assert cfg.outdir is not None
+    assert cfg.output_dir is not None
     assert cfg.predict_jobs is not None
     assert cfg.gpu is not None
     references = cfg.reference or []
@@ -80,9 +80,9 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if not cfg.samples and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
-    if not OUTDIR.fullmatch(cfg.outdir):
-        raise InputError(f"outdir={cfg.outdir}", "a folder without braces in its name", "choose another")
-    _require_own_outdir(cfg.outdir)
+    if not OUTDIR.fullmatch(cfg.output_dir):
+        raise InputError(f"output_dir={cfg.output_dir}", "a folder without braces in its name", "choose another")
+    _require_own_output_dir(cfg.output_dir)
     for path in references:
         _require_input(path, "the labelled file named by reference=")
     stems = [Path(path).stem for path in references]
@@ -100,7 +100,7 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
         samples=samples,
         label_key=cfg.label_key,
         truth_key=truth_key,
-        outdir=os.path.normpath(cfg.outdir),
+        output_dir=os.path.normpath(cfg.output_dir),
         predict_jobs=cfg.predict_jobs,
         gpu=cfg.gpu,
         container=cfg.container,
@@ -108,12 +108,12 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     )
 
 
-def _require_own_outdir(outdir: str) -> None:
-    """Refuse an outdir with other files in the place of ours: Snakemake removes outputs before it makes them anew."""
-    there = set(os.listdir(outdir)) if os.path.isdir(outdir) else set()
+def _require_own_output_dir(output_dir: str) -> None:
+    """Refuse a folder with other files in the place of ours: Snakemake removes outputs before it makes them anew."""
+    there = set(os.listdir(output_dir)) if os.path.isdir(output_dir) else set()
     if there & OWN and MARK not in there and not there <= OWN:
-        found = f"{outdir}/{min(there & OWN)} exists, and this workflow may not have made it"
-        raise InputError(found, "an outdir without it", "move it away, or choose another outdir")
+        found = f"{output_dir}/{min(there & OWN)} exists, and this workflow may not have made it"
+        raise InputError(found, "a folder without it", "move it away, or choose another output_dir")
 
 
 def _require_input(path: str, what: str) -> str:

@@ -55,7 +55,7 @@ def choice(*values: str) -> Any:
 
 
 def fixed(default: Any) -> Any:
-    """Return a field that presets may set and models record, but that is no option; `default`: a value or a field."""
+    """Return a field that is no option: presets or plain words set it, and models record it."""
     made = default if isinstance(default, Field) else field(default=default)
     made.metadata = MappingProxyType({**made.metadata, "fixed": True})
     return made

@@ -154,14 +154,6 @@ class HeadConfig(Options):
 
 
 @dataclass(kw_only=True)
-class ConditionsConfig(Options):
-    """The genes for which a model is made."""
-
-    # the genes of a panel, in lines of text or as a table or JSON: any model is made for these genes alone
-    genes: str | None = None
-
-
-@dataclass(kw_only=True)
 class MaskingConfig(Options):
     """The values that pretraining masks, and the loss of their prediction."""
 
@@ -206,7 +198,6 @@ class TrainerConfig(Options):
     max_steps: int = option(600, ONE_OR_MORE)
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
     batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
-    memory_gib: float | None = option(None, ABOVE_ZERO)  # GiB per process with `batch_size=auto`; null: the free memory
     progress_bar: bool = fixed(True)  # on a terminal only
 
     def __post_init__(self) -> None:
@@ -215,8 +206,8 @@ class TrainerConfig(Options):
         whole = isinstance(size, int) and not isinstance(size, bool)
         require(size == AUTO or (whole and size >= 1), "trainer.batch_size", size, "a whole number above 0, or auto")
         # All processes must choose the same size, but their free memory may differ.
-        known = self.devices * self.num_nodes == 1 or size != AUTO or self.memory_gib is not None
-        require(known, "trainer.memory_gib", None, "a number, with trainer.batch_size=auto and several processes")
+        alone = self.devices * self.num_nodes == 1
+        require(alone or size != AUTO, "trainer.batch_size", size, "a whole number above 0 with several processes")
 
 
 @dataclass(kw_only=True)
@@ -257,7 +248,7 @@ class ReferenceOptions(DataOptions):
     # files of cells without labels, such as the query's: `model=performer` also learns the vectors of genes from
     # these, from 20,000 cells at most; `source` and the like apply to these files as well
     unlabelled: list[str] = field(default_factory=list)
-    conditions: ConditionsConfig = field(default_factory=ConditionsConfig)
+    genes_path: str | None = None  # a file of genes, as in `NetworkConfig`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -278,6 +269,8 @@ class NetworkConfig(DataOptions):
     resume: bool = False  # continue an interrupted run
     # seed of every random choice: split, weights, projections, order, masked values, dropout
     seed: int = option(0, SEED)
+    # a file of genes, in lines of text or as a table or JSON: the model has these genes alone; see docs/panels.md
+    genes_path: str | None = None
     init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(
@@ -289,7 +282,6 @@ class NetworkConfig(DataOptions):
     head: HeadConfig = field(  # not used by `pretrain`
         default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
     )
-    conditions: ConditionsConfig = field(default_factory=ConditionsConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
     )

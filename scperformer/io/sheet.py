@@ -90,6 +90,15 @@ def path_in_sheet(sheet: str | Path, path: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(sheet), os.path.expanduser(path)))
 
 
+def sample_names(sheet: str | Path) -> dict[str, str]:
+    """Return the names of the samples of a sheet by their real paths; a sheet may have none."""
+    rows = [row for row in read_sheet(sheet) if "path" in row and "sample" in row]
+    for name in (row["sample"] for row in rows):
+        if "/" in name:
+            raise InputError(f"sample '{name}' in {sheet}", "a name without '/'", "rename it")
+    return {os.path.realpath(path_in_sheet(sheet, row["path"])): row["sample"] for row in rows}
+
+
 def described_samples(sheet: str | Path, paths: list[str]) -> dict[str, dict[str, str]]:
     """Return the values of all columns of a sheet but `OWN_COLUMNS` for each path; each must have a row."""
     rows = {os.path.realpath(path_in_sheet(sheet, row["path"])): row for row in read_sheet(sheet) if "path" in row}

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.base.messages import GIB, in_bytes
+from scperformer.base.messages import in_bytes
 from scperformer.config.options import AUTO
 from scperformer.lab.epochs import EncoderLearner
 from scperformer.model.batches import Cells
@@ -143,7 +143,7 @@ def fitting_batch_size(learner: EncoderLearner, train: Cells, cfg: TrainConfig, 
     if fixed + per_cell > MEMORY_SHARE * memory:
         needed = in_bytes((fixed + per_cell) / MEMORY_SHARE)
         found = f"a training step on one cell of {longest:,} tokens needs about {needed}"
-        others = "model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
+        others = "model.checkpointing=true or tokens.unexpressed=skip"
         raise InputError(found, f"at most {in_bytes(memory)}", f"choose a smaller model, {others}")
     most = min(LARGEST_BATCH, max(DEFAULT_SIZE, len(train) // MIN_STEPS))
     size = 1
@@ -161,13 +161,9 @@ def with_batch_size(cfg: TrainConfig, train: Cells, learner: EncoderLearner, run
         return cfg
     size = None if run is None else run.read().get("batch_size")
     if size is None:
-        if trainer.memory_gib is not None:
-            memory = trainer.memory_gib * GIB
-        elif device_of(trainer).kind == "cuda":
-            memory = torch.cuda.mem_get_info()[0]
-        else:
-            memory = available_memory()
+        on_gpu = device_of(trainer).kind == "cuda"
+        memory = torch.cuda.mem_get_info()[0] if on_gpu else available_memory()
         size = fitting_batch_size(learner, train, cfg, memory)
         if run is not None:
             run.remember(batch_size=size)
-    return replace(cfg, trainer=replace(trainer, batch_size=size, memory_gib=None))
+    return replace(cfg, trainer=replace(trainer, batch_size=size))

@@ -175,13 +175,11 @@ def _call_scores(cells: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def compare(
-    samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str, match: str = "names"
-) -> Evaluation:
+def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
     """Score the labels by the model and by logistic regression against the truth, for all cells and per sample.
 
     Cells without a true label (None in `truths`) are counted and left out. Cells whose true label the model does not
-    have count as errors, unless `match` is ontology and `common_labels` finds what both mean.
+    have count as errors, unless `common_labels` finds labels in the Cell Ontology that both have.
     """
     all_cells = cell_table(samples).rename(columns={"label": "model", "cluster_label": "cluster"})
     all_cells["truth"] = np.concatenate(truths)
@@ -189,11 +187,9 @@ def compare(
     cells = all_cells[all_cells["truth"].notna()]
     original_truth = cells["truth"]
     model_labels = samples[0].model_labels
-    merged: dict[str, str] = {}
-    if match == "ontology":
-        merged = common_labels(model_labels, sorted(set(original_truth)), packaged_ontology())
-        cells = _merged(cells, merged)
-        model_labels = list(dict.fromkeys(merged[label] for label in model_labels))
+    merged = common_labels(model_labels, sorted(set(original_truth)), packaged_ontology())
+    cells = _merged(cells, merged)
+    model_labels = list(dict.fromkeys(merged[label] for label in model_labels))
     true_labels = sorted(set(cells["truth"]))
     foreign = [label for label in true_labels if label not in set(model_labels)]
     if not true_labels:
@@ -269,8 +265,7 @@ def evaluate_samples(
     samples: list[Annotated],
     truth_key: str,
     truth_path: list[str] | None = None,
-    truth_map: str | None = None,
-    match: str = "ontology",
+    label_map: str | None = None,
 ) -> Evaluation:
     """Score annotated samples against true labels, and log the scores; samples without true labels are left out.
 
@@ -282,9 +277,9 @@ def evaluate_samples(
         samples = [sample for sample in samples if sample.name not in without]
     tables: list[str | None] = [*truth_path] if truth_path else [None] * len(samples)
     truths = [read_truth(sample, truth_key, table) for sample, table in zip(samples, tables, strict=True)]
-    if truth_map is not None:
-        truths = _mapped(truths, truth_map, truth_key)
-    evaluation = compare(samples, truths, truth_key, match)
+    if label_map is not None:
+        truths = _mapped(truths, label_map, truth_key)
+    evaluation = compare(samples, truths, truth_key)
     repeats = {}
     for sample in samples:
         found = sample.facts["repeats"]
@@ -320,7 +315,7 @@ def _log_scores(metrics: dict[str, Any]) -> None:
         groups.setdefault(common, []).append(label)
     if groups:
         text = "; ".join(f"{common} ({', '.join(labels)})" for common, labels in groups.items())
-        log.info("compared as what both mean, by the Cell Ontology (match=names: by names alone): %s", text)
+        log.info("labels merged by the Cell Ontology: %s", text)
     if foreign := metrics["truth_labels_not_in_model"]:
         log.warning("true labels that the model does not have, counted as errors: %s", _examples(foreign))
     num_without = metrics["num_without_truth"]

@@ -62,7 +62,6 @@ PATHS = (
     "init",
     "genes_path",
     "unlabelled",
-    "conditions.genes",
     "model.gene2vec_path",
     "label_tree",
     "label_map",
@@ -138,7 +137,7 @@ class Run:
         if has_labels and cfg.model.reads_genes:  # a model that adapts to a file is trained again
             steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
             config["training"] = {"optim": asdict(cfg.optim), **steps}
-        if cfg.conditions.genes is not None:
+        if cfg.genes_path is not None:
             config["own_totals"] = True
         if cfg.model.gene2vec_path is not None:
             config["model"]["gene2vec_path"] = _without_folders(cfg.model.gene2vec_path)

@@ -122,7 +122,7 @@ def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path, encoder: 
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     cfg = choose_storage(cfg, paths)
     init_hash = "" if encoder is None else encoder.init_hash
-    with run(cfg, output, paths, genes=cfg.conditions.genes, init_hash=init_hash) as this:
+    with run(cfg, output, paths, genes=cfg.genes_path, init_hash=init_hash) as this:
         if this is not None:
             reference = load_reference(paths if cells is None else cells, cfg)
             if encoder is not None:
@@ -160,7 +160,7 @@ def settled(cfg: Config) -> Config:
     warn_of_ignored_options(cfg)
     if cfg.model.reads_genes and cfg.trainer.batch_size == AUTO:  # memory does not limit it
         size = NetworkConfig(inputs=[""]).trainer.batch_size
-        cfg = replace(cfg, trainer=replace(cfg.trainer, batch_size=size, memory_gib=None))
+        cfg = replace(cfg, trainer=replace(cfg.trainer, batch_size=size))
     return cfg
 
 

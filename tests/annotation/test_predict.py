@@ -455,8 +455,19 @@ def test_files_of_cell_ranger_have_the_names_of_their_samples():
     name = "filtered_feature_bc_matrix"
     multi = f"m/outs/per_sample_outs/s3/count/sample_{name}.h5ad"
     places = [f"s1/outs/{name}.h5ad", f"runs/s2/outs/count/{name}.h5ad", multi, f"s4/{name}.h5ad"]
-    outputs = outputs_of(places, None, [], "out")
+    outputs = outputs_of(places, None, "out", None)
     assert [str(output) for _, output in outputs] == [f"out/s{number}.annotated.h5ad" for number in range(1, 5)]
+
+
+def test_outputs_have_the_names_of_a_sample_sheet(tmp_path):
+    sheet = tmp_path / "samples.tsv"
+    sheet.write_text("sample\tpath\nfirst\ta/cells.h5ad\nsecond\tb/cells.h5ad\n", encoding="utf-8")
+    places = [str(tmp_path / name / "cells.h5ad") for name in "ab"]
+    outputs = outputs_of(places, "calls/{sample}.csv", None, str(sheet))
+    assert [str(output) for _, output in outputs] == ["calls/first.csv", "calls/second.csv"]
+    sheet.write_text("sample\tpath\n../first\ta/cells.h5ad\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"sample '\.\./first' in .*; expected a name without '/'"):
+        outputs_of(places, None, "out", str(sheet))
 
 
 def test_columns_of_a_sample_sheet_are_added(tiny_model, counts_adata, tmp_path, caplog):

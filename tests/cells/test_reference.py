@@ -73,7 +73,7 @@ def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_p
     (tmp_path / "panel.txt").write_text("\n".join(reversed(panel)))
     path = tmp_path / "reference.h5ad"
     counts_adata.write_h5ad(path)
-    cfg = config("train", f"conditions.genes='{tmp_path / 'panel.txt'}'", "data.min_genes=150")
+    cfg = config("train", f"genes_path='{tmp_path / 'panel.txt'}'", "data.min_genes=150")
     found, from_disk = make_reference(Sample(counts_adata, path), cfg), make_reference([path], cfg)
     kept = counts_adata[(counts_adata.X.toarray() > 0).sum(axis=1) >= 150]
     assert 0 < kept.n_obs < counts_adata.n_obs

@@ -41,8 +41,13 @@ def user(tmp_path, monkeypatch) -> Path:
 def test_all_keys_have_defaults():
     workflow = read({})
     assert (workflow.references, workflow.samples, workflow.model) == ([], {}, "")
-    assert (workflow.label_key, workflow.outdir, workflow.predict_jobs, workflow.gpu) == ("cell_type", "results", 8, 0)
-    assert read({"outdir": None}) == workflow
+    assert (workflow.label_key, workflow.output_dir, workflow.predict_jobs, workflow.gpu) == (
+        "cell_type",
+        "results",
+        8,
+        0,
+    )
+    assert read({"output_dir": None}) == workflow
     with pytest.raises(InputError, match=r"'predict-jobs'; expected one of .*did you mean 'predict_jobs'"):
         read({"predict-jobs": 1})
 
@@ -54,11 +59,11 @@ def test_without_samples_and_embedded_data_a_sheet_is_asked_for(tmp_path):
 
 def test_samples_and_options_are_read():
     options = {"train": {"seed": 3}, "predict": ["quality=true", "alpha=0.1"]}
-    workflow = read({**REFERENCE, "label_key": "type", "outdir": "out/", "overrides": options})
+    workflow = read({**REFERENCE, "label_key": "type", "output_dir": "out/", "overrides": options})
     assert workflow.references == ["reference.h5ad"]
     assert workflow.samples["a"] == {"path": "a.h5ad", "truth": "a.csv", "donor": "d1"}
     assert workflow.samples["c"] == {"path": "c.h5ad"}
-    assert (workflow.truth_key, workflow.outdir) == ("type", "out")
+    assert (workflow.truth_key, workflow.output_dir) == ("type", "out")
     assert (workflow.options["train"], workflow.options["predict"]) == (["seed=3"], ["quality=true", "alpha=0.1"])
     assert workflow.options["report"] == []
 
@@ -100,7 +105,7 @@ REFUSED = {
     "too many GPUs": ({"gpu": 17}, r"gpu=17; expected a number from 0 to 16"),
     "no jobs": ({"predict_jobs": 0}, r"predict_jobs=0; expected 1 or more"),
     "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
-    "braces": ({"outdir": "a{b}"}, r"outdir=a\{b\}; expected a folder without braces"),
+    "braces": ({"output_dir": "a{b}"}, r"output_dir=a\{b\}; expected a folder without braces"),
     "reference alone": ({"reference": "reference.h5ad"}, r"no samples=; expected a sample sheet"),
     "samples alone": ({"samples": "samples.tsv"}, r"samples= alone; .* add reference=.* or model_path="),
     "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
@@ -180,10 +185,10 @@ def test_columns_that_do_not_exist_are_refused(user, case):
         read(REFERENCE | config)
 
 
-def test_an_outdir_with_folders_of_the_users_is_refused(user):
+def test_an_output_dir_with_folders_of_the_users_is_refused(user):
     """Snakemake removes the folders that rules make before it makes them anew: here the user's own `model`."""
     (user / "notes.txt").touch()
     with pytest.raises(InputError, match=r"\./model exists, and this workflow may not have made it"):
-        read(REFERENCE | {"outdir": "."})
+        read(REFERENCE | {"output_dir": "."})
     (user / "model").rmdir()
-    assert read(REFERENCE | {"outdir": "."}).outdir == "."
+    assert read(REFERENCE | {"output_dir": "."}).output_dir == "."

@@ -163,7 +163,7 @@ def test_options_of_python_are_those_of_the_command_line(options, words):
         ({"seed": np.array([1, 2])}, r"seed=\[1,2\]; expected a whole number"),
         ({"optim.lr": float("inf")}, "optim.lr=inf; expected a number"),
         ({"unlabelled": None}, r"unlabelled=null; expected a list: set unlabelled"),
-        ({"trainer": "gpu", "trainer.dim": 3}, "option trainer.dim; expected one of trainer.accelerator"),
+        ({"trainer": "gpu", "trainer.dim": 3}, "option trainer.dim=3; expected one of trainer.accelerator"),
         ({"hydra.run.dir": "x"}, "option hydra.run.dir=x; expected an option of 'train'"),
         ({"_target_": "os.system"}, "option _target_; expected an option"),
     ],

@@ -102,7 +102,6 @@ RANGES = {
         "threads": 0,
         "patience": 0,
         "batch_size": 0,
-        "memory_gib": 0,
     },
 }
 CASES = [(group, name, value) for group, options in RANGES.items() for name, value in options.items()]

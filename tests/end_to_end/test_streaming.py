@@ -198,17 +198,24 @@ def test_a_run_of_several_files_goes_on(counts_adata, cut_off, tiny_model, tmp_p
     counts_adata[40:60].copy().write_h5ad(tmp_path / "third.h5ad")
     names = ["first.h5ad", cut.name, "third.h5ad"]
     inputs = [str(tmp_path / name) for name in names]
-    outputs = [str(tmp_path / f"1{ending}"), str(tmp_path / "sample.annotated.h5ad"), str(tmp_path / "3.h5ad")]
+    outputs = [str(tmp_path / f"{name.removesuffix('.h5ad')}.annotated{ending}") for name in names]
+    cut.with_name("sample.annotated.h5ad.partial").rename(f"{outputs[1]}.partial")
     run_predict(config(inputs[0], tiny_model, output=outputs[0]))
     called.clear()
     before = sizes(tmp_path)
-    several = PredictConfig(inputs=inputs, outputs=outputs, model_path=str(tiny_model), device="cpu", resume=True)
+    several = PredictConfig(
+        inputs=inputs,
+        output=str(tmp_path / f"{{sample}}.annotated{ending}"),
+        model_path=str(tiny_model),
+        device="cpu",
+        resume=True,
+    )
     with caplog.at_level("INFO", logger="scperformer"):
         assert [str(output) for output in run_predict(several)] == outputs
     assert "1 of 3 files are finished and stay as they are" in caplog.text
     assert called == [BLOCK] * 4 + [1] + [BLOCK, 20 - BLOCK]
     assert sizes(tmp_path).items() >= {name: state for name, state in before.items() if ".partial" not in name}.items()
-    assert len(ad.read_h5ad(outputs[2])) == 20
+    assert len((ad.read_zarr if ending == ".zarr" else ad.read_h5ad)(outputs[2])) == 20
     called.clear()
     run_predict(several)
     assert called == []

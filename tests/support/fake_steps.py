@@ -12,8 +12,14 @@ from pathlib import Path
 step, *words = sys.argv[1:]
 options = dict(word.split("=", 1) for word in words if "=" in word)
 files = [word for word in words if "=" not in word]
-outputs = re.findall("'([^']*)'", options.get("outputs", "")) or [options["output"].strip("'")]
-for output, file in zip(map(Path, outputs), files):
+names = {{}}
+if "sample_sheet" in options:
+    rows = [line.split("\t") for line in Path(options["sample_sheet"].strip("'")).read_text().splitlines()]
+    column, place = rows[0].index("sample"), rows[0].index("path")
+    names = {{Path(row[place]).name: row[column] for row in rows[1:]}}
+for file in files if step == "predict" else files[:1]:
+    sample = names.get(Path(file).name, Path(file).stem)
+    output = Path(options["output"].strip("'").replace("{{sample}}", sample))
     if step == "predict" and Path(file).read_text() == "bad":
         reason = {{"sample": output.stem, "input": file, "error": "bad; expected good: mend it."}}
         reason["version"] = "{version}"

@@ -689,7 +689,7 @@ def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     genes = list(counts_adata.var_names[:60])
     (tmp_path / "panel.txt").write_text("\n".join([*genes, "ABSENT"]))
     options = [
-        f"conditions.genes='{tmp_path / 'panel.txt'}'",
+        f"genes_path='{tmp_path / 'panel.txt'}'",
         f"output='{tmp_path / 'model'}'",
         "trainer.max_steps=60",
         model,
@@ -698,8 +698,8 @@ def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     saved = read_model(folder)
     assert saved.genes == genes
     assert saved.config["own_totals"]
-    assert "conditions.genes=panel.txt" in saved.provenance["command"]
-    assert saved.provenance["options"]["conditions"]["genes"] == "panel.txt"
+    assert "genes_path=panel.txt" in saved.provenance["command"]
+    assert saved.provenance["options"]["genes_path"] == "panel.txt"
     assert str(tmp_path) not in (folder / "bundle.json").read_text()
     np.testing.assert_array_equal(
         load_reference_cells(saved, folder).values.toarray(), counts_adata[:, genes].X.toarray()
@@ -720,11 +720,11 @@ def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
 def test_a_panel_that_changed_does_not_resume(tmp_path):
     panel = tmp_path / "panel.txt"
     panel.write_text("A")
-    cfg = config("x", f"conditions.genes='{panel}'", "resume=true")
+    cfg = config("x", f"genes_path='{panel}'", "resume=true")
     for text in ("A", "B"):
         panel.write_text(text)
         refused = pytest.raises(InputError, match="another reference") if text == "B" else suppress(KeyboardInterrupt)
-        with refused, run(cfg, tmp_path / "model", [], genes=cfg.conditions.genes) as this:
+        with refused, run(cfg, tmp_path / "model", [], genes=cfg.genes_path) as this:
             write_checkpoint(this.folder)
             raise KeyboardInterrupt
 

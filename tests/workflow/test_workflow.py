@@ -261,7 +261,7 @@ def test_as_modules_of_another_workflow(user: Path) -> None:
     """One with the keys that a user needs, from a folder of its own, and one without any."""
     (user / "Snakefile").write_text(MODULES.format(root=ROOT))
     (user / "elsewhere").mkdir()
-    data = {"reference": "../reference.h5ad", "samples": "../samples.tsv", "label_key": "type", "outdir": "one"}
+    data = {"reference": "../reference.h5ad", "samples": "../samples.tsv", "label_key": "type", "output_dir": "one"}
     words = ["--directory", "elsewhere", "--config", f"one={json.dumps(data)}"]
     run = snakemake(user, "--snakefile", "Snakefile", "--dry-run", "--quiet", "rules", *words)
     assert run.returncode == 0, run.stdout
@@ -388,7 +388,7 @@ def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path
     (odd / "broken.h5ad").write_text("not an h5ad file")
     rows = ["good\tsample_full.h5ad\tsample_full.csv", "broken\tbroken.h5ad\t"]
     (odd / "samples.tsv").write_text("\n".join(["sample\tpath\ttruth", *rows]) + "\n")
-    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "outdir=my results", "predict_jobs=1"]
+    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "output_dir=my results", "predict_jobs=1"]
     run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
     assert run.returncode != 0
     last = run.stdout.rstrip().splitlines()[-1]  # after all that snakemake says

@@ -3,7 +3,7 @@
 # Models that are adapted to the genes and the depth of a sample, for all samples of one kind.
 ADAPTED = option("adapted_folder", f"{OUT}/adapted")
 DEVICE = "device=auto" if WORKFLOW.gpu else "device=cpu"  # a job without a GPU leaves those of its node alone
-DESCRIBED = [option("sample_sheet", config["samples"])] if any(map(described, SAMPLES)) else []
+SHEET = [option("sample_sheet", config["samples"])] if WORKFLOW.samples else []
 
 
 rule predict:
@@ -19,10 +19,8 @@ rule predict:
     benchmark:
         f"{OUT}/benchmarks/predict/{{job}}.tsv"
     params:
-        outputs=lambda wildcards, output: option(
-            "outputs", [f"{output}/{name}.h5ad" for name in samples_of(wildcards.job)]
-        ),
-        described=DESCRIBED,
+        output=lambda wildcards, output: option("output", f"{output}/{{sample}}.h5ad"),
+        sheet=SHEET,
         device=DEVICE,
         adapted=ADAPTED,
         overrides=WORKFLOW.options["predict"],
@@ -32,8 +30,8 @@ rule predict:
         runtime=predict_minutes,
         gpu=min(WORKFLOW.gpu, 1),
     shell:
-        "scperformer predict {input.sample:q} model_path={input.model:q} {params.outputs:q} keep_going=ok"
-        " {params.adapted:q} {params.described:q} {params.device:q} threads={threads} {params.overrides:q} > {log:q} 2>&1"
+        "scperformer predict {input.sample:q} model_path={input.model:q} {params.output:q} keep_going=ok"
+        " {params.adapted:q} {params.sheet:q} {params.device:q} threads={threads} {params.overrides:q} > {log:q} 2>&1"
 
 
 rule settle:

@@ -30,8 +30,8 @@ if shutil.which("scperformer") is None:  # snakemake was started from an environ
     os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
 
 
-def mark_outdir():
-    """Mark the outdir: from now on, the files of our names in it are ours."""
+def mark_output():
+    """Mark the output folder: from now on, the files of our names in it are ours."""
     os.makedirs(OUT, exist_ok=True)
     with open(f"{OUT}/{MARK}", "w") as file:
         json.dump({"made_by": "scperformer", "kind": "a workflow"}, file)
@@ -150,7 +150,7 @@ def tell_results():
     atexit.register(print, text, file=sys.stderr)  # after the lines with which snakemake ends
 
 
-OUT = WORKFLOW.outdir
+OUT = WORKFLOW.output_dir
 EXAMPLE, EXAMPLE_SAMPLES = f"{OUT}/example", ("sample_full", "sample_shallow", "sample_panel")
 if WORKFLOW.samples:
     SAMPLES = WORKFLOW.samples
