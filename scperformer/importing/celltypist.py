@@ -12,7 +12,7 @@ import numpy as np
 
 from scperformer.base.inputs import sha256
 from scperformer.importing.options import ImportOptions
-from scperformer.importing.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
+from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
 
 NAME = "a model of CellTypist (.pkl)"
 TARGET_SUM = 10_000.0  # CellTypist's cells are ln(1 + counts per 10,000 of all genes)

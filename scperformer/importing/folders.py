@@ -17,12 +17,13 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
-from scperformer.importing import celltypist, scbert, scvi_tools
+from scperformer.importing import celltypist, scvi_tools
 from scperformer.importing.labelled import with_labelled_cells
 from scperformer.importing.name_files import read_names
 from scperformer.importing.options import ImportOptions
-from scperformer.importing.pickles import read_in_child
 from scperformer.io.gene_names import guess_species
+from scperformer.io.pickles import read_in_child
+from scperformer.lab import scbert
 from scperformer.labels.ontology import PACKAGED_TERMS, find_terms
 from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.archive import ARCHIVES, copy_from_archive

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.importing.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
+from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
 from scperformer.io.read import read_cells
 
 EXPECTED = "a text file with one name in each line, a pickled array or list of names, a .npy file or an h5ad file"

@@ -17,8 +17,8 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
 from scperformer.importing.options import ImportOptions
-from scperformer.importing.pickles import MAX_BYTES, NUMPY, array_of
-from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
+from scperformer.io.pickles import MAX_BYTES, NUMPY, array_of
+from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
 
 NAME = "a model folder of scvi-tools with a scANVI model (model.pt)"
 FILE = "model.pt"

@@ -7,6 +7,8 @@
 - tenx: HDF5 files of 10x Genomics, and loom files
 - mtx: MatrixMarket, with the names of genes and cells from other files
 - tables: tables of text
+- pickles: pickles, read in a child process without executing anything
+- torch_files: files that torch has saved (.pt, .pth), read without executing anything
 - read: the kind of an input, its cells and its checksum
 - rows: matrices that are read block by block
 - sheet: the sample sheet

@@ -9,6 +9,7 @@
 - masked: Masked pretraining: a network predicts hidden values, and its loss is compared with a naive guess's.
 - masked_genes: Masked pretraining of a Performer: hidden genes query the sums over the other genes of their cell.
 - pretrain: Pretrain an encoder on unlabelled files: it learns to predict hidden expression; written as a model folder.
+- scbert: Checkpoints of scBERT (.pth), pretrained or fine-tuned, become model folders.
 - attention_maps: The inputs of attention in a trained encoder on real cells, and their exact softmax maps.
 - approximation: Errors of the linear attention mechanisms relative to exact softmax attention, on such inputs.
 - spectrum: The rank of exact softmax attention: singular values of its maps, as in figure 1 of Linformer.

@@ -4,17 +4,21 @@ A checkpoint holds weights alone: the genes of its positions come with `genes=`,
 `labels=`. Its network is our `model=scbert` with the published form of attention; only the names of weights differ.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.importing.options import ImportOptions
-from scperformer.importing.torch_files import is_torch_file, read_torch, weights_of
+from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
+
+if TYPE_CHECKING:
+    from scperformer.importing.options import ImportOptions
 
 NAME = "a checkpoint of scBERT (.pth)"
 TARGET_SUM = 10_000.0

@@ -12,7 +12,7 @@ import torch
 
 from scperformer.base.errors import InputError
 from scperformer.importing.folders import import_model
-from scperformer.importing.torch_files import is_torch_file, read_torch
+from scperformer.io.torch_files import is_torch_file, read_torch
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scperformer.importing.pickles import stand_in
+from scperformer.io.pickles import stand_in
 
 PICKLE = "/data.pkl"  # in the folder that is named for the file
 HEAD_BYTES = 256  # the name of the pickle, which comes first, is within these

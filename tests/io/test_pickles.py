@@ -15,7 +15,7 @@ from support.hostile_pickles import CANARY, HOSTILE
 from scperformer.base import child
 from scperformer.base.errors import InputError
 from scperformer.importing.folders import import_model
-from scperformer.importing.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, stand_in
+from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, stand_in
 
 HARMFUL = ("os.", "subprocess.", "exec", "import", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
 READING = ("os.fork", "os.listdir", "os.scandir")  # of our own code
