@@ -32,6 +32,7 @@ from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.masked import load_pretraining
 from scperformer.lab.masked_genes import MaskedPerformer, hide_genes
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model
@@ -51,7 +52,7 @@ def read_network(folder: Path) -> MaskedPerformer:
     encoder = rebuild(saved, folder)
     assert isinstance(encoder, Performer)
     network = MaskedPerformer(encoder, ReadLayer(ModelConfig(**saved.config["model"])))
-    network.load_pretraining({name: torch.from_numpy(array) for name, array in saved.weights.items()})
+    load_pretraining(network, saved.weights)
     return network.eval()
 
 

@@ -35,26 +35,37 @@ def is_it(path: Path) -> bool:
 
 
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Read a model of CellTypist, as the arguments of `foreign_model`.
-
-    The text of a ValueError says how it is damaged, or that it is another pickle.
-    """
+    """Read a model of CellTypist (see FORMATS); a ValueError says how it is damaged, or that it is another pickle."""
     content = read_pickle(path, KNOWN)
     if not isinstance(content, dict) or not {"Model", "Scaler_"} <= content.keys():
         raise ValueError("a pickle without a model and a scaler")
     model = content["Model"]
-    classifier = state_of(model, "classifier")
-    scaler = state_of(content["Scaler_"], "scaler")
-    for what, state, wanted in (
-        ("classifier", classifier, ("classes_", "features", "coef_", "intercept_")),
-        ("scaler", scaler, ("scale_",)),
-    ):
-        if missing := [name for name in wanted if name not in state]:
-            raise ValueError(f"a {what} without {', '.join(missing)}")
+    classifier = state_of(model, "classifier", "classes_", "features", "coef_", "intercept_")
+    scaler = state_of(content["Scaler_"], "scaler", "scale_")
     labels = [str(label) for label in array_of(classifier["classes_"], "classes_").ravel()]
     genes = [str(gene) for gene in array_of(classifier["features"], "features").ravel()]
-    weights = _weights(classifier, scaler, len(genes), len(labels))
-    means = np.maximum(weights["mean"], 0)
+    # Two labels have one row of coefficients, for the second label; the scores of the first are their negatives. Models
+    # that `Model.subset` has cut to two labels keep two rows.
+    num_genes = len(genes)
+    coefficients = _numbers(classifier["coef_"], "coef_")
+    bias = _numbers(classifier["intercept_"], "intercept_").ravel()
+    deviation = _numbers(scaler["scale_"], "scale_")
+    has_mean = bool(plain(scaler.get("with_mean", True), "with_mean"))
+    mean = _numbers(scaler.get("mean_"), "mean_") if has_mean else np.zeros(num_genes)
+    if bias.size == 1:  # also if no intercept was fitted
+        bias = np.repeat(bias, len(coefficients))
+    if len(labels) == 2 and coefficients.shape == (1, num_genes) and bias.shape == (1,):
+        coefficients = np.concatenate([-coefficients, coefficients])
+        bias = np.concatenate([-bias, bias])
+    if coefficients.shape != (len(labels), num_genes) or bias.shape != (len(labels),):
+        found = f"coefficients of shape {coefficients.shape} and {bias.size} intercepts"
+        raise ValueError(f"{found} for {len(labels)} labels and {num_genes} genes")
+    if deviation.shape != (num_genes,) or mean.shape != (num_genes,):
+        raise ValueError(f"a scaler of {deviation.size} genes for {num_genes} genes")
+    if not (deviation > 0).all():
+        raise ValueError("a scale of a gene that is not above 0")
+    weight = np.ascontiguousarray(coefficients.T)
+    means = np.maximum(mean, 0)
     release = classifier.get("_sklearn_version")
     estimator = model.maker.rpartition(".")[2]
     about = description if isinstance(description := content.get("description"), dict) else {}
@@ -71,38 +82,9 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
         "genes": genes,
         "labels": labels,
         "config": {"target_sum": TARGET_SUM, "network": {"name": "standardised", "clip": CLIP}},
-        "weights": weights,
+        "weights": {"weight": weight, "bias": bias, "mean": mean, "deviation": deviation},
         "gene_means": means if means.any() else None,
     }
-
-
-def _weights(
-    classifier: Mapping[str, Any], scaler: Mapping[str, Any], num_genes: int, num_labels: int
-) -> dict[str, np.ndarray]:
-    """Return the weights of the network `standardised` in float64.
-
-    A classifier of two labels has one row of coefficients, for the second label; the scores of the first are their
-    negatives. Models that `Model.subset` has cut to two labels keep two rows.
-    """
-    coefficients = _numbers(classifier["coef_"], "coef_")
-    bias = _numbers(classifier["intercept_"], "intercept_").ravel()
-    deviation = _numbers(scaler["scale_"], "scale_")
-    has_mean = bool(plain(scaler.get("with_mean", True), "with_mean"))
-    mean = _numbers(scaler.get("mean_"), "mean_") if has_mean else np.zeros(num_genes)
-    if bias.size == 1:  # also if no intercept was fitted
-        bias = np.repeat(bias, len(coefficients))
-    if num_labels == 2 and coefficients.shape == (1, num_genes) and bias.shape == (1,):
-        coefficients = np.concatenate([-coefficients, coefficients])
-        bias = np.concatenate([-bias, bias])
-    if coefficients.shape != (num_labels, num_genes) or bias.shape != (num_labels,):
-        found = f"coefficients of shape {coefficients.shape} and {bias.size} intercepts"
-        raise ValueError(f"{found} for {num_labels} labels and {num_genes} genes")
-    if deviation.shape != (num_genes,) or mean.shape != (num_genes,):
-        raise ValueError(f"a scaler of {deviation.size} genes for {num_genes} genes")
-    if not (deviation > 0).all():
-        raise ValueError("a scale of a gene that is not above 0")
-    weight = np.ascontiguousarray(coefficients.T)
-    return {"weight": weight, "bias": bias, "mean": mean, "deviation": deviation}
 
 
 def _numbers(value: Any, what: str) -> np.ndarray:

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 # Each has a NAME, says by `is_it` whether a file or folder may be its model, and by `read` gives the arguments of
-# `foreign_model`, in a child process. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
+# `_saved_model`, in a child process. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
 # ones begin as pickles do.
 FORMATS = (scvi_tools, scbert, celltypist)
 MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FORMATS)}"
@@ -52,11 +52,6 @@ FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file s
 
 def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) -> Path:
     """Check a model folder, an archive of one, or a model of another tool; write it into the library.
-
-    Parameters
-    ----------
-    cfg
-        Options of `models import`; None: their defaults.
 
     Returns
     -------
@@ -114,7 +109,7 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
         found = read_in_child(lambda: foreign.read(path, cfg, names), size)
-        saved = foreign_model(found.pop("name", path.name.removesuffix(path.suffix)), cfg, **found)
+        saved = _saved_model(found.pop("name", path.name.removesuffix(path.suffix)), cfg, **found)
         target = _target(saved.name, path, library, cfg)  # refused before labelled cells are read
         if cfg.reference is not None and cfg.label_key is not None:
             saved = with_labelled_cells(saved, cfg.reference, cfg.label_key)
@@ -136,7 +131,7 @@ def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
     return library / name
 
 
-def foreign_model(
+def _saved_model(
     name: str,
     cfg: ImportOptions,
     *,
@@ -148,31 +143,13 @@ def foreign_model(
     gene_means: np.ndarray | None = None,
     notes: Sequence[str] = (),
 ) -> SavedModel:
-    """Return a model of another tool as a saved model, which has neither evidence nor reference cells yet.
+    """Return a saved model without evidence or reference cells, from what the `read` of a format gives.
 
-    Parameters
-    ----------
-    name
-        Its name, unless the user gives another.
-    origin
-        `tool`, `tested` (in which versions the scores were compared), `file` and its `sha256`; maybe `version`, `date`,
-        `source` and `licence`.
-    labels
-        In the order of the scores; none for an encoder.
-    config
-        `target_sum`, and `network` with the kind and the options of a network (model/imported.py); or tokens, model,
-        attention and head of one of our networks.
-    weights
-        By their names in the network, without the prefix `model.`.
-    gene_means
-        Mean ln(1 + cp10k) of each gene where the model was trained; None: all genes weigh the same.
-    notes
-        For the model card.
-
-    Raises
-    ------
-    ValueError
-        A gene or label is there twice, or cannot be a name; the text says which.
+    `origin` has the tool, in which versions the scores were compared (`tested`), and the file. `labels` are in the
+    order of the scores; an encoder has none. `config` has `target_sum`, and `network` (model/imported.py) or tokens,
+    model, attention and head of one of our networks. `weights` have the network's names, without `model.`.
+    `gene_means` are of ln(1 + cp10k) where it was trained; None: all genes weigh the same. A ValueError names a gene or
+    label that is there twice or cannot be a name.
     """
     for what, names in (("gene", genes), ("label", labels)):
         if why := next(filter(None, map(name_problem, names)), None):
@@ -183,12 +160,6 @@ def foreign_model(
         raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {name: value for name, value in origin.items() if value}
-    optional = {
-        "notes": list(notes),
-        "tissue": cfg.tissue,
-        "ontology": None if ontology is None else ontology.version,
-        "licence": cfg.licence or facts.get("licence"),
-    }
     provenance = {
         "reference": f"a model of {facts['tool']}",
         "label_key": "",
@@ -197,8 +168,11 @@ def foreign_model(
         "species": cfg.species or guess_species(list(genes)),
         "imported": facts,
         "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
-        **({} if labels else {"corpus": []}),
-        **{name: value for name, value in optional.items() if value},
+        "corpus": None if labels else [],
+        "notes": list(notes) or None,
+        "tissue": cfg.tissue or None,
+        "ontology": None if ontology is None else ontology.version,
+        "licence": cfg.licence or facts.get("licence"),
     }
     return SavedModel(
         name=cfg.name or name,
@@ -208,6 +182,6 @@ def foreign_model(
         ontology_term_ids=terms,
         config=dict(config),
         metrics={"scales": {}},
-        provenance=provenance,
+        provenance={name: value for name, value in provenance.items() if value is not None},
         weights={f"model.{name}": array for name, array in weights.items()},
     )

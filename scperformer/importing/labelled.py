@@ -32,15 +32,10 @@ NUM_NAMED = 5  # labels in a message
 
 
 def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedModel:
-    """Add evidence and stored cells to an imported model, from a file of labelled cells.
+    """Add evidence and stored cells to an imported model, from a file of labelled cells of any kind.
 
-    Parameters
-    ----------
-    path
-        A file of any kind that `predict` reads.
-    label_key
-        The obs column with the labels. A label is matched to the model's label of the same name, or to the only one
-        with the same Cell Ontology id. Cells with other labels are left out.
+    A label in the obs column `label_key` is matched to the model's label of the same name, or to the only one with the
+    same Cell Ontology id. Cells with other labels are left out.
 
     Raises
     ------

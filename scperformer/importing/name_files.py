@@ -13,12 +13,7 @@ ENCODER = "sklearn.preprocessing."  # of a fitted LabelEncoder
 
 
 def read_names(path: str, what: str) -> list[str]:
-    """Return the names in a file, in their order; nothing in it is executed.
-
-    Parameters
-    ----------
-    what
-        The option that named the file, for messages: genes or labels.
+    """Return the names in the file of the option `what`, in their order; nothing in it is executed.
 
     Raises
     ------
@@ -44,10 +39,9 @@ def read_names(path: str, what: str) -> list[str]:
             names = read_in_child(pickled, file.stat().st_size)
         else:
             names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{what}={path} with content that is not text", EXPECTED, "name another file") from error
     except ValueError as error:
-        raise InputError(f"{what}={path} with {error}", EXPECTED, "name another file") from error
+        found = "content that is not text" if isinstance(error, UnicodeDecodeError) else error
+        raise InputError(f"{what}={path} with {found}", EXPECTED, "name another file") from error
     if not names:
         raise InputError(f"{what}={path} without names", EXPECTED, "name another file")
     return [str(name) for name in names]

@@ -56,10 +56,7 @@ def is_it(path: Path) -> bool:
 
 
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Read a scANVI model, as the arguments of `foreign_model`.
-
-    The text of a ValueError says how it is damaged, or why it cannot be used.
-    """
+    """Read a scANVI model (see FORMATS); a ValueError says how it is damaged, or why it cannot be used."""
     file = path / FILE if path.is_dir() else path
     content = read_torch(file, KNOWN)
     weights = weights_of(content, "model_state_dict")
@@ -69,7 +66,16 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     if kind != "SCANVI":
         found = f"{path} with a model {str(kind)[:50]} of scvi-tools"
         raise InputError(found, "a scANVI model (SCANVI), which has a classifier", "import a model that annotates")
-    options = _options(_entry(attributes, "init_params_"))
+    made_with = _entry(attributes, "init_params_")
+    options = dict(_entry(made_with, "non_kwargs"))
+    for name, value in _entry(made_with, "kwargs").items():
+        options |= value if isinstance(value, dict) else {name: value}  # nested options are of its network
+    for name, usual in USUAL.items():
+        if (value := options.get(name, usual)) != usual:
+            raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {usual})")
+    for name in ("extra_encoder_kwargs", "classifier_parameters"):
+        if options.get(name):
+            raise ValueError(f"{name}, with which no model can be imported")
     for name in weights:
         if name.startswith(("z_encoder.", "classifier.")) and not np.isfinite(weights[name]).all():
             raise ValueError(f"weights '{name[:100]}' that are not finite numbers")
@@ -106,20 +112,6 @@ def _entry(mapping: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"no {name}")
     return value
-
-
-def _options(init_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which a model was made; nested ones are of its network. Refuse other networks."""
-    options = dict(_entry(init_params, "non_kwargs"))
-    for name, value in _entry(init_params, "kwargs").items():
-        options |= value if isinstance(value, dict) else {name: value}
-    for name, usual in USUAL.items():
-        if (value := options.get(name, usual)) != usual:
-            raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {usual})")
-    for name in ("extra_encoder_kwargs", "classifier_parameters"):
-        if options.get(name):
-            raise ValueError(f"{name}, with which no model can be imported")
-    return options
 
 
 def _categories(registry: Mapping[str, Any], field_name: str) -> list[str]:

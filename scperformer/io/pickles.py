@@ -32,12 +32,7 @@ TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
 def read_in_child(read: Callable[[], Any], size: int) -> Any:
-    """Return what `read` returns: mappings, lists, plain values and arrays.
-
-    Parameters
-    ----------
-    size
-        Bytes of the file that it reads.
+    """Return what `read` returns of a file of `size` bytes: mappings, lists, plain values and arrays.
 
     Raises
     ------
@@ -101,10 +96,7 @@ class Made:
 def stand_in(name: str, allowed: tuple[str, ...]) -> type[Made]:
     """Return the class that stands for a function or class; a ValueError names one that a file may not have.
 
-    Parameters
-    ----------
-    allowed
-        Names; those that end with a dot stand for all that begin like them.
+    Of `allowed` names, those that end with a dot stand for all that begin like them.
     """
     if name not in allowed and not name.startswith(tuple(start for start in allowed if start.endswith("."))):
         raise ValueError(f"a pickle with '{name[:100]}', which such a file does not have")
@@ -129,12 +121,7 @@ def looks_like_pickle(path: Path) -> bool:
 
 
 def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
-    """Return the content of a pickle, in which objects are `Made` and nothing is executed.
-
-    Parameters
-    ----------
-    allowed
-        The functions and classes that it may name, as in `stand_in`.
+    """Return the content of a pickle that names only what is `allowed`; objects are `Made` and nothing is executed.
 
     Raises
     ------
@@ -152,21 +139,17 @@ def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
         raise ValueError("a damaged pickle") from error
 
 
-def state_of(value: Any, what: str) -> dict[str, Any]:
-    """Return the attributes of an object, such as a classifier; `what` names it in the text of a ValueError."""
+def state_of(value: Any, what: str, *wanted: str) -> dict[str, Any]:
+    """Return the attributes of an object, such as a classifier; a ValueError says that it or one of `wanted` lacks."""
     if not isinstance(value, Made) or not isinstance(value.state, dict):
         raise ValueError(f"no {what}")
+    if missing := [name for name in wanted if name not in value.state]:
+        raise ValueError(f"a {what} without {', '.join(missing)}")
     return value.state
 
 
 def plain(value: Any, what: str) -> Any:
-    """Return a text, number, bool or None; NumPy's scalars become values of Python.
-
-    Raises
-    ------
-    ValueError
-        It is another value; `what` names it in the text.
-    """
+    """Return a text, number, bool or None; NumPy's scalars become values of Python. A ValueError names `what`."""
     if isinstance(value, Made) and value.maker.endswith(".scalar"):
         try:
             (number,) = np.frombuffer(_bytes(value.args[1]), dtype=_dtype(value.args[0])).tolist()
@@ -181,10 +164,7 @@ def plain(value: Any, what: str) -> Any:
 def array_of(value: Any, what: str) -> np.ndarray:
     """Return the array that a pickle describes: of numbers, or of objects that are texts and other plain values.
 
-    Raises
-    ------
-    ValueError
-        It is not an array, or its bytes do not fit its type and shape; `what` names it in the text.
+    A ValueError names `what` if it is not an array, or its bytes do not fit its type and shape.
     """
     try:
         return _array_of(value, what)

@@ -31,10 +31,7 @@ def is_torch_file(path: Path) -> bool:
 def read_torch(path: Path, others: tuple[str, ...] = ()) -> Any:
     """Return the content of a file that torch has saved: mappings, lists, plain values, and tensors as arrays.
 
-    Parameters
-    ----------
-    others
-        Functions and classes that it may name beside torch's own, as in `stand_in`; their objects are `Made`.
+    It may name `others` than torch's own functions and classes, as in `stand_in`; their objects are `Made`.
 
     Raises
     ------

@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,14 +15,14 @@ from scperformer.annotation.annotate import describe_run
 from scperformer.attention.encoder import Encoder
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
-from scperformer.cells.query import Query, find_query
+from scperformer.cells.query import find_query
 from scperformer.io.read import default_output, read_cells, require_readable
 from scperformer.lab.approximation import analyze_approximation
 from scperformer.lab.attention_maps import layers_of
 from scperformer.lab.spectrum import analyze_spectrum
 from scperformer.model.batches import Cells
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import Model, load_model
+from scperformer.model.load import load_model
 
 if TYPE_CHECKING:
     from scperformer.cli.analyze import AnalyzeConfig
@@ -63,27 +63,25 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
         files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg)
-    summary = {"analysis": cfg.analysis, "cells": adata.obs_names[rows].tolist(), **numbers}
+    ran = describe_run(query, model)
+    about = {name: value for name, value in ran["model"].items() if name != "path"}  # folders of a user are private
+    summary = {
+        "analysis": cfg.analysis,
+        "cells": adata.obs_names[rows].tolist(),
+        **numbers,
+        "model": about | {"config": model.saved.config},
+        "input": {name: value for name, value in ran["input"].items() if name not in ("total", "log_base")},
+        "genes": ran["genes"],
+        "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
+        "versions": ran["versions"],
+    }
     with new_folder(output, ANALYSIS, cfg.overwrite) as folder:
         for name, content in files.items():
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)
             else:
                 content.to_csv(folder / name, index=False, float_format="%.6g")
-        text = json.dumps(summary | _record(query, model, cfg), indent=2, default=np.ndarray.tolist, ensure_ascii=False)
+        text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
         (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
     log.info("written in %.1f s: %s (%s)", time.perf_counter() - start, output, ", ".join([*files, SUMMARY]))
     return output
-
-
-def _record(query: Query, model: Model, cfg: AnalyzeConfig) -> dict[str, Any]:
-    """Return the record of the model, the input, the options and the software for the summary."""
-    run = describe_run(query, model)
-    about = {name: value for name, value in run["model"].items() if name != "path"}  # folders of a user are private
-    return {
-        "model": about | {"config": model.saved.config},
-        "input": {name: value for name, value in run["input"].items() if name not in ("total", "log_base")},
-        "genes": run["genes"],
-        "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
-        "versions": run["versions"],
-    }

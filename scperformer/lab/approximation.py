@@ -6,7 +6,6 @@ Shape letters: H heads, L tokens, E head width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +36,6 @@ MIN_ERROR = 1e-4  # lower end of the axis: a size that covers the whole cell is 
 COLUMNS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk", "mean", "sd", "p10", "p90", "num_errors"]
 
 
-def linear_mechanisms() -> dict[str, str]:
-    """Return the mechanisms that are not quadratic and have a size, with the option that sets it."""
-    return {
-        name: mechanism.size_option
-        for name, mechanism in all_mechanisms().items()
-        if mechanism.size_option is not None and not mechanism.quadratic
-    }
-
-
 def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float]:
     """Return ||out - exact|| / ||exact|| of each head, in Frobenius norms."""
     difference_H = (out_HLE.double() - exact_HLE).flatten(1).norm(dim=1)
@@ -53,15 +43,14 @@ def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float
 
 
 @torch.inference_mode()
-def approximation_errors(
-    layers: Layers, length: int, *, sizes: Sequence[int], num_draws: int, seed: int
-) -> pd.DataFrame:
-    """Return the errors of all linear mechanisms of every size, relative to exact softmax attention.
+def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame:
+    """Return the errors of all mechanisms that are not quadratic and have a size, relative to exact softmax attention.
 
-    Mechanisms have their initial parameters, are drawn `num_draws` times for cells of `length` positions, and have the
+    Mechanisms have their initial parameters, are drawn several times for cells of `length` positions, and have the
     defaults of other options. The table has a row per mechanism and size; the last is the mean of the values.
     """
-    mechanisms = linear_mechanisms()
+    known = all_mechanisms()
+    mechanisms = {name: kind.size_option for name, kind in known.items() if kind.size_option and not kind.quadratic}
     errors: dict[tuple[str, str, int | None, bool, bool], list[float]] = {}
     errors_of_mean: list[float] = []
     for number, cells in enumerate(layers):
@@ -69,11 +58,11 @@ def approximation_errors(
         shape = Sizes(num_heads=num_heads, head_dim=head_dim, length=length)
         exact = {
             shared_qk: [cell.exact_map(shared_qk) @ cell.v_HLE.double() for cell in cells]
-            for shared_qk in {False} | {all_mechanisms()[name].shared_qk for name in mechanisms}
+            for shared_qk in {False} | {known[name].shared_qk for name in mechanisms}
         }
         for cell, exact_HLE in zip(cells, exact[False], strict=True):
             errors_of_mean += relative_error(cell.v_HLE.mean(dim=1, keepdim=True).expand_as(exact_HLE), exact_HLE)
-        for (name, option), size, draw in product(mechanisms.items(), sizes, range(num_draws)):
+        for (name, option), size, draw in product(mechanisms.items(), SIZES, range(NUM_DRAWS)):
             (state,) = np.random.SeedSequence([seed, number, draw]).generate_state(1, np.uint64)
             generator = torch.Generator().manual_seed(int(state))
             mechanism = make_attention({"name": name, option: size}, shape, generator)
@@ -101,7 +90,6 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
     figure = Figure(figsize=(9.4, 5), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     sized = table[table["size"].notna()]
-    unsized = table[table["size"].isna()]
     names = sized["mechanism"].unique()
     for place, name in enumerate(names):
         rows = sized[sized["mechanism"] == name]
@@ -113,8 +101,7 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
         label = f"{name}: {first['size_option']}{notes}"
         axes.plot(sizes, rows["mean"], line, color=colour_of(place), markersize=5, label=label)
         axes.vlines(sizes, rows["p10"], rows["p90"], color=colour_of(place), alpha=0.5, linewidth=1.2)
-    for _, row in unsized.iterrows():
-        axes.axhline(row["mean"], color=GREY, linestyle=":", label=row["mechanism"])
+    axes.axhline(table["mean"].iloc[-1], color=GREY, linestyle=":", label=MEAN)
     if sized["shared_qk"].any():
         axes.plot([], [], " ", label="* exact map with keys = queries")
     axes.set(xscale="log", yscale="log", xlabel="size (the option in the legend)")
@@ -131,8 +118,7 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
 
 def analyze_approximation(layers: Layers, model: Model, cfg: AnalyzeConfig) -> tuple[dict, dict[str, Any]]:
     """Return the files of `analyze approximation` by name, and its entries in the summary (none)."""
-    length = len(model.saved.genes) + 1
-    table = approximation_errors(layers, length, sizes=SIZES, num_draws=NUM_DRAWS, seed=cfg.seed)
+    table = approximation_errors(layers, len(model.saved.genes) + 1, cfg.seed)
     log.info("relative error of the output by size %s:", ", ".join(map(str, SIZES)))
     for name, rows in table.groupby("mechanism", sort=False):
         note = " (untrained)" if rows["has_parameters"].any() else ""

@@ -51,16 +51,13 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
     Hidden states are computed from all tokens of a cell. At most `max_tokens` of them are returned, a random sample
     that is the same for every layer.
     """
-    inputs = []
-    batches = []
-    chosen = []
-    for row in rows:
-        batch = cells.batch([row])  # one cell at a time, so that there is no padding
-        drawn = np.random.default_rng([seed, int(row)]).permutation(batch.keep_BL.shape[1])[:max_tokens]
-        inputs.append(encoder.attention_inputs(batch))
-        batches.append(batch)
-        chosen.append(torch.from_numpy(np.sort(drawn)))
+    batches = [cells.batch([row]) for row in rows]  # one cell each, so that there is no padding
+    inputs = [encoder.attention_inputs(batch) for batch in batches]
     lengths = [batch.keep_BL.shape[1] for batch in batches]
+    chosen = []
+    for row, length in zip(rows, lengths, strict=True):
+        drawn = np.random.default_rng([seed, int(row)]).permutation(length)[:max_tokens]
+        chosen.append(torch.from_numpy(np.sort(drawn)))
     if num_long := sum(length > max_tokens for length in lengths):
         message = "%d of %d cells have more than %d tokens (up to %d): a random sample of %d is used of each"
         log.info(message, num_long, len(lengths), max_tokens, max(lengths), max_tokens)

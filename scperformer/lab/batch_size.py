@@ -64,10 +64,7 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
 def step_bytes(
     learner: EncoderLearner, train: Cells, num_cells: int, cfg: TrainConfig, num_tokens: int | None = None
 ) -> int:
-    """Measure the bytes that a training step on the `num_cells` longest cells takes in addition to the weights.
-
-    With `num_tokens`, these cells have only so many tokens at most.
-    """
+    """Measure the bytes that a step on (so many tokens of) the longest cells takes in addition to the weights."""
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
     # Measure on the device of the training: on a CPU, steps of a large network take minutes and other memory.
     chosen = device_of(cfg.trainer)
@@ -101,17 +98,17 @@ GROUPS = (
 
 def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes that this process can still allocate; without Linux's files, half of the machine's memory."""
-    table = root / "proc" / "meminfo"
+    table = root / "proc/meminfo"
     if not table.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     free = [int(re.findall(r"MemAvailable: +(\d+)", table.read_text())[0]) * 1024]
-    own = root / "proc" / "self" / "cgroup"
+    own = root / "proc/self/cgroup"
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, name = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         folder, limit, used, cached = GROUPS[bool(controllers)]
-        top = root / "sys" / "fs" / "cgroup" / folder
+        top = root / "sys/fs/cgroup" / folder
         group = top / name.strip("/")
         # In a container that shares the host's namespace, only the groups from `top` on may exist.
         for part in (group, *group.parents):

@@ -16,15 +16,7 @@ from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
-from scperformer.config.training import (
-    DataConfig,
-    HeadConfig,
-    ModelConfig,
-    NetworkConfig,
-    OptimConfig,
-    TokensConfig,
-    TrainerConfig,
-)
+from scperformer.config.training import DataConfig, ModelConfig, NetworkConfig, TokensConfig
 from scperformer.lab.epochs import EncoderLearner
 from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors, shared_rows
 from scperformer.model.batches import Cells, prediction_batches, seed_of
@@ -66,13 +58,7 @@ class Init:
 
 
 def load_init(cfg: NetworkConfig, mode: str = "full", species: str = "auto") -> Init | None:
-    """Load the model folder that `init` names, or return None without it.
-
-    Raises
-    ------
-    InputError
-        The folder is missing or damaged, or has no encoder with layers.
-    """
+    """Load the model folder that `init` names, or return None without it; refuse one without layers of an encoder."""
     if cfg.init is None:
         return None
     folder, _ = resolve_model(cfg.init)
@@ -104,11 +90,6 @@ def encoder_options(
     return {"data.target_sum": float(target_sum), **full}
 
 
-def _given(group: Any, usual: Any) -> dict[str, Any]:
-    """Return the options of a group that differ from the defaults of training."""
-    return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
-
-
 def adopt_options(cfg: Config, init: Init) -> Config:
     """Take the encoder's options from `init`; refuse other values than its own or the defaults."""
     cfg = replace(cfg, attention=with_source(cfg.attention))
@@ -130,13 +111,12 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     if model.reads_genes:
         usual_model = usual.model
     elif cfg.model.positions == "coexpression":  # the default model goes
-        cfg = replace(
-            cfg,
-            model=ModelConfig(**_given(cfg.model, usual.model)),
-            head=HeadConfig(**_given(cfg.head, usual.head)),
-            optim=OptimConfig(**_given(cfg.optim, usual.optim)),
-            trainer=TrainerConfig(**_given(cfg.trainer, usual.trainer)),
-        )
+        groups: dict[str, Any] = {}
+        for group in ("model", "head", "optim", "trainer"):
+            given = getattr(cfg, group)
+            default = asdict(getattr(usual, group))
+            groups[group] = type(given)(**{name: x for name, x in asdict(given).items() if x != default[name]})
+        cfg = replace(cfg, **groups)
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), usual_model, mechanism, DataConfig().target_sum)
     default["attention.name"] = usual.attention["name"]
@@ -155,14 +135,13 @@ def in_order_of_init(reference: Reference, init: Init) -> Reference:
     """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
     here, there = shared_rows(reference.genes, init.saved.genes, init.path, init.species)
     place = dict(zip(here, there, strict=True))
-    num_genes = len(reference.genes)
-    order = sorted(range(num_genes), key=lambda gene: (gene not in place, place.get(gene, gene)))
+    order = sorted(range(len(reference.genes)), key=lambda gene: (gene not in place, place.get(gene, gene)))
     target = np.argsort(order)
     genes = [reference.genes[gene] for gene in order]
     stream = reference.stream
     if stream is not None:
         stream = replace(stream, collection=stream.collection.with_columns(target, genes))
-    return replace(reference, x=align(reference.x, target, num_genes), genes=genes, stream=stream)
+    return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
 
 
 @torch.no_grad()
@@ -183,10 +162,7 @@ def place_new_genes(
 
 
 def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkConfig, init: Init | None) -> int:
-    """Give an encoder its gene vectors or the weights of `init`, and freeze the parts that are not trained further.
-
-    Returns the number of genes that `init` knows; 0 without it.
-    """
+    """Give an encoder gene vectors or the weights of `init`, freeze parts, and count the genes that `init` knows."""
     if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
         vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
         encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
@@ -221,11 +197,9 @@ def start_head(learner: EncoderLearner, train: Cells, cfg: TrainConfig) -> None:
     """Fit the last layer to the training cells before training; only with `init`, and without hidden layers.
 
     Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
-    this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054).
-
-    The layer is fitted to vectors of whole cells and to those of training steps, with dropout and dropped genes. After
-    a short pretraining the vectors of two cells differ less than those of one cell in two steps: a layer that has only
-    seen whole cells multiplies these differences, and the first loss was 418 instead of 2.
+    this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054). The layer is fitted to vectors of
+    whole cells and of training steps, with dropped genes: after a short pretraining, the vectors of two cells differ
+    less than those of one cell in two steps, and a layer fitted to whole cells began with a loss of 418 instead of 2.
     """
     if cfg.init is None or cfg.head.hidden:
         return

@@ -9,6 +9,7 @@ Shape letters: B cells, L tokens, K hidden tokens, D model width, G genes, N ent
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +62,6 @@ def hidden_loss(predicted: torch.Tensor, true_K: torch.Tensor, masking: MaskingC
     return error(predicted.float(), true_K)
 
 
-def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
-    """Count how often each expressed gene is in each bin; float64, G x N."""
-    size = mask_token(tokens) + 1
-    cells = x.shape[1] * size
-    counts = np.bincount(x.indices.astype(np.int64) * size + log2_bins(x.data, tokens), minlength=cells)
-    return counts.reshape(x.shape[1], size).astype(np.float64)
-
-
 def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
     """Tabulate typical values of each gene where it is expressed, and in the last row those of all genes together.
 
@@ -80,7 +73,9 @@ def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
         num_cells = np.bincount(x.indices, minlength=x.shape[1])
         overall = x.data.mean(dtype=np.float64)
         return torch.tensor(np.append((totals + overall) / (num_cells + 1), overall), dtype=torch.float32)
-    counts = bin_counts(x, tokens)
+    size = mask_token(tokens) + 1
+    places = x.indices.astype(np.int64) * size + log2_bins(x.data, tokens)
+    counts = np.bincount(places, minlength=x.shape[1] * size).reshape(-1, size).astype(np.float64)
     shares = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
     of_genes = (counts + shares) / (counts.sum(1, keepdims=True) + 1)
     return torch.tensor(np.log(np.vstack([of_genes, shares])), dtype=torch.float32)
@@ -119,10 +114,7 @@ class MaskableValues(nn.Module):
 
 
 class MaskedModel(nn.Module):
-    """Predicts the hidden values of tokens from their vectors in the encoder's output.
-
-    Predictions of continuous values start from `mean_x`.
-    """
+    """Predicts the hidden values of tokens from the encoder's output; continuous ones start from `mean_x`."""
 
     def __init__(self, encoder: Encoder, *, mean_x: float = 0.0):
         super().__init__()
@@ -153,13 +145,13 @@ class MaskedModel(nn.Module):
         named = {ENCODER_PREFIX: encoder, PRETRAINING: mask | decoder}
         return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
 
-    @torch.no_grad()
-    def load_pretraining(self, weights: dict[str, torch.Tensor]) -> None:
-        """Copy the mask and the output layer of an earlier pretraining, where their shapes fit."""
-        for name, tensor in self.weights().items():
-            earlier = weights.get(name)
-            if name.startswith(PRETRAINING) and earlier is not None and earlier.shape == tensor.shape:
-                tensor.copy_(earlier)
+
+@torch.no_grad()
+def load_pretraining(network: Any, weights: Mapping[str, np.ndarray]) -> None:
+    """Copy the weights of an earlier pretraining that are not the encoder's, where their shapes fit."""
+    for name, tensor in network.weights().items():
+        if name.startswith(PRETRAINING) and name in weights and weights[name].shape == tensor.shape:
+            tensor.copy_(torch.from_numpy(weights[name]))
 
 
 class MaskedLearner(EncoderLearner):

@@ -91,19 +91,9 @@ class MaskedPerformer(nn.Module):
         rest = self.state_dict().items()
         return encoder | {PRETRAINING + name: tensor for name, tensor in rest if not name.startswith("encoder.")}
 
-    @torch.no_grad()
-    def load_pretraining(self, weights: dict[str, Tensor]) -> None:
-        """Copy all weights of an earlier pretraining on the same genes, if it had any."""
-        for name, tensor in self.weights().items():
-            if name.startswith(PRETRAINING) and name in weights and weights[name].shape == tensor.shape:
-                tensor.copy_(weights[name])
-
 
 def new_masked_performer(genes: list[str], x: csr_matrix, cfg: PretrainConfig, init: Init | None) -> MaskedPerformer:
-    """Make the network for a corpus, with gene vectors from the co-expression of cells `x`, N x G, or those of `init`.
-
-    The result is the same for the same seed.
-    """
+    """Make the network for a corpus, with gene vectors from the co-expression of cells `x`, N x G, or of `init`."""
     with threadpool_limits(1):  # sums in another order would change the last bits
         encoder = start_performer(gene_vectors(x, cfg.model.dim, cfg.seed), x, cfg)
         start_encoder(encoder, genes, cfg, init)
@@ -112,8 +102,6 @@ def new_masked_performer(genes: list[str], x: csr_matrix, cfg: PretrainConfig, i
             raise InputError(f"attention={cfg.attention['name']}", expected, "choose one of them")
         network = MaskedPerformer(encoder, ReadLayer(cfg.model))
         network.start(x)
-    if init is not None:
-        network.load_pretraining({name: torch.from_numpy(array) for name, array in init.saved.weights.items()})
     return network
 
 

@@ -18,10 +18,10 @@ from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.read import checksum, read_cells
 from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
-from scperformer.lab.masked import MaskedLearner, MaskedModel, train_masked
+from scperformer.lab.masked import MaskedLearner, MaskedModel, load_pretraining, train_masked
 from scperformer.lab.masked_genes import MaskedGenesLearner, MaskedPerformer, new_masked_performer
-from scperformer.lab.streaming import source_of_cells
-from scperformer.model.batches import Cells, gene_means
+from scperformer.lab.streaming import StreamedCells
+from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.run_folder import Diverged, Run, run
@@ -44,7 +44,14 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output
     init_hash = "" if init is None else init.saved.hash
     with run(cfg, output, paths, genes=cfg.genes_path, init_hash=init_hash) as this:
         if this is not None:
-            corpus = load_corpus(adatas, paths, cfg, init)
+            vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
+            if init is not None:
+                vocabulary = init.saved.genes
+            numbered = enumerate(adatas or [], start=1)
+            samples = [Sample(cells, Path(f"AnnData {number} in memory"), "") for number, cells in numbered]
+            if cfg.data.in_memory is not False:
+                samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
+            corpus = make_corpus(samples or paths, cfg, vocabulary)
             with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
                 saved = pretrain_on(corpus, cfg, this, init)
             if saved is not None:
@@ -52,26 +59,13 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output
     return output
 
 
-def load_corpus(
-    adatas: Sequence[AnnData] | None, paths: Sequence[Path], cfg: PretrainConfig, init: Init | None
-) -> Corpus:
-    """Load cells in memory or files, or open files whose cells stay on disk, with one list of genes."""
-    vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
-    if init is not None:
-        vocabulary = init.saved.genes
-    numbered = enumerate(adatas or [], start=1)
-    samples = [Sample(cells, Path(f"AnnData {number} in memory"), "") for number, cells in numbered]
-    if cfg.data.in_memory is not False:
-        samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
-    return make_corpus(samples or paths, cfg, vocabulary)
-
-
 def pretrain_on(corpus: Corpus, cfg: PretrainConfig, run: Run, init: Init | None) -> SavedModel | None:
     """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
     # The loader gives a label with every cell: here it is the cell's file.
-    cells, val = source_of_cells(corpus, corpus.file_of_cell, corpus.split, cfg.tokens)
-    train = cells.sample
+    parts = ((row_subset(corpus.x, rows), corpus.file_of_cell[rows]) for rows in corpus.split)
+    train, val = (Cells(x, cfg.tokens, files) for x, files in parts)
+    cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens, train)
     network, num_known_genes = new_masked_model(corpus, train, cfg, init)
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
     facts = {"corpus": corpus.files, "num_cells": corpus.num_cells}
@@ -108,18 +102,18 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, run: Run, init: Init | None
 def new_masked_model(
     corpus: Corpus, train: Cells, cfg: PretrainConfig, init: Init | None
 ) -> tuple[MaskedModel | MaskedPerformer, int]:
-    """Make the untrained network for a corpus, or start it from `init`; also count the genes that `init` knows.
-
-    The result is the same for the same seed.
-    """
+    """Make the network for a corpus, untrained or from `init`; also count the genes that `init` knows."""
+    network: MaskedModel | MaskedPerformer
     if cfg.model.reads_genes:
-        return new_masked_performer(corpus.genes, train.x, cfg, init), 0 if init is None else len(corpus.genes)
-    torch.manual_seed(cfg.seed)
-    generator = torch.Generator().manual_seed(cfg.seed)
-    encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
-    num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
-    start_attention(encoder, train, cfg)
-    network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
+        network = new_masked_performer(corpus.genes, train.x, cfg, init)
+        num_known_genes = 0 if init is None else len(corpus.genes)
+    else:
+        torch.manual_seed(cfg.seed)
+        generator = torch.Generator().manual_seed(cfg.seed)
+        encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
+        num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
+        start_attention(encoder, train, cfg)
+        network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
     if init is not None:
-        network.load_pretraining({name: torch.from_numpy(array) for name, array in init.saved.weights.items()})
+        load_pretraining(network, init.saved.weights)
     return network, num_known_genes

@@ -41,16 +41,8 @@ OUTSIDE = {
     "norm.weight": "encoder.norm.weight",
     "norm.bias": "encoder.norm.bias",
 }
-HEAD = {
-    f"to_out.{theirs}.{part}": f"{ours}.{part}"
-    for theirs, ours in {
-        "conv1": "pool.projection",
-        "fc1": "head.hidden.0",
-        "fc2": "head.hidden.3",
-        "fc3": "head.labels",
-    }.items()
-    for part in ("weight", "bias")
-}
+NAMES = {"conv1": "pool.projection", "fc1": "head.hidden.0", "fc2": "head.hidden.3", "fc3": "head.labels"}
+HEAD = {f"to_out.{name}.{part}": f"{ours}.{part}" for name, ours in NAMES.items() for part in ("weight", "bias")}
 LAYER = re.compile(r"performer\.net\.layers\.(\d+)\.(\d)\.(.+)")
 IN_LAYER = {
     ("0", "fn.fast_attention.projection_matrix"): "attention.directions_ME",
@@ -73,38 +65,28 @@ is_it = is_torch_file  # it may be such a checkpoint
 
 
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Read a checkpoint of scBERT, as the arguments of `foreign_model`.
-
-    The text of a ValueError says how it is damaged, or that it is another one.
-    """
+    """Read a checkpoint of scBERT (see FORMATS); a ValueError says how it is damaged, or that it is another one."""
     theirs = weights_of(read_torch(path), "model_state_dict")
     missing = [name for name in OUTSIDE if name not in theirs]
     if missing or not any(LAYER.match(name) for name in theirs):
         raise ValueError(f"other weights than scBERT's (no {missing[0] if missing else 'layers'})")
     weights = _renamed(theirs)
-    num_genes = len(theirs["pos_emb.emb.weight"]) - 1
-    is_fine_tuned = any(name in theirs for name in HEAD)
-    genes = _given(
-        names, cfg.genes, "genes", num_genes, f"the positions of {path}", "the gene order file of the checkpoint"
-    )
-    labels: list[str] = []
-    if is_fine_tuned:
-        num_labels = len(theirs.get("to_out.fc3.bias", ()))
-        known = "the label_dict of the checkpoint"
-        labels = _given(names, cfg.labels, "labels", num_labels, f"the outputs of {path}", known)
+    asked = [("genes", len(theirs["pos_emb.emb.weight"]) - 1, "positions", "the gene order file of the checkpoint")]
+    if any(name in theirs for name in HEAD):
+        asked.append(("labels", len(theirs.get("to_out.fc3.bias", ())), "outputs", "the label_dict of the checkpoint"))
     elif cfg.labels is not None:
         found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
         raise InputError(found, "a fine-tuned checkpoint, which has labels", "leave labels out")
+    for option, number, parts, where in asked:
+        if option not in names:
+            raise InputError(f"{number} {option} that the {parts} of {path} do not name", where, f"add {option}=FILE")
+        if len(names[option]) != number:
+            found = f"{len(names[option])} names in {option}={getattr(cfg, option)}"
+            raise InputError(found, f"{number}, one for each of the {parts} of {path}", f"name {where}")
     return {
-        "origin": {
-            "tool": "scBERT",
-            "file": path.name,
-            "sha256": sha256(path),
-            "licence": LICENCE,
-            "tested": TESTED,
-        },
-        "genes": genes,
-        "labels": labels,
+        "origin": {"tool": "scBERT", "file": path.name, "sha256": sha256(path), "licence": LICENCE, "tested": TESTED},
+        "genes": names["genes"],
+        "labels": names.get("labels", []),
         "config": _config(theirs),
         "weights": weights,
         "notes": [NOTE],
@@ -166,23 +148,6 @@ def _config(theirs: Mapping[str, np.ndarray]) -> dict[str, Any]:
             "chunk_tokens": 512,
             "checkpointing": True,
         },
-        "attention": {
-            "name": "favor",
-            "num_features": len(directions),
-            "epsilon": EPSILON,
-            "stabiliser": "all_heads",
-        },
+        "attention": {"name": "favor", "num_features": len(directions), "epsilon": EPSILON, "stabiliser": "all_heads"},
         "head": {"name": "conv", "hidden": hidden, "dropout": 0.0},
     }
-
-
-def _given(
-    names: Mapping[str, list[str]], path: str | None, option: str, number: int, of_what: str, where: str
-) -> list[str]:
-    """Return the names in a file that the user gives, one for each of a number of things."""
-    if path is None:
-        raise InputError(f"{number} {option} that {of_what} do not name", where, f"add {option}=FILE")
-    if len(names[option]) != number:
-        found = f"{len(names[option])} names in {option}={path}"
-        raise InputError(found, f"{number}, one for each of {of_what}", f"name {where}")
-    return names[option]

@@ -11,11 +11,9 @@ import pytorch_lightning as pl
 import torch
 
 from scperformer.attention.tokens import Batch
-from scperformer.cells.corpus import Corpus
 from scperformer.cells.on_disk import Stream
-from scperformer.cells.reference import Reference
 from scperformer.config.training import NetworkConfig, TokensConfig
-from scperformer.model.batches import POOL_BATCHES, Cells, prefetch, row_subset, seed_sequence, shuffled_batches
+from scperformer.model.batches import POOL_BATCHES, Cells, prefetch, seed_sequence, shuffled_batches
 from scperformer.training.trainer import Loader
 
 BLOCK_CELLS = 64  # consecutive cells that are read together
@@ -68,14 +66,6 @@ class StreamedCells:
             for cells in shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
                 yield buffer.labelled_batch(cells)
             first = 0
-
-
-def source_of_cells(
-    cells: Reference | Corpus, labels: np.ndarray, rows: tuple[np.ndarray, np.ndarray], tokens: TokensConfig
-) -> tuple[Cells | StreamedCells, Cells]:
-    """Split cells by `rows` into training cells (on disk: with a `.sample` in memory) and validation cells."""
-    train, val = (Cells(row_subset(cells.x, part), tokens, labels[part]) for part in rows)
-    return (train if cells.stream is None else StreamedCells(cells.stream, tokens, train)), val
 
 
 def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:

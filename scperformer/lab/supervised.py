@@ -82,14 +82,13 @@ class Learner(EncoderLearner):
         return cross_entropy(logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=smoothing)
 
     def on_validation_epoch_start(self) -> None:
-        self.val_outputs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.val_outputs: list[list[torch.Tensor]] = []
 
     def validation_step(self, batch: Labelled, batch_idx: int) -> None:
         tokens, labels_B = batch
         linear_BC, encoder_BC, _ = self.network.branches(tokens)
-        self.val_outputs.append(
-            (linear_BC.expand_as(encoder_BC).float().cpu(), encoder_BC.float().cpu(), labels_B.cpu())
-        )
+        outputs = linear_BC.expand_as(encoder_BC).float(), encoder_BC.float(), labels_B
+        self.val_outputs.append([part.cpu() for part in outputs])
 
     def on_validation_epoch_end(self) -> None:
         linear, encoder, labels = (torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True))
@@ -104,16 +103,15 @@ class Learner(EncoderLearner):
         self.log(self.monitor, scores["macro_f1"] - LOSS_SHARE * loss)
 
     def configure_optimizers(self) -> Any:
-        lr = self.optim.lr
         factor = self.encoder_lr_factor
-        named = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("linear.")]
-        named = [(name, p) for name, p in named if p.requires_grad or factor == 1]
-        slow = [p for name, p in named if factor != 1 and name.startswith("encoder.")]
-        others = [p for name, p in named if factor == 1 or not name.startswith("encoder.")]
-        rates = ((others, lr), (slow, lr * factor))
-        return self.scheduled(
-            [{"params": part, "lr": rate, "weight_decay": self.optim.weight_decay} for part, rate in rates if part]
-        )
+        slow: list[torch.Tensor] = []
+        others: list[torch.Tensor] = []
+        for name, parameter in self.network.named_parameters():
+            if not name.startswith("linear.") and (parameter.requires_grad or factor == 1):
+                (slow if factor != 1 and name.startswith("encoder.") else others).append(parameter)
+        rates = ((others, self.optim.lr), (slow, self.optim.lr * factor))
+        decay = self.optim.weight_decay
+        return self.scheduled([{"params": part, "lr": rate, "weight_decay": decay} for part, rate in rates if part])
 
 
 def train_network(

@@ -53,47 +53,27 @@ def test_nothing_is_executed(place, tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
-def rewritten(path, change) -> None:
-    """Write the archive again with changed entries."""
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    change(entries)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-
-
-def shorter_numbers(entries):
-    entries["saved/data/0"] = entries["saved/data/0"][:-4]
-
-
-def no_numbers(entries):
-    del entries["saved/data/0"]
-
-
-def no_pickle(entries):
-    entries["saved/data.pkl"] = b"not a pickle"
-
-
-def two_pickles(entries):
-    entries["other/data.pkl"] = entries["saved/data.pkl"]
-
-
 DAMAGE = {
-    "shorter numbers": (shorter_numbers, "a damaged archive"),
-    "no numbers": (no_numbers, "a damaged archive"),
-    "no pickle": (no_pickle, "a damaged pickle"),
-    "two pickles": (two_pickles, "a damaged archive"),
+    "shorter numbers": ("saved/data/0", b"\0" * 28, "a damaged archive"),
+    "no numbers": ("saved/data/0", None, "a damaged archive"),
+    "no pickle": ("saved/data.pkl", b"not a pickle", "a damaged pickle"),
+    "two pickles": ("other/data.pkl", b"\x80\x02}.", "a damaged archive"),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damaged_archives_are_refused(case, tmp_path):
     read({"x": torch.ones(8)}, tmp_path)
-    change, message = DAMAGE[case]
-    rewritten(tmp_path / "saved.pt", change)
+    entry, changed, message = DAMAGE[case]
+    path = tmp_path / "saved.pt"
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()} | {entry: changed}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            if content is not None:
+                archive.writestr(name, content)
     with pytest.raises(ValueError, match=message):
-        read_torch(tmp_path / "saved.pt")
+        read_torch(path)
 
 
 def test_an_archive_of_old_torch_is_refused(tmp_path):

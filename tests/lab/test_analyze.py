@@ -14,9 +14,9 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
 from scperformer.attention.tokens import tokenize
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.lab.approximation import MEAN, approximation_errors, linear_mechanisms
+from scperformer.lab.approximation import MEAN, approximation_errors
 from scperformer.lab.attention_maps import HeadInputs, layers_of
-from scperformer.lab.spectrum import cumulative, find_spectrum
+from scperformer.lab.spectrum import analyze_spectrum, find_spectrum
 from scperformer.model.batches import Cells
 from scperformer.model.load import load_model
 
@@ -135,31 +135,25 @@ def naive_curve(q, k) -> np.ndarray:
 def test_spectrum_against_numpy():
     """Two layers, two heads, two cells; the curve of the shorter cell continues at 1."""
     layers = [[random_inputs(5, scale=scale), random_inputs(150, scale=scale)] for scale in (1.0, 2.0)]
-    found = find_spectrum(layers)
-    assert found.curves.shape == (2, 2, 150)
-    for layer, head in np.ndindex(2, 2):
+    files, numbers = analyze_spectrum(layers, None, None)
+    assert numbers["tokens"] == [5, 150]
+    curves, index = files["spectrum.csv"], files["index128.csv"]
+    assert [index[name].tolist() for name in ("layer", "head")] == [[1, 1, 2, 2], [1, 2, 1, 2]]
+    assert (index["num_cells_of_at_most_128_tokens"] == 1).all()
+    for row, (layer, head) in enumerate(np.ndindex(2, 2)):
         short, long = (naive_curve(cell.q_HLE[head], cell.k_HLE[head]) for cell in layers[layer])
+        own = curves[(curves["layer"] == layer + 1) & (curves["head"] == head + 1)]
         wanted = (np.concatenate([short, np.ones(145)]) + long) / 2
-        np.testing.assert_allclose(found.curves[layer, head], wanted, atol=1e-7)  # q and k are float32
-        np.testing.assert_allclose(found.at_index[layer, head], [1.0, long[127]], atol=1e-7)
-    table = found.index_table()
-    assert table["layer"].tolist() == [1, 1, 2, 2]
-    assert table["head"].tolist() == [1, 2, 1, 2]
-    assert (table["num_cells_of_at_most_128_tokens"] == 1).all()
-    np.testing.assert_allclose(table["cumulative"], found.at_index.mean(axis=2).ravel())
-    curves = found.curve_table()
-    last = curves[(curves["layer"] == 2) & (curves["head"] == 1)]
-    np.testing.assert_array_equal(last["cumulative"], found.curves[1, 0])
-    np.testing.assert_array_equal(last["index"], np.arange(1, 151))
+        np.testing.assert_allclose(own["cumulative"], wanted, atol=1e-7)  # q and k are float32
+        np.testing.assert_array_equal(own["index"], np.arange(1, 151))
+        assert index["cumulative"][row] == pytest.approx((1 + long[127]) / 2, abs=1e-7)
+        assert index["sd"][row] == pytest.approx((1 - long[127]) / 2, abs=1e-7)
 
 
 def test_curve_of_the_identity_is_a_straight_line():
-    wanted = np.tile(np.arange(1, 21) / 20, (2, 1))
-    np.testing.assert_allclose(cumulative(torch.eye(20, dtype=torch.float64).expand(2, 20, 20)), wanted, atol=1e-12)
     sharp = HeadInputs(*(1e3 * torch.eye(20).expand(1, 20, 20) for _ in range(3)), torch.arange(20))
-    found = find_spectrum([[sharp]])  # each token attends only to itself
-    np.testing.assert_allclose(found.curves[0, 0], wanted[0], atol=1e-9)
-    np.testing.assert_allclose(found.full_rank(), wanted[0], atol=1e-12)
+    curves, _, _ = find_spectrum([[sharp]])  # each token attends only to itself
+    np.testing.assert_allclose(curves[0, 0], np.arange(1, 21) / 20, atol=1e-9)
 
 
 # Approximation
@@ -170,7 +164,9 @@ def favor_errors() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scperformer.lab.approximation.all_mechanisms", lambda: {"favor": MECHANISMS["favor"]})
         cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
-        return approximation_errors([cells, cells], 100, sizes=[16, 64, 256], num_draws=10, seed=0)
+        patch.setattr("scperformer.lab.approximation.SIZES", [16, 64, 256])
+        patch.setattr("scperformer.lab.approximation.NUM_DRAWS", 10)
+        return approximation_errors([cells, cells], 100, seed=0)
 
 
 def test_favors_error_falls_with_its_features(favor_errors):
@@ -198,14 +194,15 @@ def test_the_last_row_is_the_mean_of_the_values(favor_errors):
     assert last["sd"] == pytest.approx(np.std(errors), rel=1e-4)
 
 
-def test_errors_depend_only_on_the_seed_and_the_draw():
+def test_errors_depend_only_on_the_seed_and_the_draw(monkeypatch):
     cells = [random_inputs(40)]
-    first, again, other = (approximation_errors([cells], 40, sizes=[8], num_draws=2, seed=seed) for seed in (0, 0, 1))
+    monkeypatch.setattr("scperformer.lab.approximation.SIZES", [8])
+    first, again, other = (approximation_errors([cells], 40, seed) for seed in (0, 0, 1))
     pd.testing.assert_frame_equal(first, again)
-    favor = [table.set_index("mechanism").loc["favor"] for table in (first, other)]
-    assert favor[0]["mean"] != favor[1]["mean"]
-    one_draw = approximation_errors([cells], 40, sizes=[8], num_draws=1, seed=0).set_index("mechanism").loc["favor"]
-    assert favor[0]["mean"] != one_draw["mean"]
+    monkeypatch.setattr("scperformer.lab.approximation.NUM_DRAWS", 1)
+    one_draw = approximation_errors([cells], 40, seed=0)
+    favor = [table.set_index("mechanism").loc["favor", "mean"] for table in (first, other, one_draw)]
+    assert len(set(favor)) == 3
 
 
 # The command
@@ -289,7 +286,8 @@ def test_approximation_of_a_file(command, sample, tiny_model, tmp_path):
     assert files(tmp_path / "here") == APPROXIMATION_FILES
     require_complete(tmp_path / "here")
     table = pd.read_csv(tmp_path / "here" / "approximation.csv")
-    assert set(table["mechanism"]) == {*linear_mechanisms(), MEAN}
+    linear = {name for name, kind in MECHANISMS.items() if kind.size_option and not kind.quadratic}
+    assert set(table["mechanism"]) == {*linear, MEAN}
     assert all(f"  {name} " in ran.err for name in table["mechanism"])
     assert len(ran.err.splitlines()) < 20
     # The same seed gives the same bytes; overwrite replaces the folder.
