@@ -63,7 +63,7 @@ def write_samples(folder: Path, arguments: argparse.Namespace) -> Path:
 def annotate(folder: Path, sheet: Path, arguments: argparse.Namespace, words: list[str]) -> tuple[float, str]:
     """Run the workflow in a folder; return its seconds and its output."""
     folder.mkdir()
-    config = [f"samples={sheet}", f"model_path={arguments.model.resolve()}", f"predict_jobs={arguments.jobs}"]
+    config = [f"sample_sheet={sheet}", f"model_path={arguments.model.resolve()}", f"predict_jobs={arguments.jobs}"]
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "workflow/Snakefile")]
     command = [*snakemake, "annotate", *words, "--config", *config]
     start = time.perf_counter()

@@ -823,7 +823,7 @@ def explain(
     in_memory = isinstance(cells, AnnData)
     annotated = of_cells(cells, cfg.key_added) if in_memory else read_annotated(cfg.inputs, cfg.key_added)[0]
     num = None if cfg.cells == "all" else cfg.cells
-    chosen = {"label": cfg.label, "num_cells": num, "all_genes": cfg.all_genes, "seed": cfg.seed}
+    chosen = {"label": cfg.label, "num_cells": num, "seed": cfg.seed}
     made = explain_cells(annotated, cfg, ready, **chosen)
     if cfg.output is None:
         return Explanation(made, cfg.key_added)

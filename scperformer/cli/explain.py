@@ -28,7 +28,6 @@ class ExplainConfig(ExpressionOptions):
     output: str | None = None  # a folder; null: INPUT.explanation beside the input
     label: str | None = None  # explain the logit of this label in all cells; null: of the label of each cell
     cells: Any = 200  # cells of each label, a random sample, or all
-    all_genes: bool = False  # list ribosomal and mitochondrial genes and MALAT1 in the page and its tables, too
     seed: int = option(0, SEED)  # seed of the choice of cells and of the genes that the deletion test draws
 
     def __post_init__(self) -> None:
@@ -50,9 +49,7 @@ def run(cfg: ExplainConfig) -> Path:
     (annotated,) = read_annotated(cfg.inputs, cfg.key_added)
     model = None if cfg.model_path is None else load_model(cfg.model_path)
     num_cells = None if cfg.cells == "all" else cfg.cells
-    explanation = explain_cells(
-        annotated, cfg, model, label=cfg.label, num_cells=num_cells, all_genes=cfg.all_genes, seed=cfg.seed
-    )
+    explanation = explain_cells(annotated, cfg, model, label=cfg.label, num_cells=num_cells, seed=cfg.seed)
     write_explanation(explanation, output, cfg.key_added, annotated.name, overwrite=cfg.overwrite)
     log.info("explained in %.1f s", time.perf_counter() - start)
     return output

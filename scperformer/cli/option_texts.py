@@ -16,8 +16,6 @@ from scperformer.config.options import ExpressionOptions, choices_of, is_option
 
 _GROUPS = [kind for name, kind in vars(training).items() if name.endswith("Config") and name != "NetworkConfig"]
 GROUPS = {kind.word(): kind for kind in _GROUPS}  # data, tokens, ...
-# Usually given without their names: files, and the sheet of the workflow.
-PLAIN_WORDS = ("inputs", "samples")
 WITH_OPTIONS = {name: kind for name, kind in GROUPS.items() if any(map(is_option, fields(kind)))}
 TABLES = {"files": ExpressionOptions} | SCHEMAS | WITH_OPTIONS  # the tables of docs/configuration.md
 # Options of other programs, such as -o and -j, and the options here that mean the same.
@@ -68,7 +66,7 @@ def option_texts(name: str, first_word: str | None = None) -> list[OptionText]:
     first plain word of the step sets.
     """
     meanings = _meanings(TABLES[name])
-    elsewhere = {*PLAIN_WORDS, "attention", *GROUPS}
+    elsewhere = {"inputs", "attention", *GROUPS}
     if name == "files":
         elsewhere.add("overwrite")
     else:

@@ -20,7 +20,7 @@ FIRST_WORDS = {
     "adapt": "model_path",
     "analyze": "analysis",
     "models": "action",
-    "workflow": "samples",
+    "workflow": "sample_sheet",
 }
 # Names in the record of a command that are no options, and how their values are given.
 WORD_ONLY = {

@@ -62,7 +62,7 @@ class WorkflowConfig(Options):
     # Null: the value of `configfile`, or of WORKFLOW_DEFAULTS.
     prefix = ""
 
-    samples: str | None = None  # the sample sheet, as the first word; see docs/workflow.md#your-own-data
+    sample_sheet: str | None = None  # a table of the samples, as the first word; see docs/workflow.md#your-own-data
     # labelled files to train on; several are studies, see docs/training.md#several-studies
     reference: list[str] | None = None
     label_key: str | None = None  # obs column of the reference with the labels; null: cell_type

@@ -71,13 +71,13 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if references and cfg.model_path:
         remedy = "drop model_path= to train, reference= to use the model"
         raise InputError("reference= and model_path=", "one of them", remedy)
-    if (references or cfg.model_path) and not cfg.samples:
-        remedy = "write one with the columns sample and path, add samples=samples.tsv"
-        raise InputError("no samples=", "a sample sheet", remedy)
-    if cfg.samples and not (references or cfg.model_path):
+    if (references or cfg.model_path) and not cfg.sample_sheet:
+        remedy = "write one with the columns sample and path, add sample_sheet=samples.tsv"
+        raise InputError("no sample_sheet=", "a sample sheet", remedy)
+    if cfg.sample_sheet and not (references or cfg.model_path):
         remedy = "add reference=labelled.h5ad, or model_path=FOLDER or the name of a model"
-        raise InputError("samples= alone", "what to annotate them with", remedy)
-    if not cfg.samples and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
+        raise InputError("sample_sheet= alone", "what to annotate them with", remedy)
+    if not cfg.sample_sheet and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
     if not OUTDIR.fullmatch(cfg.output_dir):
@@ -91,7 +91,7 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     model = ""
     if cfg.model_path:
         model = _require_input(str(resolve_model(cfg.model_path)[0]), f"the model named by model_path={cfg.model_path}")
-    samples = _read_samples(cfg.samples) if cfg.samples else {}
+    samples = _read_samples(cfg.sample_sheet) if cfg.sample_sheet else {}
     truth_key = _truth_key(samples, cfg.label_key)
     _require_columns(references, samples, cfg.label_key, truth_key, options)
     return Workflow(

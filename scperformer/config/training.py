@@ -170,7 +170,7 @@ class OptimConfig(Options):
     """Loss, optimiser and learning-rate schedule."""
 
     lr: float = option(3e-3, ABOVE_ZERO)  # highest learning rate
-    weight_decay: float = option(0.01, ZERO_OR_MORE)  # weight decay of AdamW
+    weight_decay: float = fixed(option(0.01, ZERO_OR_MORE))  # weight decay of AdamW
     warmup_fraction: float = fixed(option(0.1, SHARE))  # share of all steps in which the learning rate rises
     final_lr_fraction: float = fixed(
         option(0.05, SHARE)

@@ -107,7 +107,6 @@ def explain_cells(
     *,
     label: str | None = None,
     num_cells: int | None = 200,
-    all_genes: bool = False,
     seed: int = 0,
 ) -> AnnData:
     """Explain a random sample of annotated cells.
@@ -122,8 +121,6 @@ def explain_cells(
         Explain the logit of this label in all cells; None: of the label of each cell.
     num_cells
         Cells of each label; None: all.
-    all_genes
-        Also list ribosomal and mitochondrial genes and MALAT1.
 
     Returns
     -------
@@ -164,7 +161,7 @@ def explain_cells(
     if ranks is None:
         log.info("the model stores no reference cells, so its marker genes are unknown")
     explanation = _as_anndata(sample, contributions, ranks, names, saved.genes, key)
-    explanation.var["listed"] = True if all_genes else ~technical(saved.genes)
+    explanation.var["listed"] = ~technical(saved.genes)
     explanation.uns[key] = {
         "model": {"name": saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
         "label": label or "",

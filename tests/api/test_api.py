@@ -247,13 +247,19 @@ def test_evaluation_has_the_scores_as_tables(annotated, tmp_path):
 def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, model, capsys):
     others = counts_adata.copy()
     scp.annotate(counts_adata, model)
-    assert "are unknown. " in capsys.readouterr().out
+    own = capsys.readouterr().out
+    assert own.startswith("120 cells were annotated by the model reference (3 labels): 33% B cell, ")
+    assert "0.0% are unknown. Warning: 120 of 120 cells looked at (100 %) are cells of the reference, such as" in own
+    assert "xpected accuracy" not in own
     others.X = others.X[:, np.random.default_rng(0).permutation(others.n_vars)]
     scp.annotate(others, model)
     text = capsys.readouterr().out
-    [kind] = {kind for kind in (OTHER, FAR) if kind in text}
-    assert text.count(kind) == 1
-    assert text.count("xpect") == (kind == OTHER and "look like none" not in text)
+    shift = others.uns["scperformer"]["shift"]
+    lowest, highest = shift["expected_lowest"], shift["expected_highest"]
+    assert text.count(f"are unknown. Expected accuracy {lowest:.2f} to {highest:.2f} ({OTHER}): labels of other") == 1
+    assert text.count("xpected accuracy") == text.count(OTHER) == 1
+    assert FAR not in text
+    assert text.endswith("The column to use is obs['scperformer_call'].\n")
 
 
 def test_check_tells_problems_without_raising(counts_adata, model, write, capsys):

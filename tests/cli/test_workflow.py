@@ -29,7 +29,7 @@ def words_of(*words: str) -> list[str]:
 
 def test_options_are_the_configuration_and_the_rest_is_for_snakemake():
     words = words_of("my samples.tsv", "label_key=cell, type", "gpu=1", "--", "results/annotated/a.h5ad", "-n", "-j3")
-    config = ["--config", 'samples="my samples.tsv"', 'label_key="cell, type"', "gpu=1"]
+    config = ["--config", 'sample_sheet="my samples.tsv"', 'label_key="cell, type"', "gpu=1"]
     assert words == ["results/annotated/a.h5ad", "-n", "-j3", *config]
 
 
@@ -68,7 +68,7 @@ def test_without_samples_and_example_data_a_sheet_is_asked_for(command, monkeypa
 def test_without_snakemake_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("scperformer.cli.workflow.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"no snakemake; expected .*: pip install snakemake"):
-        run_workflow(WorkflowConfig(samples="samples.tsv"))
+        run_workflow(WorkflowConfig(sample_sheet="samples.tsv"))
 
 
 # Modules that the command line, Snakemake or Python's own runpy import.

@@ -13,8 +13,8 @@ from scperformer.cli.workflow import workflow_folder
 from scperformer.cli.workflow_config import Workflow, read_workflow
 from scperformer.model.library import PACKAGED_MODEL
 
-REFERENCE = {"reference": "reference.h5ad", "samples": "samples.tsv"}
-MODEL = {"model_path": "model", "samples": "samples.tsv"}
+REFERENCE = {"reference": "reference.h5ad", "sample_sheet": "samples.tsv"}
+MODEL = {"model_path": "model", "sample_sheet": "samples.tsv"}
 
 
 def read(config: Any) -> Workflow:
@@ -69,20 +69,20 @@ def test_samples_and_options_are_read():
 
 
 def test_several_references_are_studies():
-    workflow = read({"reference": ["reference.h5ad", "b.h5ad"], "samples": "samples.tsv"})
+    workflow = read({"reference": ["reference.h5ad", "b.h5ad"], "sample_sheet": "samples.tsv"})
     assert workflow.references == ["reference.h5ad", "b.h5ad"]
     Path("other").mkdir()
     shutil.copy("b.h5ad", "other")
     with pytest.raises(InputError, match=r"two files b in reference=; expected a name of its own"):
-        read({"reference": ["b.h5ad", "other/b.h5ad"], "samples": "samples.tsv"})
+        read({"reference": ["b.h5ad", "other/b.h5ad"], "sample_sheet": "samples.tsv"})
 
 
 def test_models_are_found_by_name_as_in_predict(user):
-    assert read({"model_path": "pbmc3k", "samples": "samples.tsv"}).model == str(PACKAGED_MODEL)
+    assert read({"model_path": "pbmc3k", "sample_sheet": "samples.tsv"}).model == str(PACKAGED_MODEL)
     shutil.copytree(PACKAGED_MODEL, user / "models/mine")
-    assert read({"model_path": "mine", "samples": "samples.tsv"}).model == str(user / "models/mine")
+    assert read({"model_path": "mine", "sample_sheet": "samples.tsv"}).model == str(user / "models/mine")
     with pytest.raises(InputError, match=r"no pbmc4k; expected the model named by model_path=pbmc4k"):
-        read({"model_path": "pbmc4k", "samples": "samples.tsv"})
+        read({"model_path": "pbmc4k", "sample_sheet": "samples.tsv"})
 
 
 def overrides(**steps):
@@ -106,12 +106,12 @@ REFUSED = {
     "no jobs": ({"predict_jobs": 0}, r"predict_jobs=0; expected 1 or more"),
     "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
     "braces": ({"output_dir": "a{b}"}, r"output_dir=a\{b\}; expected a folder without braces"),
-    "reference alone": ({"reference": "reference.h5ad"}, r"no samples=; expected a sample sheet"),
-    "samples alone": ({"samples": "samples.tsv"}, r"samples= alone; .* add reference=.* or model_path="),
+    "reference alone": ({"reference": "reference.h5ad"}, r"no sample_sheet=; expected a sample sheet"),
+    "samples alone": ({"sample_sheet": "samples.tsv"}, r"sample_sheet= alone; .* add reference=.* or model_path="),
     "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
     "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, r"braces in \{x\}\.h5ad, the labelled file"),
     "braces in the model": (MODEL | {"model_path": "my{m}"}, r"braces in my\{m\}, the model"),
-    "no sheet": (REFERENCE | {"samples": "gone.tsv"}, r"no sample sheet gone\.tsv"),
+    "no sheet": (REFERENCE | {"sample_sheet": "gone.tsv"}, r"no sample sheet gone\.tsv"),
     "two models": (REFERENCE | {"model_path": "model"}, r"expected one of them"),
 }
 

@@ -11,7 +11,7 @@ from scperformer.cli.words import to_overrides
 
 CONFIG = """
 reference: my reference.h5ad
-samples: samples.tsv
+sample_sheet: samples.tsv
 label_key: cell type
 model_path: my_model
 overrides:
@@ -50,7 +50,7 @@ def test_the_command_line_goes_before_the_file(file):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("overides: {}", "'overides'; expected one of samples, .*: did you mean 'overrides'"),
+        ("overides: {}", "'overides'; expected one of sample_sheet, .*: did you mean 'overrides'"),
         ("overrides: {predct: {}}", "overrides: 'predct'; .*: did you mean 'predict'"),
         ("overrides: {predict: {trainer: {seed: 1}}}", "overrides: predict; expected options by their names"),
         ("overrides: {predict: [alpha]}", "overrides: predict; expected options by their names"),

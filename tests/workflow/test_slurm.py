@@ -80,7 +80,7 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     epochs = ["trainer.max_epochs=60", "trainer.patience=60"]  # long enough to be interrupted
     train = ["trainer.accelerator=cpu", "trainer.precision=32-true", "model=tiny", "model.linear=false", *epochs]
     write_small_example(tmp_path / "small")
-    data = ["reference=../small/reference.h5ad", "samples=../small/samples.tsv"]
+    data = ["reference=../small/reference.h5ad", "sample_sheet=../small/samples.tsv"]
     config = ["annotate", "--config", *data, "gpu=1", f"overrides={{train: [{','.join(train)}]}}"]
     for folder in (here, cluster):
         folder.mkdir()
@@ -111,7 +111,7 @@ def test_small_samples_share_a_job(tmp_path, pbmc, pbmc_model):
         pbmc[:50].copy().write_h5ad(tmp_path / f"{name}.h5ad")
     rows = ["sample\tpath", "large\tlarge.h5ad", "small\tsmall.h5ad", "tiny\ttiny.h5ad"]
     (tmp_path / "samples.tsv").write_text("\n".join(rows) + "\n")
-    config = ["annotate", "--config", "samples=samples.tsv", f"model_path={pbmc_model}", "predict_jobs=1"]
+    config = ["annotate", "--config", "sample_sheet=samples.tsv", f"model_path={pbmc_model}", "predict_jobs=1"]
     with first_run(tmp_path, "tiny.h5ad", "sleep 1000"):
         finish(snakemake(tmp_path, *config, *HERE, "--set-resources", "predict:runtime=2"), tmp_path)
     # Logs of jobs that ended well are not kept: this is the one that hung.
@@ -121,7 +121,9 @@ def test_small_samples_share_a_job(tmp_path, pbmc, pbmc_model):
     local = tmp_path / "local"
     local.mkdir()
     finish(
-        snakemake(local, "annotate", "--cores", "2", "--config", "samples=../samples.tsv", f"model_path={pbmc_model}"),
+        snakemake(
+            local, "annotate", "--cores", "2", "--config", "sample_sheet=../samples.tsv", f"model_path={pbmc_model}"
+        ),
         local,
     )
     for name in ("large", "small", "tiny"):

@@ -90,7 +90,7 @@ def test_default_plan_is_the_embedded_example(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
-    jobs = plan(user, "all", "--config", "reference=reference.h5ad", "samples=samples.tsv", "label_key=cell type")
+    jobs = plan(user, "all", "--config", "reference=reference.h5ad", "sample_sheet=samples.tsv", "label_key=cell type")
     predicted = [f"{rule} {name}" for rule in ("predict", *PLACED) for name in "abc"]
     assert jobs == sorted(["prepare reference", "train", *predicted, *STEPS_AFTER_PREDICT])
 
@@ -102,7 +102,7 @@ def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
         "predict": {"quality": True, "clusters": "my clusters", "deny_labels": ["B, T"], "min_confidence": 0.9},
     }
     (user / "my.yaml").write_text(json.dumps({"overrides": options}))
-    data = ["reference=reference.h5ad", "samples=samples.tsv"]
+    data = ["reference=reference.h5ad", "sample_sheet=samples.tsv"]
     run = snakemake(user, "--dry-run", "--printshellcmds", "--configfile", "my.yaml", "--config", *data)
     assert run.returncode == 0, run.stdout
     commands = [re.search(rf"scperformer {step} .*", run.stdout) for step in options]
@@ -121,7 +121,7 @@ def test_many_small_samples_share_jobs(user: Path) -> None:
         (user / f"{name}.h5ad").touch()
     os.truncate(user / "b.h5ad", 2 * 10**7 + 1)
     write_sheet(user / "samples.tsv", "sample path", *(f"{name} {name}.h5ad" for name in "bcdefg"))
-    words = ["--config", "model_path=model", "samples=samples.tsv"]
+    words = ["--config", "model_path=model", "sample_sheet=samples.tsv"]
     placed = [f"{rule} {name}" for rule in PLACED for name in "bcdefg"]
     always = ["predict b", "report", *placed]
     assert plan(user, *words, "predict_jobs=5") == sorted([*always, *(f"predict {name}" for name in "cdefg")])
@@ -138,7 +138,7 @@ GPUS[2] = "trainer=gpu trainer.devices=2 trainer.threads"
 @pytest.mark.slow
 @pytest.mark.parametrize("count", GPUS)
 def test_training_and_prediction_ask_for_gpus(user: Path, count: int) -> None:
-    config = ["reference=reference.h5ad", "samples=samples.tsv", f"gpu={count}"]
+    config = ["reference=reference.h5ad", "sample_sheet=samples.tsv", f"gpu={count}"]
     run = snakemake(user, "--dry-run", "--printshellcmds", "--config", *config)
     assert GPUS[count] in run.stdout
     asking = re.findall(r"^rule (\w+):(?:\n    .*)*?\n    resources: .*\bgpu=(\d)", run.stdout, flags=re.MULTILINE)
@@ -158,7 +158,7 @@ def done(user: Path) -> Path:
     return user
 
 
-ONE_JOB = ["reference=reference.h5ad", "samples=samples.tsv", "predict_jobs=1"]
+ONE_JOB = ["reference=reference.h5ad", "sample_sheet=samples.tsv", "predict_jobs=1"]
 HEADER, A, B, C = "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad "
 NEW_SAMPLE = [f"{rule} d" for rule in ("predict", *PLACED)]
 
@@ -261,7 +261,12 @@ def test_as_modules_of_another_workflow(user: Path) -> None:
     """One with the keys that a user needs, from a folder of its own, and one without any."""
     (user / "Snakefile").write_text(MODULES.format(root=ROOT))
     (user / "elsewhere").mkdir()
-    data = {"reference": "../reference.h5ad", "samples": "../samples.tsv", "label_key": "type", "output_dir": "one"}
+    data = {
+        "reference": "../reference.h5ad",
+        "sample_sheet": "../samples.tsv",
+        "label_key": "type",
+        "output_dir": "one",
+    }
     words = ["--directory", "elsewhere", "--config", f"one={json.dumps(data)}"]
     run = snakemake(user, "--snakefile", "Snakefile", "--dry-run", "--quiet", "rules", *words)
     assert run.returncode == 0, run.stdout
@@ -280,7 +285,7 @@ def test_as_modules_of_another_workflow(user: Path) -> None:
 def test_a_wrong_sheet_is_refused_in_one_line(user: Path) -> None:
     """By snakemake alone, too; tests/cli/test_workflow_config.py has the errors."""
     write_sheet(user / "samples.tsv", "sample path path", "a a.h5ad b.h5ad")
-    run = snakemake(user, "--dry-run", "--quiet", "--config", "model_path=model", "samples=samples.tsv")
+    run = snakemake(user, "--dry-run", "--quiet", "--config", "model_path=model", "sample_sheet=samples.tsv")
     assert run.returncode == 2
     *said, last = run.stdout.splitlines()
     assert last.startswith("error: two columns 'path' in samples.tsv; expected")
@@ -388,7 +393,12 @@ def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path
     (odd / "broken.h5ad").write_text("not an h5ad file")
     rows = ["good\tsample_full.h5ad\tsample_full.csv", "broken\tbroken.h5ad\t"]
     (odd / "samples.tsv").write_text("\n".join(["sample\tpath\ttruth", *rows]) + "\n")
-    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "output_dir=my results", "predict_jobs=1"]
+    config = [
+        f"sample_sheet={odd}/samples.tsv",
+        f"model_path={odd}/model v=2",
+        "output_dir=my results",
+        "predict_jobs=1",
+    ]
     run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
     assert run.returncode != 0
     last = run.stdout.rstrip().splitlines()[-1]  # after all that snakemake says

@@ -3,7 +3,7 @@
 # Models that are adapted to the genes and the depth of a sample, for all samples of one kind.
 ADAPTED = option("adapted_folder", f"{OUT}/adapted")
 DEVICE = "device=auto" if WORKFLOW.gpu else "device=cpu"  # a job without a GPU leaves those of its node alone
-SHEET = [option("sample_sheet", config["samples"])] if WORKFLOW.samples else []
+SHEET = [option("sample_sheet", config["sample_sheet"])] if WORKFLOW.samples else []
 
 
 rule predict:
