@@ -20,8 +20,8 @@ class AnalyzeConfig(ModelOptions):
     analysis: str = fixed(choice("spectrum", "approximation"))  # the first plain word
     output: str | None = None  # a folder; null: INPUT.spectrum or INPUT.approximation beside the input
     cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene
-    max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # most tokens used of a cell, a random sample
-    seed: int = option(0, SEED)  # seed of the choice of cells and tokens, and of the draws
+    max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # maximum number of tokens of a cell
+    seed: int = option(0, SEED)  # seed of the samples
     threads: int = option(1, THREADS)  # CPU threads of torch
 
 

@@ -21,7 +21,7 @@ class EvaluateConfig(FileOptions):
     """Compare annotations with the true labels, beside logistic regression."""
 
     truth_key: str  # obs column, or column of `truth_path`, with the true labels
-    # tables of text, one for each file, when the true labels are not in the files; the first column names the cells
+    # text tables with the true labels, one for each file; the first column names the cells; null: labels are in obs
     truth_path: list[str] | None = None
     # a CSV or TSV file with two columns: a true label, and the label of the model that it means
     label_map: str | None = None

@@ -23,12 +23,12 @@ class ExplainConfig(ExpressionOptions):
     """Find the genes on which the calls of an annotated file depend."""
 
     takes_one = True
-    model_path: str | None = None  # null: the model of the calls at its recorded place, else as for `predict`
+    model_path: str | None = None  # null: the recorded model of the annotation, else as for `predict`
     key_added: str = "scperformer"  # prefix of the annotation to read
     output: str | None = None  # a folder; null: INPUT.explanation beside the input
     label: str | None = None  # explain the logit of this label in all cells; null: of the label of each cell
     cells: Any = 200  # cells of each label, a random sample, or all
-    seed: int = option(0, SEED)  # seed of the choice of cells and of the genes that the deletion test draws
+    seed: int = option(0, SEED)  # seed of the samples of cells and genes
 
     def __post_init__(self) -> None:
         super().__post_init__()

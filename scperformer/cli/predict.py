@@ -33,17 +33,17 @@ EXAMPLES = """\
 class PredictConfig(AnnotationOptions):
     """Annotate the cells of one or more files."""
 
-    # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet, in which {sample} stands for the name of each of
-    # several files, such as calls/{sample}.csv; null: SAMPLE.annotated.h5ad beside each file
+    # .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; with several files {sample} stands for the name of each, as
+    # in calls/{sample}.csv; null: SAMPLE.annotated.h5ad beside each file
     output: str | None = None
     output_dir: str | None = None  # a folder for all outputs, SAMPLE.annotated.h5ad
-    # a table with the column path; the column sample has the names of the samples in outputs, and other columns, such
-    # as condition, become columns of obs
+    # a table with a row for each file: column path; sample, its name in outputs; other columns, such as condition, are
+    # added to obs
     sample_sheet: str | None = None
-    # continue an interrupted run: files that it has finished stay as they are, and one that it has begun goes on
+    # continue an interrupted run; finished files stay as they are
     resume: bool = False
-    # true: annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code
-    # is then 2, and with ok 0
+    # true: go on when a file is refused, with the reason in SAMPLE.failed.json and exit code 2; ok: the same with exit
+    # code 0
     keep_going: str = choice("false", "true", "ok")
 
     def __post_init__(self) -> None:

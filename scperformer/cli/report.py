@@ -26,7 +26,7 @@ class ReportConfig(FileOptions):
     output: str | None = None  # null: report.html beside the first input
     cells: int = option(12000, (lambda num: num >= 10, "10 or more"))  # cells on the map, a random sample
     sample_key: str | None = None  # obs column with the sample of each cell; null: each file is a sample
-    seed: int = option(0, SEED)  # seed of the map and of the choice of its cells
+    seed: int = option(0, SEED)  # seed of the map and its sample of cells
 
 
 def run(cfg: ReportConfig) -> Path:

@@ -30,17 +30,17 @@ class TrainConfig(NetworkConfig, ReferenceOptions):
 
     # train a model for each study and join them; auto: with several files; true: also for the batches of one file
     studies: str = choice("auto", "true", "false")
-    # of several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
+    # with several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
     label_map: str | None = None
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
-    # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
-    # that are simulated from the profiles of the labels instead
+    # reference cells stored in the model folder, for refits to genes and depth; 0: cells simulated from the profiles of
+    # the labels
     keep_cells: int = option(20000, ZERO_OR_MORE)
-    # full: the model card also shows the accuracy to expect on files with fewer genes or a lower depth, and whether the
-    # cells of each label are flagged as unknown by a model without this label; takes some minutes
+    # full: the model card also has the expected accuracy with fewer genes or a lower depth, and how many cells of each
+    # label a model without this label flags as unknown; takes some minutes
     card: str = choice("short", "full")
-    # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
+    # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
     init_mode: str = choice("full", "last_layer", "head")
 
     def __post_init__(self) -> None:

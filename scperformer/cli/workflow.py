@@ -68,8 +68,8 @@ class WorkflowConfig(Options):
     label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
     model_path: str | None = None  # a trained model or its name instead of a reference: nothing is trained
     output_dir: str | None = None  # folder for everything that is written; null: results
-    predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
-    # GPUs of the training job, with which each prediction asks for one, too; null: 0
+    predict_jobs: int | None = option(None, ONE_OR_MORE)  # maximum number of jobs for small samples; null: 8
+    # GPUs of the training job; with 1 or more, each prediction asks for one; null: 0
     gpu: int | None = option(None, (lambda num: 0 <= num <= 16, "a number from 0 to 16"))
     container: str | None = None  # an image for Apptainer; see docs/workflow.md#containers
     configfile: str | None = fixed(None)  # the YAML file of --config, with these keys and `overrides`

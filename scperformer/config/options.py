@@ -151,12 +151,14 @@ class FileOptions(Options):
 class ExpressionOptions(FileOptions):
     """Options that replace the detection of a file's content."""
 
-    orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")  # of text tables; see docs/inputs.md#files
-    source: str = option("auto", SOURCE)  # place of the expression: X, raw or layers/NAME
+    orientation: str = choice(
+        "auto", "cells_by_genes", "genes_by_cells"
+    )  # orientation of a text table; see docs/inputs.md#files
+    source: str = option("auto", SOURCE)  # expression matrix: X, raw or layers/NAME
     input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: TPM, corrected counts
-    input_total: float | None = option(None, ABOVE_ZERO)  # total of a cell before the logarithm, such as 10000
+    input_total: float | None = option(None, ABOVE_ZERO)  # total count of a cell before the logarithm, such as 10000
     input_base: str = choice("auto", "e", "2", "10")  # base of the logarithm
-    # species of the genes; if it is not the model's, genes are matched by orthologs; see docs/inputs.md#genes
+    # species of the genes; a model of the other species uses orthologs; see docs/inputs.md#genes
     species: str = choice("auto", "human", "mouse")
 
 
@@ -165,10 +167,10 @@ class ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = None  # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged model
-    # exact: a gene of the file is found in the model by the same name alone, as other tools do; matched: also by ids,
-    # case, previous symbols and more; see docs/inputs.md#genes
+    # how genes are matched to the model's; exact: by the same name alone, as other tools do; matched: also by ids, case
+    # and previous symbols; see docs/inputs.md#genes
     genes: str = choice("matched", "exact")
-    # least share of the model's informative expression that the genes of a file must carry; see docs/inputs.md#genes
+    # minimum gene overlap, weighted by the model's informative expression; see docs/inputs.md#genes
     min_overlap: float = option(0.2, SHARE)
 
 

@@ -89,8 +89,8 @@ class ModelConfig(Options):
     dim: int = option(32, ONE_OR_MORE)  # width of the tokens
     # number of layers; 0: only with `model.positions=coexpression`
     depth: int = option(1, (lambda num: 0 <= num <= 1000, "0 to 1000"))
-    # whose vectors query the genes; tokens: those of the expressed genes; cell: the vector of the cell alone, so that a
-    # layer costs one product with a table of the genes (with `model.positions=coexpression`, as in model=performer)
+    # which vectors query the genes; tokens: one of each expressed gene; cell: the vector of the cell alone, much
+    # faster (with `model.positions=coexpression`, as in model=performer)
     queries: str = choice("tokens", "cell")
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
     # width of a head; null: `model.dim` / `model.num_heads`; with `model.queries=cell` it is `model.dim`
@@ -157,7 +157,7 @@ class HeadConfig(Options):
 class MaskingConfig(Options):
     """The values that pretraining masks, and the loss of their prediction."""
 
-    # share of a cell's expressed genes whose values are to be predicted; with model=performer of all genes
+    # share of a cell's expressed genes that are masked and predicted; with model=performer of all genes
     share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
     mask_share: float = fixed(
         option(0.9, SHARE)
@@ -190,11 +190,11 @@ class TrainerConfig(Options):
     accelerator: str = choice("auto", "cpu", "gpu")  # device that trains; auto: CUDA, else MPS, else the CPU
     devices: int = option(1, ONE_OR_MORE)  # processes per machine
     num_nodes: int = option(1, ONE_OR_MORE)  # machines
-    # of numbers in training; auto: bf16-mixed on a CUDA GPU that computes in bfloat16, else 32-true
+    # number format in training; auto: bf16-mixed on a CUDA GPU that computes in bfloat16, else 32-true
     precision: str = choice("auto", "32-true", "bf16-mixed")
     threads: int = option(1, THREADS)  # CPU threads of torch; two spinning threads can be slower than one
-    max_epochs: int = option(30, ONE_OR_MORE)  # most passes over the training cells
-    # steps of training where they are counted instead of epochs: with `model.queries=cell`
+    max_epochs: int = option(30, ONE_OR_MORE)  # maximum number of epochs
+    # maximum number of training steps, in place of epochs, with `model.queries=cell`
     max_steps: int = option(600, ONE_OR_MORE)
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
     batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
@@ -243,10 +243,10 @@ class ReferenceOptions(DataOptions):
     # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
-    # obs column with the batch, donor or study of each cell: whole ones are held out to see what holds for new cells
+    # obs column with the batch, donor or study of each cell; whole batches are held out to estimate accuracy
     batch_key: str | None = None
-    # files of cells without labels, such as the query's: `model=performer` also learns the vectors of genes from
-    # these, from 20,000 cells at most; `source` and the like apply to these files as well
+    # files of cells without labels, such as the query: `model=performer` learns gene vectors from up to 20,000 of these
+    # cells, too; `source` and the like apply to them
     unlabelled: list[str] = field(default_factory=list)
     genes_path: str | None = None  # a file of genes, as in `NetworkConfig`
 
@@ -269,9 +269,10 @@ class NetworkConfig(DataOptions):
     resume: bool = False  # continue an interrupted run
     # seed of every random choice: split, weights, projections, order, masked values, dropout
     seed: int = option(0, SEED)
-    # a file of genes, in lines of text or as a table or JSON: the model has these genes alone; see docs/panels.md
+    # a file with the only genes of the model, one a line or a table or JSON; null: all that enough cells express; see
+    # docs/panels.md
     genes_path: str | None = None
-    init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
+    init: str | None = None  # a model folder (also of `train`) with the initial encoder; see docs/pretraining.md
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(
         default_factory=lambda: ModelConfig(
