@@ -72,7 +72,7 @@ def _colours(adata: AnnData, column: str, key: str) -> dict[str, str]:
 
 
 def _own_axes(ax: Axes | None, width: float, height: float) -> Axes:
-    """Return the given axes, or those of a new figure of this size in inches."""
+    """Return the given axes, or the axes of a new figure of this size in inches."""
     return ax if ax is not None else pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 

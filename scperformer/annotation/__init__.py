@@ -6,7 +6,7 @@
 - annotate: The annotation of a query: columns, embedding, probabilities and record.
 - parts: Predictions on disk, a part for each block of cells, so that memory stays flat and runs can be resumed.
 - write: Write an annotation: a copy of its file as h5ad or zarr, or a table.
-- predict: Annotate cells with a model: those of an AnnData, or those of a file.
+- predict: Annotate the cells of an AnnData or of a file with a model.
 - outputs: The outputs of several inputs: their names, which of them are finished, and the errors of inputs that
   failed.
 """

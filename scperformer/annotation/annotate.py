@@ -77,7 +77,7 @@ class Annotation:
         taken = {*map(str, existing), *self.obs}
         kept = {column: value for column, value in sample.items() if column not in taken}
         if left_out := [column for column in sample if column in taken]:
-            log.warning("%s has the columns %s: those of the sample sheet are left out", path, listed(left_out))
+            log.warning("skipping columns of the sample sheet that %s has already: %s", path, listed(left_out))
         texts = {column: pd.Categorical([value] * len(self.obs)) for column, value in kept.items()}
         self.obs = self.obs.assign(**texts)
         if sample:

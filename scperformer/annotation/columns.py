@@ -79,7 +79,7 @@ def gather_calls(read: "Read", tree: LabelTree | None, min_confidence: float) ->
 
     Its columns are `best`, the index of the most probable label; `confidence`, its probability; `margin`, its lead over
     the second label; `scores`, `empty`, `by_encoder` and `baseline` as in `Calls`; and `called` and `call_confidence`,
-    the index of the called node of a label tree and its probability (without a tree, those of the label).
+    the index of the called node of a label tree and its probability (without a tree, the label and its probability).
     """
     blocks = []
     for calls in read():
@@ -118,7 +118,7 @@ def final_call(called: np.ndarray, names: Sequence[str], unknown: np.ndarray) ->
 def name_columns(
     calls: pd.DataFrame, unknown: np.ndarray, labels: Sequence[str], terms: Sequence[str], tree: LabelTree | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the columns with names of labels: those of obs, and those of the details.
+    """Return the columns with names of labels, of obs and of the details.
 
     Below the called node, and below a label on a higher level, a level repeats it.
 
@@ -273,7 +273,7 @@ def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:
 def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
     """Return a warning if a label, or a parent of at most half of the labels, has nearly all known cells; else "".
 
-    Depth and batch effect of a sample with cells of one type are not those of the whole sample.
+    A subset with cells of one type has another depth and batch effect than its whole sample.
 
     Parameters
     ----------

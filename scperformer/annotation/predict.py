@@ -1,4 +1,4 @@
-"""Annotate cells with a model: those of an AnnData, or those of a file.
+"""Annotate the cells of an AnnData or of a file with a model.
 
 The steps for a file: open it, find its cells with the genes of the model (`find_query`), adapt the model to them
 (`adapt_model`), call each block of cells (`call_block`), make the annotation from the calls (`make_annotation`), and
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def annotate_cells(adata: AnnData, model: Model, cfg: AnnotationOptions, whole: AnnData | None = None) -> str:
     """Add the annotation to an AnnData in memory, and return a paragraph about it; errors as `scperformer predict`.
 
-    Depth and batch effect are those of all its cells, or of `whole`, of which they are some.
+    Depth and batch effect come from all its cells, or from the whole sample `whole`.
     """
     require_not_annotated(adata, cfg.key_added, replace=cfg.replace_annotation)
     start = time.perf_counter()

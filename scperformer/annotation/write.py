@@ -121,7 +121,7 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
 
 
 def _add_columns(obs: h5py.Group, annotation: Annotation) -> None:
-    """Write the columns of an annotation into obs, and remove those of an earlier one that it lacks."""
+    """Write the columns of an annotation into obs, and remove columns that only an earlier one had."""
     dropped = annotation.outdated(obs.attrs["column-order"])
     for name in (*dropped, *map(str, annotation.obs)):
         _free(obs, name)

@@ -1,6 +1,6 @@
 """Performer attention plus attention of fixed length between convolved queries, keys and values.
 
-Shape letters beyond those of base.py: P positions, K projected rows, C = H E channels, T taps of a kernel.
+More shape letters than in base.py: P positions, K projected rows, C = H E channels, T taps of a kernel.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the tokens.
 
-Shape letters beyond those of base.py: T queries, keys and values; in fastfood, N blocks of P directions, where P is the
+More shape letters than in base.py: T queries, keys and values; in fastfood, N blocks of P directions, where P is the
 smallest power of two that is at least E.
 """
 

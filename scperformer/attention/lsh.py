@@ -1,6 +1,6 @@
 """Reformer attention: tokens are sorted by a hash of their query, which is also their key, and attend to neighbours.
 
-Shape letters beyond those of base.py: R rounds, P chunks of C tokens.
+More shape letters than in base.py: R rounds, P chunks of C tokens.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Exact softmax attention, the reference for all mechanisms, and Linformer, with projected keys and values.
 
-Shape letters beyond those of base.py: P positions, N projected rows, G groups of heads that share matrices (H or 1), C
+More shape letters than in base.py: P positions, N projected rows, G groups of heads that share matrices (H or 1), C
 matrices per layer (2: for keys and for values; 1: shared by both).
 """
 

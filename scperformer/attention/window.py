@@ -1,6 +1,6 @@
 """Attention to neighbouring tokens, with scores that are convolved with learned kernels once (window) or more (evo).
 
-Shape letters beyond those of base.py: P blocks of C tokens, N convolutions, W = 2r + 1 entries of a row of the band.
+More shape letters than in base.py: P blocks of C tokens, N convolutions, W = 2r + 1 entries of a row of the band.
 """
 
 from dataclasses import dataclass

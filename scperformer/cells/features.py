@@ -56,7 +56,7 @@ def _types(var: pd.DataFrame) -> pd.Series | None:
     return None if name is None else var[name].astype(object).where(var[name].notna(), "").astype(str)
 
 
-@lru_cache(maxsize=8)  # of gene tables that several steps ask about, such as those of X and raw
+@lru_cache(maxsize=8)  # gene tables that several steps ask about: of X, of raw
 def _kinds_by_name(names: tuple[str, ...]) -> dict[int, str]:
     """Return the positions of non-gene features by their names, and the kind of each."""
     if not ANY_NAME.search("\n".join(names)):

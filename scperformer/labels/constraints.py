@@ -48,7 +48,7 @@ def reweighted(proba: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def shares_by_em(proba: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Estimate the shares of the labels among cells by expectation maximisation, float64 C.
 
-    Each step reweights the probabilities by the ratio of the estimated shares to those of the reference; their mean
+    Each step reweights the probabilities by the ratio of the estimated to the reference shares; their mean
     over the cells is the next estimate: p_k = mean_i(P_ik p_k / s_k / sum_j(P_ij p_j / s_j)).
 
     Parameters

@@ -71,7 +71,7 @@ def spelling(text: str) -> str:
 def _ids_byspelling(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
     """Return the id of each name and synonym.
 
-    A key that has several ids gets that of the name, else that of the packaged table; else it is ambiguous and left
+    A key with several ids gets the id of the name, else of the packaged table; else it is ambiguous and left
     out.
     """
     pairs = {(spelling(text), term) for text, term in synonyms if term in names}

@@ -69,7 +69,7 @@ class LabelTree:
         return path[::-1]
 
     def ids(self, terms: Sequence[str]) -> list[str]:
-        """Return the ontology id of each node, given those of the labels; `UNKNOWN_TERM` for a node without one."""
+        """Return the ontology id of each node, given the ids of the labels; `UNKNOWN_TERM` for a node without one."""
         ids = self.terms | dict(zip(self.labels, terms, strict=True))
         return [ids.get(node, UNKNOWN_TERM) for node in self.nodes]
 

@@ -145,7 +145,7 @@ class SavedModel:
     def importance(self) -> np.ndarray:
         """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
 
-        The weights are those of logistic regression; an encoder has none, and the means stand alone. Weights for
+        The weights come from logistic regression; an encoder has none, and the means stand alone. Weights for
         standardised expression, in which all genes vary alike, count without the means. A gene of several studies has
         its largest importance.
         """

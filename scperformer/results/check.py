@@ -201,7 +201,7 @@ class Checker:
     def _next_command(self, path: str, *more: str) -> str:
         """Return the next command for a file, quoted for a shell, with the options of `check` that it needs.
 
-        The options `more`, such as `output=b.h5ad`, replace those of `check`.
+        The options `more`, such as `output=b.h5ad`, replace the options of `check`.
         """
         kind = ModelOptions if self.label_key is None else ExpressionOptions
         values = {name: value for name, value in self._shared_with(kind).items() if value != getattr(kind, name)}

@@ -155,7 +155,7 @@ def encoder_contributions(
 def performer_contributions(performer: Performer, head: Head, batch: Batch, labels_B: Tensor) -> tuple[Tensor, Tensor]:
     """Return the contributions of tokens to the logit of a Performer, B x L, and the rest of the logit, B.
 
-    The sums over the genes of a cell are linear in its expression, so their path is that of its expression. With
+    The sums over the genes of a cell are linear in its expression, so they follow the path of its expression. With
     attention, it starts at the mean cell of the training, because what is read does not change if all genes are scaled
     down alike; the part of the mean cell in the change is in the rest.
     """

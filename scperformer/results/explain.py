@@ -114,7 +114,7 @@ def explain_cells(
     Parameters
     ----------
     options
-        How the expression is read; options that are not given are those of the run of `predict`.
+        How the expression is read; by default as `predict` read it.
     model
         The model of the annotation; None: it is loaded.
     label
@@ -129,7 +129,7 @@ def explain_cells(
     Raises
     ------
     InputError
-        The model is not that of the annotation, or does not give the cells their labels.
+        The model is not the model of the annotation, or does not give the cells their labels.
     """
     facts = annotated.facts
     model = model or load_model(find_model(facts))
@@ -196,7 +196,7 @@ def _adapt_as_predict(
     condition = None
     if annotated.adapted:
         # The recorded depth, because cells may have been left out since; without a part in the condition, if it was not
-        # below that of the reference cells.
+        # below the depth of the reference cells.
         depth = float(facts["condition"]["depth"])
         measured = find_condition(query, with_depth=False)
         conditions = [replace(measured, depth=None if np.isnan(depth) else depth), measured]

@@ -142,7 +142,7 @@ def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str
 def novelty(values: npt.NDArray[np.floating], limits: Sequence[float]) -> Figure:
     """Return a histogram of the novelty of cells, with the limits above which they are flagged as unknown.
 
-    Cells like those of the reference fill all bins alike, which the dashed line shows.
+    Cells like the reference fill all bins alike: the dashed line.
     """
     edges = np.linspace(0, 1, NUM_NOVELTY_BINS + 1)
     counts = np.histogram(values, edges)[0]
