@@ -81,11 +81,25 @@ def write_annotation(
                 _add(file, annotation)
         else:
             annotation.write_into(cells)
-            for table in (cells.obs, cells.var) if is_zarr else ():  # h5ad files can have slashes in names of columns
-                table.columns = without_slashes(list(map(str, table.columns)))
+            if is_zarr:
+                _name_for_zarr(cells)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Writing zarr v2")  # all programs read version 2
                 cells.write_zarr(temporary) if is_zarr else write_anndata(cells, temporary)
+
+
+def _name_for_zarr(cells: AnnData) -> None:
+    """Replace slashes in names of columns and of the index, which h5ad files can have.
+
+    Tables in obsm lose the name of their index: a label, which is a column there, may have it.
+    """
+    for table in (cells.obs, cells.var):
+        *columns, index = without_slashes([*map(str, table.columns), table.index.name or ""])
+        table.columns = columns
+        table.index.name = index or None
+    for table in cells.obsm.values():
+        if isinstance(table, pd.DataFrame):
+            table.index = table.index.rename(None)
 
 
 def _add(file: h5py.File, annotation: Annotation) -> None:

@@ -481,7 +481,8 @@ def test_columns_of_a_sample_sheet_are_added(tiny_model, counts_adata, tmp_path,
     annotated = [ad.read_h5ad(path) for path in written]
     assert [set(sample.obs["condition"]) for sample in annotated] == [{"ctrl"}, {"stim"}]
     assert set(annotated[0].obs["donor"]) == {"in the file"}  # the columns of a file stay as they are
-    assert "skipping columns of the sample sheet that" in caplog.text and "has already: donor" in caplog.text
+    assert "skipping columns of the sample sheet that" in caplog.text
+    assert "has already: donor" in caplog.text
     assert list(annotated[0].uns["scperformer"]["sheet"]) == ["condition", "donor"]
     counts_adata.write_h5ad(tmp_path / "three.h5ad")
     with pytest.raises(InputError, match=r"no row for .*three\.h5ad in .*samples\.csv"):

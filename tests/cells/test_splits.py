@@ -256,7 +256,7 @@ def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
 def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(loaders, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
-    options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'"]
+    options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'", "model=tiny"]
     folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
     assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}

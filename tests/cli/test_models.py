@@ -156,7 +156,6 @@ def test_an_encoder_is_imported(model, library, command, tmp_path):
     encoder = dataclasses.replace(
         saved,
         name="enc",
-        kind="encoder",
         labels=[],
         ontology_term_ids=[],
         held_out=None,

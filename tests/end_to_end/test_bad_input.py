@@ -232,7 +232,7 @@ def test_no_model_there(path, sample, tmp_path, refused):
 @pytest.mark.parametrize("step", NEEDS_ANNOTATION)
 def test_not_annotated(step, sample, refused):
     error = refused(step, sample, *NEEDS_ANNOTATION[step])
-    assert mentions(error, "no obs column 'scperformer_label'", "scperformer predict", str(sample))
+    assert mentions(error, "no obs column 'scperformer_call'", "scperformer predict", str(sample))
 
 
 # Options
@@ -240,7 +240,7 @@ def test_not_annotated(step, sample, refused):
 
 OPTIONS = {
     "unknown key": ("train", ["colour=red"], ("option colour", "--help' lists")),
-    "unknown key in a group": ("train", ["trainer.max_epoch=5"], ("option trainer.max_epoch;", "trainer.max_epochs")),
+    "unknown key in a group": ("train", ["trainer.max_epoch=5"], ("option trainer.max_epoch=5;", "trainer.max_epochs")),
     "text for a number": ("train", ["trainer.max_epochs=many"], ("trainer.max_epochs=many", "a whole number")),
     "text for a switch": ("train", ["overwrite=perhaps"], ("overwrite=perhaps", "true or false")),
     "unknown choice": ("train", ["model=huge"], ("model=huge", "base, performer, pooled, scbert, tiny")),

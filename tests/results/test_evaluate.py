@@ -271,10 +271,10 @@ def test_commas_and_blanks_in_labels_separate_nothing(tmp_path, samples):
             evaluate(tmp_path, samples[:1], [str(tmp_path / "truth.csv")], truth_key="cell type")
 
 
-def numbered(sign: str = "") -> dict[str, str]:
+def numbered() -> dict[str, str]:
     """Return new names for the labels: numbers, as of clusters."""
     labels = annotated_sample().uns["scperformer"]["model"]["labels"]
-    return {label: f"{number}{sign}" for number, label in enumerate(labels)}
+    return {label: str(number) for number, label in enumerate(labels)}
 
 
 TRUTHS = {
@@ -284,7 +284,6 @@ TRUTHS = {
     "whole floats": (numbered(), lambda truth: truth.astype(float)),
     "categories of whole floats": (numbered(), lambda truth: truth.astype(float).astype("category")),
     "integers that can be missing": (numbered(), lambda truth: truth.astype(int).astype("Int64")),
-    "integers, a model of an earlier version": (numbered(".0"), lambda truth: truth.astype(float).astype(int)),
 }
 
 

@@ -255,14 +255,12 @@ def test_labels_are_joined_by_a_map(studies, tmp_path, command):
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["label_map=cycle.csv"], r"a cycle in cycle.csv"),
         (["label_map=other.csv"], "label 'nobody' in other.csv"),
         (["init=somewhere"], "init with several studies"),
         (["batch_key=none"], "no column 'none' in obs"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_before_anything_is_trained(words, match, studies, command):
-    Path("cycle.csv").write_text("B,NK\nNK,B\n")
     Path("other.csv").write_text("nobody,B\n")
     done = command("train", *studies[:2], "label_key=cell_type", "output=m", *QUICK, *words)
     assert done.code == 2
