@@ -5,6 +5,7 @@ normalisation for depth. Both are dense layers; batch norms are computed into th
 encodes batches (`encode_covariates`) is imported for one of its batches, whose weights become part of the bias.
 """
 
+import itertools
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -185,26 +186,24 @@ def _layers(
         arrays[f"bias_{len(steps)}"] = bias
 
     def add_hidden(name: str, batch: np.ndarray | None = None) -> None:
-        number = 0
-        while f"{name}.fc_layers.Layer {number}.0.weight" in weights:
+        for number in itertools.count():
             layer = f"{name}.fc_layers.Layer {number}"
+            if number > 0 and f"{layer}.0.weight" not in weights:
+                break
             add_dense(f"{layer}.0", f"{layer}.1", batch)
             if is_normed:
                 steps.append({"kind": "standardise", "epsilon": LAYER_NORM_EPSILON})
             steps.append({"kind": "relu"})
-            number += 1
-        if number == 0:
-            raise ValueError(f"no layers {name}")
 
     add_hidden("z_encoder.encoder", batch)
     add_dense("z_encoder.mean_encoder")
     latent = len(steps)
     # The last layer of the classifier is behind hidden ones, or alone.
-    names = [f"classifier.classifier.{place}" for place in (1, 0)]
-    last = next((name for name in names if f"{name}.weight" in weights and f"{name}.bias" in weights), None)
-    if last is None:
+    first, second = "classifier.classifier.0", "classifier.classifier.1"
+    has_hidden = f"{second}.weight" in weights
+    if not has_hidden and f"{first}.weight" not in weights:
         raise ValueError("no classifier")
-    if last == names[0]:
-        add_hidden(names[1])
-    add_dense(last)
+    if has_hidden:
+        add_hidden(first)
+    add_dense(second if has_hidden else first)
     return {"name": "dense", "steps": steps, "scores": len(steps), "embedding": latent}, arrays, width

@@ -103,17 +103,6 @@ def stand_in(name: str, allowed: tuple[str, ...]) -> type[Made]:
     return type("Made", (Made,), {"maker": name})
 
 
-class _Unpickler(pickle.Unpickler):
-    """Python's unpickler, for which each function or class is a stand-in."""
-
-    def __init__(self, data: bytes, allowed: tuple[str, ...]):
-        super().__init__(BytesIO(data))
-        self.allowed = allowed
-
-    def find_class(self, module: str, name: str) -> type[Made]:
-        return stand_in(f"{module}.{name}", self.allowed)
-
-
 def looks_like_pickle(path: Path) -> bool:
     """Whether a file begins as a pickle of protocol 2 or later; Python 3 writes older ones only if asked to."""
     with path.open("rb") as file:
@@ -128,11 +117,16 @@ def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
     ValueError
         The file is damaged, too large, of a newer protocol, or names others; the text says which.
     """
+
+    class Inert(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> type[Made]:
+            return stand_in(f"{module}.{name}", allowed)
+
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise ValueError(f"a pickle of {size:,} bytes (most: {MAX_BYTES:,})")
     try:
-        return _Unpickler(path.read_bytes(), allowed).load()
+        return Inert(BytesIO(path.read_bytes())).load()
     except (ValueError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle can cause any error

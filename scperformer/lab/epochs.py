@@ -92,8 +92,7 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     """Choose whether Lightning or Slurm's srun starts the processes; refuse a number that differs from the options."""
     if "SLURM_JOB_ID" not in environment:
         return None
-    num_nodes = trainer.num_nodes
-    devices = trainer.devices
+    num_nodes, devices = trainer.num_nodes, trainer.devices
     asked = f"trainer.num_nodes={num_nodes} trainer.devices={devices}"
     remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
     if "SLURM_STEP_ID" not in environment:  # the command runs in the batch script itself, without srun
@@ -213,22 +212,22 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     stop = Patience(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`, so that the remaining patience is saved.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    start = where / LAST if (where / LAST).is_file() else None
     counted = progress("training", total=options.max_epochs * len(train), unit="cells")
     bar = counted if options.progress_bar else nullcontext(tqdm(disable=True))
-    checkpoint = where / LAST if (where / LAST).is_file() else None
     with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
         epochs = EpochLog(folder, len(train), shown)
         callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
         logs = fast.enter_context(loggers_of(cfg, folder))
-        trainer = make_trainer(cfg, callbacks, folder, logs, processes_from(cfg.trainer))
+        trainer = make_trainer(cfg, callbacks, folder, logs, processes_from(options))
         # accelerator=auto may be the CPU, too
-        fast.enter_context(fast_cpu(trainer.strategy.root_device.type, cfg.trainer.precision))
+        fast.enter_context(fast_cpu(trainer.strategy.root_device.type, options.precision))
         # Advice about data-loading workers: ours starts none, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
             # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
             with exit_code_of_signal(where / LAST):
-                trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
+                trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=start, weights_only=True)
         except RuntimeError as error:
             if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
                 raise

@@ -84,8 +84,8 @@ def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
 def naive_guess(table: torch.Tensor, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
     """Guess the chosen values of a batch of true values, in the form of the network's predictions.
 
-    A value is the gene's mean plus the mean excess of the cell's other genes: above all, how deeply the cell was
-    sequenced. The chance of a bin is proportional to P(bin | gene) P(bin | cell) / P(bin). `table`: see `naive_table`.
+    A value is the gene's mean plus the mean excess of the cell's other genes, which is mostly its depth. The chance of
+    a bin is proportional to P(bin | gene) P(bin | cell) / P(bin). `table` is of `naive_table`.
     """
     seen_BL = batch.keep_BL & (batch.x_BL > 0) & ~chosen_BL
     usual = table[batch.genes_BL]
@@ -119,16 +119,14 @@ class MaskedModel(nn.Module):
     def __init__(self, encoder: Encoder, *, mean_x: float = 0.0):
         super().__init__()
         self.encoder = encoder
-        expression = encoder.embedding.expression
+        expression: Any = encoder.embedding.expression
         if isinstance(expression, nn.Embedding):
             output = nn.Linear(expression.embedding_dim, expression.num_embeddings)
             self.decoder: nn.Module = nn.Sequential(OrderedDict(output=output))
         else:
-            assert isinstance(expression, ContinuousEmbedding)
-            last = expression.layers[-1]
-            assert isinstance(last, nn.Linear)
-            encoder.embedding.expression = MaskableValues(expression, last.out_features)
-            output = nn.Linear(last.out_features, 1)
+            dim = expression.layers[-1].out_features
+            encoder.embedding.expression = MaskableValues(expression, dim)
+            output = nn.Linear(dim, 1)
             nn.init.constant_(output.bias, mean_x)
             self.decoder = nn.Sequential(output, nn.Flatten(0))
 

@@ -29,15 +29,13 @@ GENES_SECOND = "attention.matrices_CPGN"
 def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
     """Return the positions of the genes that two lists share, in each list; each gene occurs once.
 
-    The lists may use different kinds of names (symbols or ids). Too few shared genes are refused, and genes of another
-    species unless `species` names it.
+    The lists may use different kinds of names. Too few shared genes and those of another species are refused.
     """
     mapping = map_genes(genes, theirs, None, species, path="the reference")
     known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))
     here = np.flatnonzero(known).tolist()
     if len(here) < max(1, MIN_KNOWN_SHARE * len(genes)):
-        kind = id_kind(genes)
-        wanted = id_kind(theirs)
+        kind, wanted = id_kind(genes), id_kind(theirs)
         convert = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
         choose = "use an encoder of the same species, or train without init"
         examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"

@@ -22,15 +22,6 @@ MIN_BUFFER_CELLS = 4096  # cells of 64 random blocks that are mixed with each ot
 Labelled = tuple[Batch, torch.Tensor]
 
 
-def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Cut row numbers into blocks of neighbours, and order the blocks by seed and epoch alone."""
-    rng = np.random.default_rng(seed_sequence("blocks", seed, epoch))
-    rows = np.roll(rows, rng.integers(len(rows)))  # so that the blocks differ between epochs
-    num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
-    shuffled = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))
-    return np.concatenate([shuffled.ravel(), rows[num_whole:]])
-
-
 class StreamedCells:
     """Labelled cells on disk, with the methods of `Cells` that training needs; `sample` holds some in memory."""
 
@@ -55,7 +46,11 @@ class StreamedCells:
         def read(rows: np.ndarray) -> Cells:
             return Cells(self.stream.collection.read(self.stream.cells[rows]), self.tokens, self.known_labels[rows])
 
-        order = block_order(np.arange(len(self)), seed, epoch)
+        rng = np.random.default_rng(seed_sequence("blocks", seed, epoch))
+        rows = np.roll(np.arange(len(self)), rng.integers(len(self)))  # so that the blocks differ between epochs
+        num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
+        blocks = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))
+        order = np.concatenate([blocks.ravel(), rows[num_whole:]])
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
         size = max(MIN_BUFFER_CELLS, POOL_BATCHES * batch_size) // batch_size * batch_size

@@ -206,15 +206,11 @@ def test_pretraining_goes_on_from_an_encoder(encoder, tmp_path):
     second = read_model(scperformer.pretrain(make_counts(), output=tmp_path / "two", options=as_options(words)).path)
     first = read_model(encoder)
     assert second.genes == first.genes
+    record = second.provenance["init"]
+    assert (record["hash"], record["num_known_genes"]) == (first.hash, len(first.genes))
+    assert first.hash[:12] in (tmp_path / "two" / CARD).read_text()
     for name, weights in first.weights.items():
         np.testing.assert_allclose(second.weights[name], weights, atol=1e-6)
-
-
-def test_it_is_the_default_of_pretrain():
-    assert (
-        make_config("pretrain", ["inputs=[a.h5ad]"]).model
-        == make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type"]).model
-    )
 
 
 def test_an_encoder_of_another_size_is_a_start_without_naming_its_size(encoder, tmp_path):
@@ -255,10 +251,3 @@ def test_refusals(step, words, encoder, tmp_path):
     with pytest.raises(InputError, match=REFUSED[step][words]) as refused:
         run(output=tmp_path / "no", options=as_options(options))
     assert "\n" not in str(refused.value)
-
-
-def test_the_preset_decides_about_optimiser_and_batch_as_in_train():
-    pretrained = config()
-    trained = make_config("train", ["inputs=[a.h5ad]", "label_key=x"])
-    assert (pretrained.optim, pretrained.trainer.batch_size) == (trained.optim, trained.trainer.batch_size)
-    assert config("optim.lr=0.1").optim.lr == 0.1  # the control: an option of the user goes before the preset

@@ -1,6 +1,7 @@
 """Pretraining from files to a folder, by hand and from the shell, and what such a folder is good for."""
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -71,10 +72,6 @@ def test_an_encoder_cannot_annotate(command, corpus, encoder, words):
     assert line.endswith(f"scperformer train REFERENCE label_key=COLUMN init={encoder}.")
 
 
-def test_its_genes_can_still_be_aligned_to(command, corpus, encoder):
-    assert command("preprocess", corpus[1], f"model_path={encoder}", "output=aligned.h5ad").code == 0
-
-
 def test_the_folder_says_everything(corpus, tmp_path):
     output = run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'enc'}'", "seed=3", "tokens=bins"]))
     saved = read_model(output)
@@ -120,21 +117,6 @@ def test_in_memory(counts_adata, tmp_path, torch_unchanged):
         read_model(scperformer.pretrain(counts_adata, output=tmp_path / "b", options=as_options(FAST)).path).genes
         == one.genes
     )
-
-
-@pytest.mark.slow
-def test_pretraining_goes_on_from_an_encoder(corpus, tmp_path, counts_adata):
-    options = [f"output='{tmp_path / 'one'}'", "tokens=bins", "model.dim=16"]
-    first = read_model(run_pretrain(config(corpus[0], overrides=options)))
-    cfg = config(corpus[1], overrides=[f"output='{tmp_path / 'two'}'", f"init='{tmp_path / 'one'}'", "optim.lr=1e-9"])
-    second = read_model(run_pretrain(cfg))
-    assert second.genes == first.genes
-    assert second.config["tokens"]["name"] == "bins"
-    for name, weights in first.weights.items():  # nothing has moved at such a learning rate, the output layer included
-        np.testing.assert_allclose(second.weights[name], weights, atol=1e-6)
-    record = second.provenance["init"]
-    assert (record["hash"], record["num_known_genes"]) == (first.hash, len(first.genes))
-    assert first.hash[:12] in (tmp_path / "two" / CARD).read_text()
 
 
 def test_genes_path_gives_the_genes(corpus, tmp_path):
@@ -201,11 +183,8 @@ def test_refusals(command, corpus, tmp_path, case):
     files, options, message = REFUSED[case]
     ran = command("pretrain", *files, *FAST, *options, "output=enc")
     assert ran.code == 2
-    *_, line = ran.err.splitlines()
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(line)
-    assert not (tmp_path / "enc").exists()
-    assert not (tmp_path / "enc.run").exists()
+    assert re.search(message, ran.err.splitlines()[-1])
+    assert not list(tmp_path.glob("enc*"))
 
 
 def test_an_encoder_without_its_corpus_is_damaged(encoder, tmp_path):

@@ -11,7 +11,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import TokensConfig
 from scperformer.lab import streaming as loaders
-from scperformer.lab.streaming import BLOCK_CELLS, StreamedCells, block_order
+from scperformer.lab.streaming import BLOCK_CELLS, StreamedCells
 from scperformer.model.batches import Cells, prefetch, shared_batches, shuffled_batches
 
 
@@ -129,13 +129,6 @@ def test_processes_share_every_epoch(num_cells):
     seen = np.concatenate([np.concatenate(share) for share in shares])
     assert set(seen) == set(range(num_cells))
     assert len(seen) - num_cells < 3  # cells that are seen twice, for all to take the same number of steps
-
-
-def test_blocks_are_others_in_each_epoch():
-    order = block_order(np.arange(1000), seed=0, epoch=0)
-    assert sorted(order) == list(range(1000))
-    starts = [set(block_order(np.arange(1000), seed=0, epoch=n)[:960:BLOCK_CELLS] % BLOCK_CELLS) for n in range(3)]
-    assert len({tuple(sorted(start)) for start in starts}) == 3
 
 
 def test_what_is_made_ahead_comes_in_order_and_errors_too():
