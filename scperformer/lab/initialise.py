@@ -14,11 +14,9 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem, attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
-from scperformer.cells.alignment import align
-from scperformer.cells.reference import Reference
 from scperformer.config.training import DataConfig, ModelConfig, NetworkConfig, TokensConfig
 from scperformer.lab.epochs import EncoderLearner
-from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors, shared_rows
+from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors
 from scperformer.model.batches import Cells, prediction_batches, seed_of
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, read_model
@@ -131,36 +129,6 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     return settled(replace(cfg, data=data, tokens=tokens, model=replace(cfg.model, **shape), attention=dict(attention)))
 
 
-def in_order_of_init(reference: Reference, init: Init) -> Reference:
-    """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
-    here, there = shared_rows(reference.genes, init.saved.genes, init.path, init.species)
-    place = dict(zip(here, there, strict=True))
-    order = sorted(range(len(reference.genes)), key=lambda gene: (gene not in place, place.get(gene, gene)))
-    target = np.argsort(order)
-    genes = [reference.genes[gene] for gene in order]
-    stream = reference.stream
-    if stream is not None:
-        stream = replace(stream, collection=stream.collection.with_columns(target, genes))
-    return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
-
-
-@torch.no_grad()
-def place_new_genes(
-    encoder: Encoder | Performer, known: list[int], num_theirs: int, positions: str, learns: bool
-) -> None:
-    """Give vectors to genes that the encoder of `init` does not know; vectors that are trained further stay random."""
-    table = encoder.embedding.gene
-    if table is None:
-        return
-    is_new = torch.ones(len(table.weight), dtype=torch.bool)
-    is_new[[*known, len(is_new) - 1]] = False
-    if positions == "sinusoidal":  # every gene needs a vector of its own
-        num = num_theirs + 1
-        table.weight[is_new] = sinusoids(num + int(is_new.sum()), table.weight.shape[1])[num:]
-    elif positions == "gene" and not learns:
-        table.weight[is_new] = table.weight[known].mean(0)
-
-
 def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkConfig, init: Init | None) -> int:
     """Give an encoder gene vectors or the weights of `init`, freeze parts, and count the genes that `init` knows."""
     if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
@@ -169,7 +137,15 @@ def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkCo
     if init is None:
         return 0
     known = load_encoder(encoder, init.saved, genes, init.path, init.species)
-    place_new_genes(encoder, known, len(init.saved.genes), cfg.model.positions, learns=init.mode == "full")
+    if (table := encoder.embedding.gene) is not None:
+        is_new = torch.ones(len(table.weight), dtype=torch.bool)
+        is_new[[*known, len(is_new) - 1]] = False
+        with torch.no_grad():  # vectors that are trained further stay random
+            if cfg.model.positions == "sinusoidal":  # every gene needs a vector of its own
+                num = len(init.saved.genes) + 1
+                table.weight[is_new] = sinusoids(num + int(is_new.sum()), table.weight.shape[1])[num:]
+            elif cfg.model.positions == "gene" and init.mode != "full":
+                table.weight[is_new] = table.weight[known].mean(0)
     if init.mode != "full" and isinstance(encoder, Encoder):
         last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init.mode == "last_layer" else []
         trained = [parameter for parameter in last if parameter.requires_grad]

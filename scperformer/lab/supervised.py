@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from scperformer.base.metrics import negative_log_likelihood, score
+from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
 from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.epochs import EncoderLearner, process_factor, run_epochs
-from scperformer.lab.initialise import (
-    adopt_options,
-    in_order_of_init,
-    load_init,
-    start_attention,
-    start_encoder,
-    start_head,
-)
+from scperformer.lab.initialise import adopt_options, load_init, start_attention, start_encoder, start_head
+from scperformer.lab.pretrained_weights import shared_rows
 from scperformer.lab.streaming import Labelled, StreamedCells
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
@@ -132,7 +128,17 @@ class TokenEncoder:
 
     def ordered(self, reference: Reference) -> Reference:
         """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
-        return reference if self.init is None else in_order_of_init(reference, self.init)
+        if self.init is None:
+            return reference
+        here, there = shared_rows(reference.genes, self.init.saved.genes, self.init.path, self.init.species)
+        place = dict(zip(here, there, strict=True))
+        order = sorted(range(len(reference.genes)), key=lambda gene: (gene not in place, place.get(gene, gene)))
+        target = np.argsort(order)
+        genes = [reference.genes[gene] for gene in order]
+        stream = reference.stream
+        if stream is not None:
+            stream = replace(stream, collection=stream.collection.with_columns(target, genes))
+        return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
 
     def prepare(self, training: Training, run: Run) -> dict[str, Any]:
         """Give the network its initial weights, settle the batch size, and return entries of the provenance."""

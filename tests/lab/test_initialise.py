@@ -24,7 +24,7 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.lab.initialise import place_new_genes, start_encoder, start_head
+from scperformer.lab.initialise import Init, start_encoder, start_head
 from scperformer.lab.pretrained_weights import load_encoder
 from scperformer.lab.supervised import Learner, TokenEncoder
 from scperformer.model.batches import Cells
@@ -185,7 +185,7 @@ def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, p
     saved = replace(read_model(pretrained), genes=genes, weights=weights)
     mechanism = old.mechanisms[0]
     more = [*genes, "NEW1", "NEW2"]
-    if not mechanism.order_sensitive:  # in_order_of_init gives the others the order that they know
+    if not mechanism.order_sensitive:  # `ordered` gives the others the order that they know
         more = [more[i] for i in np.random.default_rng(0).permutation(32)]
     torch.manual_seed(1)
     new = Encoder(32, tokens, model, attention, torch.Generator().manual_seed(1)).eval()
@@ -206,13 +206,16 @@ def test_new_genes_get_vectors_that_make_sense(pretrained, counts_adata):
     torch.testing.assert_close(table[known:-1], table[:known].mean(0).expand_as(table[known:-1]))
 
 
-def test_new_sinusoidal_genes_have_positions_of_their_own():
-    model = ModelConfig(positions="sinusoidal")
-    encoder = Encoder(6, TokensConfig(), model, {"name": "softmax"}, torch.Generator())
-    with torch.no_grad():
-        encoder.embedding.gene.weight[[0, 1, 2, 6]] = sinusoids(9, model.dim)[[5, 3, 1, 8]]  # 8 genes, and the special
-    place_new_genes(encoder, [0, 1, 2], 8, "sinusoidal", learns=True)
-    torch.testing.assert_close(encoder.embedding.gene.weight[3:6], sinusoids(12, model.dim)[9:])
+def test_new_sinusoidal_genes_have_positions_of_their_own(pretrained):
+    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=x", "model=tiny", "model.positions=sinusoidal"])
+    attention = {"name": "softmax"}
+    theirs, ours = (Encoder(num, cfg.tokens, cfg.model, attention, torch.Generator()) for num in (8, 6))
+    weights = {f"model.encoder.{name}": tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    saved = replace(read_model(pretrained), genes=[f"G{i}" for i in range(8)], weights=weights)
+    genes = ["G5", "G3", "G1", "NEW1", "NEW2", "NEW3"]
+    assert start_encoder(ours, genes, cfg, Init("x", saved, "full", "auto")) == 3
+    expected = sinusoids(12, cfg.model.dim)[[5, 3, 1, 9, 10, 11, 8]]  # the special position is the last
+    torch.testing.assert_close(ours.embedding.gene.weight, expected)
 
 
 def test_too_few_known_genes(pretrained, counts_adata):
