@@ -161,29 +161,25 @@ def array_of(value: Any, what: str) -> np.ndarray:
     A ValueError names `what` if it is not an array, or its bytes do not fit its type and shape.
     """
     try:
-        return _array_of(value, what)
+        if isinstance(value, list | tuple):
+            return _of_objects(value, what)
+        if value.maker.endswith("._new_Index"):  # of pandas
+            return array_of(value.args[1]["data"], what)
+        if value.maker.endswith("._frombuffer"):  # protocol 5
+            data, dtype, shape, order = value.args
+        else:
+            _, shape, dtype, is_fortran, data = value.state
+            order = "F" if is_fortran else "C"
+        kind = _dtype(dtype)
+        flat = _of_objects(data, what) if kind.hasobject else np.frombuffer(_bytes(data), dtype=kind)
+        if flat.dtype.kind in "US":
+            flat = _of_objects(flat.tolist(), what)
+        if not isinstance(shape, tuple) or flat.size != math.prod(shape):
+            raise ValueError("a shape that does not fit")
+        return flat.reshape(shape, order=order)
     # Python ends in a SystemError at characters that do not exist.
     except (AttributeError, LookupError, OverflowError, RecursionError, SystemError, TypeError, ValueError) as error:
         raise ValueError(f"{what} that are no array of numbers or text") from error
-
-
-def _array_of(value: Any, what: str) -> np.ndarray:
-    if isinstance(value, list | tuple):
-        return _of_objects(value, what)
-    if value.maker.endswith("._new_Index"):  # of pandas
-        return _array_of(value.args[1]["data"], what)
-    if value.maker.endswith("._frombuffer"):  # protocol 5
-        data, dtype, shape, order = value.args
-    else:
-        _, shape, dtype, is_fortran, data = value.state
-        order = "F" if is_fortran else "C"
-    kind = _dtype(dtype)
-    flat = _of_objects(data, what) if kind.hasobject else np.frombuffer(_bytes(data), dtype=kind)
-    if flat.dtype.kind in "US":
-        flat = _of_objects(flat.tolist(), what)
-    if not isinstance(shape, tuple) or flat.size != math.prod(shape):
-        raise ValueError("a shape that does not fit")
-    return flat.reshape(shape, order=order)
 
 
 def _of_objects(values: Any, what: str) -> np.ndarray:

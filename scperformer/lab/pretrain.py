@@ -73,9 +73,8 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, run: Run, init: Init | None
         facts["init"] = init.provenance(num_known_genes)
     files = [file["name"] for file in corpus.files] if all(file["sha256"] for file in corpus.files) else []
     recorded = run.record(cfg, facts, files)
-    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    sizes = len(cells), len(val), len(corpus.genes), sum(parameter.numel() for parameter in network.parameters())
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
-    sizes = len(cells), len(val), len(corpus.genes), num_parameters
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
     kind = MaskedGenesLearner if cfg.model.reads_genes else MaskedLearner
     result = train_masked(network, cells, val, cfg, run.folder, kind)
