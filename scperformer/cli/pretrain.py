@@ -1,12 +1,11 @@
 """`scperformer pretrain`: train an encoder on unlabelled cells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scperformer.config.options import AUTO, require
-from scperformer.config.training import MaskingConfig, NetworkConfig
+from scperformer.config.training import PretrainOptions
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -20,21 +19,8 @@ EXAMPLES = """\
 
 
 @dataclass(kw_only=True)
-class PretrainConfig(NetworkConfig):
+class PretrainConfig(PretrainOptions):
     """Train an encoder on unlabelled cells to predict masked expression."""
-
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
-        fits = self.model.positions != "coexpression" or self.model.queries == "cell"
-        require(fits, "model.queries", self.model.queries, "cell with pretrain and model.positions=coexpression")
-        require(self.model.depth > 0, "model.depth", self.model.depth, "1 or more with pretrain")
-        both = self.init is not None and self.genes_path is not None
-        require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
-        # Only `train` measures the memory of its steps.
-        require(self.trainer.batch_size != AUTO, "trainer.batch_size", AUTO, "a whole number above 0 with pretrain")
 
 
 def run(cfg: PretrainConfig, cells: "Sequence[AnnData] | None" = None) -> Path:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scperformer.config.options import LINE, ZERO_OR_MORE, choice, option, require
-from scperformer.config.training import NetworkConfig, ReferenceOptions
+from scperformer.config.training import TrainOptions
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -25,44 +24,8 @@ presets: model=performer|pooled|tiny|base|scbert  tokens=continuous|bins|scbert 
 
 
 @dataclass(kw_only=True)
-class TrainConfig(NetworkConfig, ReferenceOptions):
+class TrainConfig(TrainOptions):
     """Train a model on a labelled reference."""
-
-    # train a model for each study and join them; auto: with several files; true: also for the batches of one file
-    studies: str = choice("auto", "true", "false")
-    # with several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
-    label_map: str | None = None
-    # tissue of the reference, such as blood; the model card and `models list` show it
-    tissue: str | None = option(None, LINE)
-    # reference cells stored in the model folder, for refits to genes and depth; 0: cells simulated from the profiles of
-    # the labels
-    keep_cells: int = option(20000, ZERO_OR_MORE)
-    # full: the model card also has the expected accuracy with fewer genes or a lower depth, and how many cells of each
-    # label a model without this label flags as unknown; takes some minutes
-    card: str = choice("short", "full")
-    # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
-    init_mode: str = choice("full", "last_layer", "head")
-
-    def __post_init__(self) -> None:
-        self.studies = self.studies.lower()  # Hydra turns the word true into True
-        super().__post_init__()
-        is_coexpression = self.model.positions == "coexpression"
-        is_weighted = self.head.name == "weighted"
-        # Beside `init`, model=performer may be the default only: the model of `init` replaces it.
-        is_settled_later = self.init is not None and is_coexpression
-        head_fits = not self.model.encoder or is_coexpression == is_weighted or is_settled_later
-        expected = "weighted with model=performer or pooled, or another head with model=tiny, base or scbert"
-        require(head_fits, "head.name", self.head.name, expected)
-        has_studies = self.studies == "true" or (self.studies == "auto" and len(self.inputs) > 1)
-        require(has_studies or self.label_map is None, "label_map", self.label_map, "several files, or studies=true")
-        uses_unlabelled = self.model.encoder and is_coexpression
-        expected = "no files without model=performer or pooled"
-        require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
-        expected = "no files beside init, from which the vectors of genes are taken"
-        require(self.init is None or not self.unlabelled, "unlabelled", self.unlabelled, expected)
-        require(self.keep_cells > 0 or self.card == "short", "card", self.card, "short with keep_cells=0")
-        if self.init is None:
-            require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 
 
 def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:

@@ -8,6 +8,7 @@ from scperformer.config.options import (
     ABOVE_ZERO,
     AUTO,
     BELOW_ONE,
+    LINE,
     ONE_OR_MORE,
     ONTOLOGY,
     SEED,
@@ -295,3 +296,62 @@ class NetworkConfig(DataOptions):
         if self.model.encoder and without_vectors and self.init is None:
             expected = "a file of gene vectors for model.positions=gene2vec"
             raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
+
+
+@dataclass(kw_only=True)
+class TrainOptions(NetworkConfig, ReferenceOptions):
+    """The options of `train`, of which `cli/train.py` makes the step."""
+
+    # train a model for each study and join them; auto: with several files; true: also for the batches of one file
+    studies: str = choice("auto", "true", "false")
+    # with several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
+    label_map: str | None = None
+    # tissue of the reference, such as blood; the model card and `models list` show it
+    tissue: str | None = option(None, LINE)
+    # reference cells stored in the model folder, for refits to genes and depth; 0: cells simulated from the profiles of
+    # the labels
+    keep_cells: int = option(20000, ZERO_OR_MORE)
+    # full: the model card also has the expected accuracy with fewer genes or a lower depth, and how many cells of each
+    # label a model without this label flags as unknown; takes some minutes
+    card: str = choice("short", "full")
+    # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
+    init_mode: str = choice("full", "last_layer", "head")
+
+    def __post_init__(self) -> None:
+        self.studies = self.studies.lower()  # Hydra turns the word true into True
+        super().__post_init__()
+        is_coexpression = self.model.positions == "coexpression"
+        is_weighted = self.head.name == "weighted"
+        # Beside `init`, model=performer may be the default only: the model of `init` replaces it.
+        is_settled_later = self.init is not None and is_coexpression
+        head_fits = not self.model.encoder or is_coexpression == is_weighted or is_settled_later
+        expected = "weighted with model=performer or pooled, or another head with model=tiny, base or scbert"
+        require(head_fits, "head.name", self.head.name, expected)
+        has_studies = self.studies == "true" or (self.studies == "auto" and len(self.inputs) > 1)
+        require(has_studies or self.label_map is None, "label_map", self.label_map, "several files, or studies=true")
+        uses_unlabelled = self.model.encoder and is_coexpression
+        expected = "no files without model=performer or pooled"
+        require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
+        expected = "no files beside init, from which the vectors of genes are taken"
+        require(self.init is None or not self.unlabelled, "unlabelled", self.unlabelled, expected)
+        require(self.keep_cells > 0 or self.card == "short", "card", self.card, "short with keep_cells=0")
+        if self.init is None:
+            require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
+
+
+@dataclass(kw_only=True)
+class PretrainOptions(NetworkConfig):
+    """The options of `pretrain`, of which `cli/pretrain.py` makes the step."""
+
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
+        fits = self.model.positions != "coexpression" or self.model.queries == "cell"
+        require(fits, "model.queries", self.model.queries, "cell with pretrain and model.positions=coexpression")
+        require(self.model.depth > 0, "model.depth", self.model.depth, "1 or more with pretrain")
+        both = self.init is not None and self.genes_path is not None
+        require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
+        # Only `train` measures the memory of its steps.
+        require(self.trainer.batch_size != AUTO, "trainer.batch_size", AUTO, "a whole number above 0 with pretrain")

@@ -62,7 +62,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     log.info("%s: %d of %d cells, %d layers", path, len(rows), len(cells), len(encoder.stack))
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
-        files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg)
+        files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg.seed)
     ran = describe_run(query, model)
     about = {name: value for name, value in ran["model"].items() if name != "path"}  # folders of a user are private
     summary = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,9 +20,6 @@ from scperformer.attention.registry import all_mechanisms, make_attention
 from scperformer.base.pictures import colour_of, png
 from scperformer.lab.attention_maps import Layers
 from scperformer.model.load import Model
-
-if TYPE_CHECKING:
-    from scperformer.cli.analyze import AnalyzeConfig
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +113,9 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
     return png(figure)
 
 
-def analyze_approximation(layers: Layers, model: Model, cfg: AnalyzeConfig) -> tuple[dict, dict[str, Any]]:
+def analyze_approximation(layers: Layers, model: Model, seed: int) -> tuple[dict, dict[str, Any]]:
     """Return the files of `analyze approximation` by name, and its entries in the summary (none)."""
-    table = approximation_errors(layers, len(model.saved.genes) + 1, cfg.seed)
+    table = approximation_errors(layers, len(model.saved.genes) + 1, seed)
     log.info("relative error of the output by size %s:", ", ".join(map(str, SIZES)))
     for name, rows in table.groupby("mechanism", sort=False):
         note = " (untrained)" if rows["has_parameters"].any() else ""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,13 +23,11 @@ from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_bytes
 from scperformer.config.options import AUTO
+from scperformer.config.training import TrainOptions
 from scperformer.lab.epochs import EncoderLearner
 from scperformer.model.batches import Cells
 from scperformer.training.run_folder import Run
 from scperformer.training.trainer import device_of
-
-if TYPE_CHECKING:
-    from scperformer.cli.train import TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
 
 
 def step_bytes(
-    learner: EncoderLearner, train: Cells, num_cells: int, cfg: TrainConfig, num_tokens: int | None = None
+    learner: EncoderLearner, train: Cells, num_cells: int, cfg: TrainOptions, num_tokens: int | None = None
 ) -> int:
     """Measure the bytes that a step on (so many tokens of) the longest cells takes in addition to the weights."""
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
@@ -121,7 +119,7 @@ def available_memory(root: Path = Path("/")) -> int:
     return max(0, min(free))
 
 
-def fitting_batch_size(learner: EncoderLearner, train: Cells, cfg: TrainConfig, memory: float) -> int:
+def fitting_batch_size(learner: EncoderLearner, train: Cells, cfg: TrainOptions, memory: float) -> int:
     """Find the largest power of two that fits into `memory` bytes; refuse if not even one cell fits."""
     network = learner.network
     longest = int(train.lengths.max())
@@ -151,7 +149,7 @@ def fitting_batch_size(learner: EncoderLearner, train: Cells, cfg: TrainConfig, 
     return size
 
 
-def with_batch_size(cfg: TrainConfig, train: Cells, learner: EncoderLearner, run: Run | None) -> TrainConfig:
+def with_batch_size(cfg: TrainOptions, train: Cells, learner: EncoderLearner, run: Run | None) -> TrainOptions:
     """Replace `auto` by the batch size in the record of the run, or by the largest that fits, and record it."""
     trainer = cfg.trainer
     if trainer.batch_size != AUTO:

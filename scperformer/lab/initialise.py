@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem, attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
-from scperformer.config.training import DataConfig, ModelConfig, NetworkConfig, TokensConfig
+from scperformer.config.training import DataConfig, ModelConfig, NetworkConfig, TokensConfig, TrainOptions
 from scperformer.lab.epochs import EncoderLearner
 from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors
 from scperformer.model.batches import Cells, prediction_batches, seed_of
@@ -26,9 +26,6 @@ from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.fit_linear import fit_logistic
 from scperformer.training.train import settled
-
-if TYPE_CHECKING:
-    from scperformer.cli.train import TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +166,7 @@ def start_attention(encoder: Encoder | Performer | None, train: Cells, cfg: Netw
         encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 
 
-def start_head(learner: EncoderLearner, train: Cells, cfg: TrainConfig) -> None:
+def start_head(learner: EncoderLearner, train: Cells, cfg: TrainOptions) -> None:
     """Fit the last layer to the training cells before training; only with `init`, and without hidden layers.
 
     Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +21,11 @@ from torch.nn.functional import cross_entropy, huber_loss, mse_loss
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
-from scperformer.config.training import MaskingConfig, TokensConfig
+from scperformer.config.training import MaskingConfig, PretrainOptions, TokensConfig
 from scperformer.lab.epochs import EncoderLearner, process_factor, run_epochs
 from scperformer.lab.streaming import Labelled, StreamedCells, validation_batches
 from scperformer.model.batches import Cells, seed_of
 from scperformer.model.load import ENCODER_PREFIX
-
-if TYPE_CHECKING:
-    from scperformer.cli.pretrain import PretrainConfig
 
 MASK = "embedding.expression.mask_D"
 PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses
@@ -161,7 +158,7 @@ class MaskedLearner(EncoderLearner):
     columns = ("train_loss", "val_loss", "val_naive_loss")
     line = "training loss %(train_loss).4f, validation loss %(val_loss).4f, naive guess %(val_naive_loss).4f"
 
-    def __init__(self, network: nn.Module, train: Cells, cfg: PretrainConfig):
+    def __init__(self, network: nn.Module, train: Cells, cfg: PretrainOptions):
         super().__init__(network, cfg)
         self.tokens = cfg.tokens
         self.masking = cfg.masking
@@ -220,7 +217,7 @@ def train_masked(
     network: nn.Module,
     train: Cells | StreamedCells,
     val: Cells,
-    cfg: PretrainConfig,
+    cfg: PretrainOptions,
     run_folder: Path,
     kind: type[MaskedLearner] = MaskedLearner,
 ) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ Shape letters: B cells, L tokens, G genes, K hidden genes, D model width, H head
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +20,13 @@ from torch import Tensor, nn
 
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
+from scperformer.config.training import PretrainOptions
 from scperformer.lab.initialise import Init, start_encoder
 from scperformer.lab.masked import PRETRAINING, MaskedLearner
 from scperformer.model.batches import gene_means
 from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.performer import Performer, ReadLayer
 from scperformer.training.fit_performer import gene_vectors, start_performer
-
-if TYPE_CHECKING:
-    from scperformer.cli.pretrain import PretrainConfig
 
 MAX_HIDDEN = 256  # hidden genes that a training step predicts: bounds its time and memory
 RIDGE = 1e-3  # penalty of the start of the output, relative to the mean variance of the cells' vectors
@@ -92,7 +90,7 @@ class MaskedPerformer(nn.Module):
         return encoder | {PRETRAINING + name: tensor for name, tensor in rest if not name.startswith("encoder.")}
 
 
-def new_masked_performer(genes: list[str], x: csr_matrix, cfg: PretrainConfig, init: Init | None) -> MaskedPerformer:
+def new_masked_performer(genes: list[str], x: csr_matrix, cfg: PretrainOptions, init: Init | None) -> MaskedPerformer:
     """Make the network for a corpus, with gene vectors from the co-expression of cells `x`, N x G, or of `init`."""
     with threadpool_limits(1):  # sums in another order would change the last bits
         encoder = start_performer(gene_vectors(x, cfg.model.dim, cfg.seed), x, cfg)

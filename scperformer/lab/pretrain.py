@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from anndata import AnnData
@@ -15,6 +14,7 @@ from anndata import AnnData
 from scperformer.attention.encoder import Encoder
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.on_disk import Sample, choose_storage
+from scperformer.config.training import PretrainOptions
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.read import checksum, read_cells
 from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
@@ -28,13 +28,10 @@ from scperformer.training.run_folder import Diverged, Run, run
 from scperformer.training.train import settled
 from scperformer.training.trainer import device_of
 
-if TYPE_CHECKING:
-    from scperformer.cli.pretrain import PretrainConfig
-
 log = logging.getLogger(__name__)
 
 
-def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Path) -> Path:
+def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, output: Path) -> Path:
     """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
     device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     paths = [Path(name) for name in cfg.inputs] if adatas is None else []
@@ -59,7 +56,7 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output
     return output
 
 
-def pretrain_on(corpus: Corpus, cfg: PretrainConfig, run: Run, init: Init | None) -> SavedModel | None:
+def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | None) -> SavedModel | None:
     """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
     # The loader gives a label with every cell: here it is the cell's file.
@@ -99,7 +96,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, run: Run, init: Init | None
 
 
 def new_masked_model(
-    corpus: Corpus, train: Cells, cfg: PretrainConfig, init: Init | None
+    corpus: Corpus, train: Cells, cfg: PretrainOptions, init: Init | None
 ) -> tuple[MaskedModel | MaskedPerformer, int]:
     """Make the network for a corpus, untrained or from `init`; also count the genes that `init` knows."""
     network: MaskedModel | MaskedPerformer

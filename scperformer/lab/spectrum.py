@@ -6,7 +6,7 @@ Shape letters: H heads, L tokens.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,6 @@ from matplotlib.ticker import StrMethodFormatter
 from scperformer.base.pictures import png
 from scperformer.lab.attention_maps import Layers
 from scperformer.model.load import Model
-
-if TYPE_CHECKING:
-    from scperformer.cli.analyze import AnalyzeConfig
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +89,7 @@ def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) 
     return png(figure)
 
 
-def analyze_spectrum(layers: Layers, model: Model, cfg: AnalyzeConfig) -> tuple[dict, dict[str, Any]]:
+def analyze_spectrum(layers: Layers, model: Model, seed: int) -> tuple[dict, dict[str, Any]]:
     """Return the files of `analyze spectrum` by name, and its entries in the summary."""
     curves, at_index, tokens = find_spectrum(layers)
     layer, head, index = (axis.ravel() + 1 for axis in np.indices(curves.shape))

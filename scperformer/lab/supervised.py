@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
+from scperformer.config.training import TrainOptions
 from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.epochs import EncoderLearner, process_factor, run_epochs
 from scperformer.lab.initialise import adopt_options, load_init, start_attention, start_encoder, start_head
@@ -28,9 +29,6 @@ from scperformer.training.evidence import branch_scales
 from scperformer.training.run_folder import Run
 from scperformer.training.train import Training, settled
 from scperformer.training.trainer import loss_weights
-
-if TYPE_CHECKING:
-    from scperformer.cli.train import TrainConfig
 
 # Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1
@@ -46,7 +44,7 @@ class Learner(EncoderLearner):
     shown = "val_macro_f1", "macro-F1"
     line = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, accuracy %(val_accuracy).3f"
 
-    def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainConfig):
+    def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainOptions):
         super().__init__(network, cfg)
         self.label_weights: torch.Tensor
         counts = np.bincount(labels, minlength=network.num_labels)
@@ -111,7 +109,7 @@ class Learner(EncoderLearner):
 
 
 def train_network(
-    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainConfig, run_folder: Path
+    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainOptions, run_folder: Path
 ) -> int | None:
     """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`."""
     learner = Learner(network, train.known_labels, cfg)
@@ -121,7 +119,7 @@ def train_network(
 class TokenEncoder:
     """Attention between tokens, or an encoder that starts from `init`, for a training."""
 
-    def __init__(self, cfg: TrainConfig):
+    def __init__(self, cfg: TrainOptions):
         self.init = load_init(cfg, cfg.init_mode, cfg.species)
         self.cfg = settled(cfg) if self.init is None else adopt_options(cfg, self.init)
         self.init_hash = "" if self.init is None else self.init.saved.hash

@@ -94,7 +94,7 @@ def score_alone(logits: dict[str, np.ndarray], name: str, labels: np.ndarray) ->
     `logits` are those of the branches `linear` and `encoder` on held-out cells, N x C.
     """
     alone = {other: branch if other == name else np.zeros_like(branch) for other, branch in logits.items()}
-    scales = dict(zip(alone, branch_scales(alone["linear"], alone["encoder"], labels), strict=True))
+    scales = dict(zip(("linear", "encoder"), branch_scales(**alone, labels=labels), strict=True))
     loss = negative_log_likelihood(scales[name] * logits[name], labels)
     return score(labels, logits[name].argmax(axis=1)) | {"loss": loss}
 
@@ -121,6 +121,7 @@ class Fitted:
     scales: dict[str, float]  # of `linear` and `encoder`; empty without evidence
     evidence: dict[str, Any]  # cross-validated scores; empty without evidence
     held_out: HeldOut | None  # the cross-validated calls, with scaled logits; None without evidence
+    linear_options: LinearOptions | None = None  # of the linear branch
 
 
 @progress("fitting the branches of the model")
@@ -140,46 +141,41 @@ def fit_branches(
     """Fit the branches that are on to cells: CSR float32 N x G, ln(1 + cp10k), labels int64 N, each of 0..C-1 occurs.
 
     Up to 4,000 cells, the same share of each label, are dealt to 5 folds, and each is called by fits to the others: the
-    scales have the lowest loss of these calls. The branches themselves are fitted to all cells.
+    scales have the lowest loss of these calls. The branches themselves are fitted to all cells. Without evidence, or if
+    no label has a second cell, there are no scales and no scores.
 
     Parameters
     ----------
     linear_options
         Options of the linear branch; None if it is off.
-    cfg
-        Options of the network and its training, with the seed.
     draws
         The same cells, thinned with other random numbers: the encoder learns from them, too.
-    unlabelled
-        Other cells with the same genes: the vectors of genes are learned from them, too.
-    vectors
-        Vectors of the genes, G x D, if they are not to be learned from these cells.
+    unlabelled, vectors
+        Other cells with the same genes, from which the vectors of genes are learned, too; or these vectors, G x D.
     batches
         Index of the batch of each cell, int64, N: whole batches are dealt to the folds. None: cells are.
-    with_evidence
-        Also find the scales and the scores. Without it, or if no label has a second cell, there is no evidence.
     folder
         The run folder for logs and checkpoints of the training; None: there are none.
     """
-    folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else Folds.none(len(labels))
+    folds = (
+        evidence_folds(labels, cfg.seed, batches) if with_evidence else Folds(np.arange(0), np.full(len(labels), -1))
+    )
     num_labels = int(labels.max()) + 1
     linear_logits = np.zeros((len(folds.rows), num_labels), dtype=np.float32)
     encoder_logits = np.zeros_like(linear_logits)
-    linear = None
-    encoder = None
+    linear = encoder = None
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         if linear_options is not None:
             linear = _fit_linear(x, labels, linear_options, folds, linear_logits)
         if cfg.model.encoder and cfg.model.positions == "coexpression":
             encoder = _fit_encoder([x, *draws], labels, unlabelled, vectors, folds, cfg, encoder_logits, folder)
         if not folds.is_dealt.any():
-            return Fitted(linear, encoder, {}, {}, None)
+            return Fitted(linear, encoder, {}, {}, None, linear_options)
         profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
     truth = labels[folds.rows][folds.is_dealt]
     logits = {"linear": linear_logits[folds.is_dealt], "encoder": encoder_logits[folds.is_dealt]}
-    both = dict(zip(logits, branch_scales(logits["linear"], logits["encoder"], truth), strict=True))
-    parts = {"linear": linear, "encoder": encoder}
-    scales = {name: both[name] for name, part in parts.items() if part is not None}
+    both = zip(("linear", "encoder"), (linear, encoder), branch_scales(**logits, labels=truth), strict=True)
+    scales = {name: scale for name, branch, scale in both if branch is not None}
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
     evidence |= score(truth, scaled.argmax(axis=1))
@@ -191,35 +187,18 @@ def fit_branches(
             "batch_effect": effects_of_batches(x, labels, batches),
         }
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
-    return Fitted(linear, encoder, scales, evidence, held_out)
+    return Fitted(linear, encoder, scales, evidence, held_out, linear_options)
 
 
-@dataclass
 class Folds:
     """Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
 
-    rows: np.ndarray  # numbers of the cells
-    fold_of_cell: np.ndarray  # the fold of each cell, also of those that are not called; -1: in the fits of all folds
-
-    @classmethod
-    def none(cls, num_cells: int) -> "Folds":
-        """Return folds without cells."""
-        return cls(np.arange(0), np.full(num_cells, -1))
-
-    @property
-    def fold_of_row(self) -> np.ndarray:
-        """The fold of each of the cells `rows`."""
-        return self.fold_of_cell[self.rows]
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The numbers of the folds, from 0."""
-        return np.arange(self.fold_of_row.max(initial=-1) + 1)
-
-    @property
-    def is_dealt(self) -> np.ndarray:
-        """Whether each of the cells is in a fold."""
-        return self.fold_of_row >= 0
+    def __init__(self, rows: np.ndarray, fold_of_cell: np.ndarray):
+        self.rows = rows  # numbers of the cells
+        self.fold_of_cell = fold_of_cell  # also of those that are not called; -1: in the fits of all folds
+        self.fold_of_row = fold_of_cell[rows]
+        self.numbers = range(int(self.fold_of_row.max(initial=-1)) + 1)
+        self.is_dealt = self.fold_of_row >= 0
 
 
 def _fit_linear(
@@ -283,11 +262,11 @@ def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = N
     if batches is not None:
         fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
         fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
-        return Folds(rows, fold_of_cell)
-    folds = Folds.none(len(labels))
-    order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
-    folds.fold_of_cell[rows[order]] = dealt
-    return Folds(rows, folds.fold_of_cell)
+    else:
+        fold_of_cell = np.full(len(labels), -1)
+        order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
+        fold_of_cell[rows[order]] = dealt
+    return Folds(rows, fold_of_cell)
 
 
 def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -30,6 +30,7 @@ from scperformer.cells.repeats import are_among, cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
+from scperformer.config.training import TrainOptions
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
 from scperformer.io.read import origins, read_cells
@@ -44,9 +45,6 @@ from scperformer.training.calls import call_block
 from scperformer.training.evidence import branch_scales
 from scperformer.training.run_folder import Run, run
 from scperformer.training.train import load_reference, settled, source_of, train_on
-
-if TYPE_CHECKING:
-    from scperformer.cli.train import TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ class StudySource:
     cells: Path | ad.AnnData
 
 
-def trains_studies(cfg: TrainConfig, num_files: int) -> bool:
+def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
     """Whether a reference is trained as several studies: by default if it has several files, and branches are fitted.
 
     Attention between tokens is trained on the cells of all files together.
@@ -82,7 +80,7 @@ def trains_studies(cfg: TrainConfig, num_files: int) -> bool:
     return True
 
 
-def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path) -> Path:
+def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> Path:
     """Train a model of each study, and write them as one; the studies are the files, or the batches of a single one.
 
     Raises
@@ -100,7 +98,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainConfig, output: Path) -> P
     return output
 
 
-def _train_each(studies: list[StudySource], cfg: TrainConfig, run: Run) -> SavedModel:
+def _train_each(studies: list[StudySource], cfg: TrainOptions, run: Run) -> SavedModel:
     """Train a model of each study in a folder of its own, and join them."""
     has_files = all(isinstance(study.cells, Path) for study in studies)
     own = replace(cfg, label_map=None, label_tree=None, batch_key=cfg.batch_key if has_files else None)
@@ -130,7 +128,7 @@ def _train_each(studies: list[StudySource], cfg: TrainConfig, run: Run) -> Saved
     return _with_evidence(_joined(parts, joint, genes, cfg, run), references, repeats, cfg)
 
 
-def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainConfig) -> list[StudySource]:
+def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions) -> list[StudySource]:
     """Return the studies: the files, or the batches of a single file or of cells in memory."""
     for number, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:number]]:
@@ -145,7 +143,7 @@ def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainConfig) 
     return [StudySource(name, cells[batches == number].copy()) for number, name in enumerate(names)]
 
 
-def _reference(study: StudySource, cfg: TrainConfig) -> Reference:
+def _reference(study: StudySource, cfg: TrainOptions) -> Reference:
     """Prepare the cells of a study; a large file stays on disk."""
     if isinstance(study.cells, ad.AnnData):
         return make_reference(Sample(study.cells, Path(study.name)), cfg)
@@ -186,7 +184,7 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
     return repeats
 
 
-def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainConfig, run: Run) -> SavedModel:
+def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: Run) -> SavedModel:
     """Return the model of all studies, without evidence."""
     means = {gene: [0.0] for gene in genes}
     for study in parts:
@@ -226,7 +224,7 @@ def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: Train
 
 
 def _call_by_others(
-    whole: SavedModel, number: int, reference: Reference, is_repeat: np.ndarray, cfg: TrainConfig
+    whole: SavedModel, number: int, reference: Reference, is_repeat: np.ndarray, cfg: TrainOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Call cells of a study that no other study has by the models of the others, weighted as for any file.
 
@@ -264,7 +262,7 @@ def _call_by_others(
 
 
 def _with_evidence(
-    whole: SavedModel, references: Sequence[Reference], repeats: Sequence[np.ndarray], cfg: TrainConfig
+    whole: SavedModel, references: Sequence[Reference], repeats: Sequence[np.ndarray], cfg: TrainOptions
 ) -> SavedModel:
     """Return the model with what the calls of each study by the others show: temperature, accuracies, novelty."""
     pairs = zip(references, repeats, strict=True)

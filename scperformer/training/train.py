@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,15 @@ from scperformer.cells.reference import Reference, make_reference, read_unlabell
 from scperformer.cells.repeats import cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.options import AUTO
-from scperformer.config.training import MaskingConfig, ModelConfig, NetworkConfig, TokensConfig, TrainerConfig
+from scperformer.config.training import (
+    MaskingConfig,
+    ModelConfig,
+    NetworkConfig,
+    PretrainOptions,
+    TokensConfig,
+    TrainerConfig,
+    TrainOptions,
+)
 from scperformer.io.read import origins, read_cells
 from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.confidence import calibration
@@ -47,7 +55,6 @@ from scperformer.training.evidence import (
 )
 from scperformer.training.fit_linear import (
     MAX_DUAL,
-    LinearOptions,
     choose_linear_options,
     fit_linear_branch,
     fit_logistic,
@@ -55,9 +62,6 @@ from scperformer.training.fit_linear import (
 from scperformer.training.fit_performer import encoder_facts
 from scperformer.training.run_folder import Diverged, Run, run
 from scperformer.training.trainer import device_of
-
-if TYPE_CHECKING:
-    from scperformer.cli.train import TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +73,7 @@ class Training:
     """What a training works on."""
 
     reference: Reference
-    cfg: TrainConfig
+    cfg: TrainOptions
     network: CellTypeModel
     train: Cells  # the cells to train on that are in memory: all of them, or a sample of cells on disk
     val: Cells  # to validate on
@@ -88,33 +92,11 @@ class Training:
         return None if batches is None else batches[self.reference.split.train]
 
 
-class EncoderTraining(Protocol):
-    """The door of the lab: attention between tokens, and encoders that start from the weights of another model.
-
-    The default is trained without one. `TokenEncoder` is one; a command makes it if the options ask for it.
-    """
-
-    cfg: TrainConfig  # options of the training: those of an encoder may come from the weights
-    init_hash: str  # of the model from which the encoder starts; "": none
-
-    def ordered(self, reference: Reference) -> Reference:
-        """Return the reference with its genes in the order of the encoder."""
-
-    def prepare(self, training: Training, run: Run) -> dict[str, Any]:
-        """Give the network its initial weights, settle the batch size, and return entries of the provenance."""
-
-    def train(self, training: Training, folder: Path) -> int | None:
-        """Train the layers, and return the best epoch, from 1; None in all processes but the first."""
-
-
-def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path, encoder: EncoderTraining | None = None) -> Path:
+def train_cells(cells: AnnData | None, cfg: TrainOptions, output: Path, encoder: Any = None) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
 
-    Parameters
-    ----------
-    encoder
-        Of the lab, if the options ask for attention between tokens or for `init`; None: the linear branch and the
-        Performer are fitted.
+    `encoder` is the door of the lab: a `TokenEncoder`, if the options ask for attention between tokens or for `init`;
+    None: the linear branch and the Performer are fitted.
     """
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
@@ -143,7 +125,7 @@ def source_of(paths: Sequence[Path]) -> dict[str, str]:
     return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
 
 
-def load_reference(source: AnnData | Sequence[Path], cfg: TrainConfig) -> Reference:
+def load_reference(source: AnnData | Sequence[Path], cfg: TrainOptions) -> Reference:
     """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`)."""
     if isinstance(source, AnnData):
         return make_reference(Sample(source, Path("AnnData in memory")), cfg)
@@ -153,41 +135,39 @@ def load_reference(source: AnnData | Sequence[Path], cfg: TrainConfig) -> Refere
 
 
 def settled(cfg: Config) -> Config:
-    """Return the options of a network with the source of its mechanism; refuse those of which none can be built."""
+    """Return the options of a network with the source of its mechanism; refuse those of which none can be built.
+
+    Options without effect on a Performer or the pooled encoder, which are trained on sums over genes, are logged.
+    """
     cfg = replace(cfg, attention=with_source(cfg.attention))
     if cfg.model.encoder:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
-    warn_of_ignored_options(cfg)
-    if cfg.model.reads_genes and cfg.trainer.batch_size == AUTO:  # memory does not limit it
-        size = NetworkConfig(inputs=[""]).trainer.batch_size
-        cfg = replace(cfg, trainer=replace(cfg.trainer, batch_size=size))
-    return cfg
-
-
-def warn_of_ignored_options(cfg: NetworkConfig) -> None:
-    """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
+    if not cfg.model.reads_genes:
+        return cfg
     trainer = cfg.trainer
     changed = {"tokens": cfg.tokens != TokensConfig()}
-    masking = getattr(cfg, "masking", None)
-    if masking is not None:  # a pretraining
+    if isinstance(cfg, PretrainOptions):
         changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
-        changed["masking.mask_share"] = masking.mask_share != MaskingConfig.mask_share
+        changed["masking.mask_share"] = cfg.masking.mask_share != MaskingConfig.mask_share
     else:
         changed["attention"] = cfg.model.depth == 0 and cfg.attention["name"] != "favor"
         changed["trainer.max_epochs"] = trainer.max_epochs != TrainerConfig.max_epochs
         changed["trainer.patience"] = trainer.patience != TrainerConfig.patience
         changed["trainer.devices"] = trainer.devices * trainer.num_nodes > 1
-    if cfg.model.reads_genes and any(changed.values()):
-        names = ", ".join(name for name, is_changed in changed.items() if is_changed)
+    if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
         log.warning("%s: no effect with model=performer or pooled, which read sums over the genes of a cell", names)
+    if trainer.batch_size == AUTO:  # memory does not limit it
+        size = NetworkConfig(inputs=[""]).trainer.batch_size
+        cfg = replace(cfg, trainer=replace(trainer, batch_size=size))
+    return cfg
 
 
 def train_on(
     reference: Reference,
-    cfg: TrainConfig,
+    cfg: TrainOptions,
     run: Run,
     source: dict[str, str],
-    encoder: EncoderTraining | None = None,
+    encoder: Any = None,
 ) -> SavedModel | None:
     """Train on a reference in the run folder; None in all processes of a distributed run but the first.
 
@@ -196,15 +176,17 @@ def train_on(
     begin = time.perf_counter()
     hashes = _hashes(reference)
     stored = cells_to_store(reference, cfg)
-    training = prepare(reference, cfg)
-    facts = source if encoder is None else source | encoder.prepare(training, run)
-    facts = facts | _facts(training, stored)
+    split = reference.split.train, reference.split.val
+    train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in split)
+    network = new_network(reference, cfg)
+    training = Training(reference, cfg, network, train, val, read_unlabelled(reference, cfg))
+    facts = source | ({} if encoder is None else encoder.prepare(training, run)) | _facts(training, stored)
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
     recorded = run.record(training.cfg, facts, files)
     if not training.learns and not run.is_first:  # the first process fits alone
         return None
 
-    linear_options, fitted = fit(training, run.folder)
+    fitted = fit(training, run.folder)
     best_epoch: int | None = 0
     if encoder is not None and training.learns:
         stored = None  # frees memory during the training; the same cells are drawn again below
@@ -216,9 +198,9 @@ def train_on(
     metrics, held_out = score_on_held_out(training, fitted)
     metrics["best_epoch"] = best_epoch
     metrics |= evidence_of_trust(training, held_out)
-    if linear_options is not None:
-        metrics["linear_branch"] = asdict(linear_options)
-    refit(training, fitted, linear_options, metrics["scales"])
+    if fitted.linear_options is not None:
+        metrics["linear_branch"] = asdict(fitted.linear_options)
+    refit(training, fitted, metrics["scales"])
     baseline = fit_logistic(reference.x, reference.labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
     weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
@@ -257,7 +239,7 @@ def _hashes(reference: Reference) -> np.ndarray:
     return hashes
 
 
-def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | None:
+def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | None:
     """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none.
 
     With `keep_cells=0` as many as adapting uses are simulated instead; None without counts.
@@ -282,14 +264,7 @@ def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | N
     return ReferenceCells(relative, labels, are_counts=False, batches=batches)
 
 
-def prepare(reference: Reference, cfg: TrainConfig) -> Training:
-    """Make the untrained network, and split the cells into training and validation cells."""
-    split = reference.split.train, reference.split.val
-    train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in split)
-    return Training(reference, cfg, new_network(reference, cfg), train, val, read_unlabelled(reference, cfg))
-
-
-def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
+def new_network(reference: Reference, cfg: TrainOptions) -> CellTypeModel:
     """Make the untrained network for a reference, the same for the same seed."""
     torch.manual_seed(cfg.seed)
     options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
@@ -325,8 +300,8 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
     return facts | {"kept_cells": {"num_cells": len(stored.labels), "simulated": not cfg.keep_cells}}
 
 
-def fit(training: Training, folder: Path) -> tuple[LinearOptions | None, Fitted]:
-    """Fit the branches to the training cells, and put them into the network; also return how the linear one is fitted.
+def fit(training: Training, folder: Path) -> Fitted:
+    """Fit the branches to the training cells, and put them into the network.
 
     Branches that are not trained afterwards also get their scales, from out-of-fold predictions.
     """
@@ -339,14 +314,14 @@ def fit(training: Training, folder: Path) -> tuple[LinearOptions | None, Fitted]
     sizes = len(train if stream is None else stream.cells), len(training.val), train.x.shape[1], network.num_labels
     has_attention = network.encoder is not None and bool(network.encoder.mechanisms)
     log.info(text, *sizes, num_parameters, f"attention {cfg.attention['name']}" if has_attention else "no attention")
-    linear_options = None
+    options = None
     if cfg.model.linear:
         powers = tuple(cfg.model.linear_powers)
-        linear_options = choose_linear_options(train.x, train.known_labels, powers, cfg.seed, training.batches)
+        options = choose_linear_options(train.x, train.known_labels, powers, cfg.seed, training.batches)
     fitted = fit_branches(
         train.x,
         train.known_labels,
-        linear_options=linear_options,
+        linear_options=options,
         cfg=cfg,
         unlabelled=training.unlabelled,
         vectors=training.vectors,
@@ -355,7 +330,7 @@ def fit(training: Training, folder: Path) -> tuple[LinearOptions | None, Fitted]
         folder=folder,
     )
     fill_network(network, fitted, fitted.scales)
-    return linear_options, fitted
+    return fitted
 
 
 def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any], HeldOut | None]:
@@ -397,15 +372,13 @@ def scale_by_validation(
 
     `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left out.
     """
+    options = training.cfg.model
     # Layers on a fitted encoder are kept in any case: they start at 0, and were seen to help other studies.
-    min_gain = 0.0 if training.cfg.model.positions == "coexpression" else MIN_GAIN
-    labels = training.val.known_labels
-    scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, labels, min_gain)
+    min_gain = 0.0 if options.positions == "coexpression" else MIN_GAIN
+    scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, training.val.known_labels, min_gain)
     training.network.scale_branches(scale_linear, scale_encoder)
     scales = {"linear": scale_linear, "encoder": scale_encoder}
-    evidence: dict[str, Any] = {
-        "scales": {name: scale for name, scale in scales.items() if getattr(training.cfg.model, name)}
-    }
+    evidence: dict[str, Any] = {"scales": {name: scale for name, scale in scales.items() if getattr(options, name)}}
     if gain is not None:
         evidence["encoder_gain"] = gain
         lowers = f"lowers the loss of held-out cells by {gain['mean']:.3f} ± {gain['standard_error']:.3f}"
@@ -433,46 +406,37 @@ def evidence_of_trust(training: Training, held_out: HeldOut | None) -> dict[str,
         folds = evidence_folds(train.known_labels, training.cfg.seed, training.batches)
         some = train.x[folds.rows], train.known_labels[folds.rows]
         areas = left_out_table(*some, folds.fold_of_row, training.cfg.seed)
-        metrics["novelty"] = [
-            {"label": label, "area": area}
-            for label, area in zip(labels, areas.tolist(), strict=True)
-            if np.isfinite(area)
-        ]
+        known = [(label, area) for label, area in zip(labels, areas.tolist(), strict=True) if np.isfinite(area)]
+        metrics["novelty"] = [{"label": label, "area": area} for label, area in known]
     return metrics
 
 
-def refit(training: Training, fitted: Fitted, linear_options: LinearOptions | None, scales: dict[str, float]) -> None:
+@torch.no_grad()
+def add_linear(network: CellTypeModel, linear: LinearModel, times: float) -> None:
+    """Add a linear model, multiplied by `times`, to the linear branch."""
+    assert network.linear is not None
+    network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
+    network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)
+
+
+def refit(training: Training, fitted: Fitted, scales: dict[str, float]) -> None:
     """Replace what was fitted in the network by fits to all cells, the validation cells included; the scales stay.
 
     Of cells on disk, the sample for linear fits and the validation cells are all cells.
     """
     x = training.reference.x
     labels = training.reference.labels
+    options = fitted.linear_options
     if not training.learns:
-        final = fit_branches(
-            x,
-            labels,
-            linear_options=linear_options,
-            cfg=training.cfg,
-            unlabelled=training.unlabelled,
-            vectors=training.vectors,
-            with_evidence=False,
-        )
+        more: Any = {"unlabelled": training.unlabelled, "vectors": training.vectors}
+        final = fit_branches(x, labels, linear_options=options, cfg=training.cfg, with_evidence=False, **more)
         fill_network(training.network, final, scales)
-    elif fitted.linear is not None and linear_options is not None:
+    elif fitted.linear is not None and options is not None:
         add_linear(training.network, fitted.linear, -scales["linear"])
-        add_linear(training.network, fit_linear_branch(x, labels, linear_options), scales["linear"])
+        add_linear(training.network, fit_linear_branch(x, labels, options), scales["linear"])
 
 
-def add_linear(network: CellTypeModel, linear: LinearModel, times: float) -> None:
-    """Add a linear model, multiplied by `times`, to the linear branch."""
-    assert network.linear is not None
-    with torch.no_grad():
-        network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
-        network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)
-
-
-def log_scores(saved: SavedModel, cfg: TrainConfig) -> None:
+def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
     """Log the scores of the model beside those of logistic regression, and of each branch alone."""
     metrics = saved.metrics
     how = f"best epoch {metrics['best_epoch']}"
@@ -483,9 +447,7 @@ def log_scores(saved: SavedModel, cfg: TrainConfig) -> None:
     scores = ours["accuracy"], ours["macro_f1"], metrics["num_val_cells"], baseline["accuracy"], baseline["macro_f1"]
     log.info(text, how, sum_of_branches(metrics["scales"]), *scores)
     titles = branch_names(metrics.get("encoder", {}))
-    texts = [
-        f"{titles[name]} {scores['accuracy']:.3f}, {scores['macro_f1']:.3f}, {scores['loss']:.3f}"
-        for name, scores in saved.branch_scores.items()
-    ]
+    each = "{accuracy:.3f}, {macro_f1:.3f}, {loss:.3f}"
+    texts = [f"{titles[name]} {each.format(**scores)}" for name, scores in saved.branch_scores.items()]
     if texts:
         log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))
