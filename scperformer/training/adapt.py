@@ -128,7 +128,8 @@ def adapt_model(
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
     if reference_cells is None:
-        if _was_adapted_to(saved, condition):
+        has_depth = saved.provenance.get("depth") in (None, condition.depth)
+        if "adapted_from" in saved.provenance and condition.measured.all() and has_depth:
             record["expected_accuracy"] = record["accuracy_with_all_genes"]
     elif cfg.adapt == "auto" and not adapting_pays(seen.plan.overlap.informative_share, share):
         log.info("%s: the model is used as it is, as the file has its genes and depth", query.path)
@@ -219,13 +220,26 @@ def _adapt_members(
 def _adapted_to(
     model: Model, reference_cells: ReferenceCells, condition: Condition, path: str, cfg: AnnotationOptions
 ) -> Model:
-    """Return a model adapted to a condition: an earlier one if there is one."""
-    if condition.key not in model.adapted:
-        begin = time.perf_counter()
-        num_genes = int(condition.measured.sum())
-        log.info("%s: fitting the model to its %s genes and its depth", path, f"{num_genes:,}")
-        model.adapted[condition.key] = _load_or_fit(model, reference_cells, condition, cfg)
-        log.info("the model was adapted to %s genes in %s", f"{num_genes:,}", in_time(time.perf_counter() - begin))
+    """Return a model adapted to a condition: an earlier one, also from `cfg.adapted_folder`, else a new one."""
+    if condition.key in model.adapted:
+        return model.adapted[condition.key]
+    begin = time.perf_counter()
+    num_genes = f"{int(condition.measured.sum()):,}"
+    log.info("%s: fitting the model to its %s genes and its depth", path, num_genes)
+    if cfg.adapted_folder is None:
+        saved = fit_to_condition(model, reference_cells, condition)
+    else:
+        folder = Path(cfg.adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
+        if not (folder / INFO).is_file():
+            fitted = fit_to_condition(model, reference_cells, condition)
+            with suppress(InputError):  # another job may have written it meanwhile
+                write_model(fitted, folder)
+        # Records name the model that was adapted, not this one.
+        saved = replace(read_model(folder), hash=model.saved.hash)
+        if saved.genes != [gene for gene, known in zip(model.saved.genes, condition.measured, strict=True) if known]:
+            raise damaged_model(folder, "genes that differ from those of its condition")
+    model.adapted[condition.key] = as_model(saved, model.path)
+    log.info("the model was adapted to %s genes in %s", num_genes, in_time(time.perf_counter() - begin))
     return model.adapted[condition.key]
 
 
@@ -239,26 +253,3 @@ def accuracy_beside(adapted: float, original: float) -> str:
     if math.isnan(adapted):  # the stored cells are simulated, or too few to hold some out
         return "unknown accuracy"
     return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")
-
-
-def _was_adapted_to(saved: SavedModel, condition: Condition) -> bool:
-    """Whether a saved model is the result of adapting another one to this condition."""
-    provenance = saved.provenance
-    same_depth = provenance.get("depth") in (None, condition.depth)
-    return "adapted_from" in provenance and bool(condition.measured.all()) and same_depth
-
-
-def _load_or_fit(model: Model, reference_cells: ReferenceCells, condition: Condition, cfg: AnnotationOptions) -> Model:
-    """Load an adapted model from `cfg.adapted_folder`; fit it, and write it there, if it is missing."""
-    if cfg.adapted_folder is None:
-        return as_model(fit_to_condition(model, reference_cells, condition), model.path)
-    folder = Path(cfg.adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
-    if not (folder / INFO).is_file():
-        fitted = fit_to_condition(model, reference_cells, condition)
-        with suppress(InputError):  # another job may have written it meanwhile
-            write_model(fitted, folder)
-    saved = read_model(folder)
-    if saved.genes != [gene for gene, measured in zip(model.saved.genes, condition.measured, strict=True) if measured]:
-        raise damaged_model(folder, "genes that differ from those of its condition")
-    # Records name the model that was adapted, not this one.
-    return as_model(replace(saved, hash=model.saved.hash), model.path)

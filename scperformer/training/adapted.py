@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import HeadConfig, ModelConfig, NetworkConfig, OptimConfig, TokensConfig
 from scperformer.model.confidence import calibration
 from scperformer.model.folder import damaged_model
-from scperformer.model.held_out import HeldOut
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.load import Model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.condition import Condition, depth_class, depth_share, provenance_of_adapted, reduced
-from scperformer.training.evidence import Fitted, fill_network, fit_branches
+from scperformer.training.condition import Condition, adapted_model, depth_class, depth_share, reduced
+from scperformer.training.evidence import fill_network, fit_branches
 from scperformer.training.fit_imported import distilled
 from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
 
@@ -54,12 +52,21 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     cfg = _training_options(saved)
     linear_options = _linear_options(saved, cfg.model, model.path) if cfg.model.linear else None
     vectors = None
-    if cfg.model.encoder and _keeps_vectors(saved):
+    original = ModelConfig(**saved.config["model"])
+    is_fitted = original.reads_genes or original.depth == 0
+    # The vectors were learned from all genes at full depth, perhaps also from further cells. Layers between tokens have
+    # trained them with the labels, also those of the cells that are held out here.
+    if cfg.model.encoder and (is_fitted or saved.provenance.get("unlabelled")):
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
     fitted = fit_branches(
         x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors, batches=cells.batches
     )
-    scales, held_out = _evidence(saved, fitted)
+    scales, held_out = fitted.scales, fitted.held_out
+    # Simulated cells are too easy to call, and the only cell of a label cannot be held out.
+    if held_out is None or saved.provenance.get("kept_cells", {}).get("simulated", False):
+        branches = {"linear": fitted.linear, "encoder": fitted.encoder}
+        scales = {name: saved.scales.get(name, 1.0) for name, branch in branches.items() if branch is not None}
+        held_out = None
     metrics: dict[str, Any] = {"scales": scales}
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
@@ -70,29 +77,21 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     if held_out is not None:
         metrics["out_of_fold"] = fitted.evidence
         metrics["calibration"] = calibration(held_out.logits, held_out.labels, saved.labels)
-    expected = None if held_out is None else fitted.evidence["accuracy"]
-    return replace(
+    options: dict[str, Any] = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head")}
+    network = CellTypeModel(x.shape[1], len(saved.labels), **options)
+    fill_network(network, fitted, scales)
+    baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
+    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    return adapted_model(
         saved,
-        genes=[gene for gene, is_measured in zip(saved.genes, condition.measured, strict=True) if is_measured],
-        gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
+        condition,
+        x,
+        None if held_out is None else fitted.evidence["accuracy"],
         config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
         metrics=metrics,
-        provenance=provenance_of_adapted(saved, condition, len(labels), expected),
-        weights=_weights(saved, fitted, scales, cfg, x, labels),
-        reference_cells=None,
-        has_reference_cells=False,
+        weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
         held_out=held_out,
     )
-
-
-def _keeps_vectors(saved: SavedModel) -> bool:
-    """Whether the gene vectors of a model are better than those that its reduced cells would give.
-
-    They were learned from all genes at full depth, and perhaps from further cells. Layers between tokens have trained
-    them with the labels, also those of the cells that are held out here.
-    """
-    model = ModelConfig(**saved.config["model"])
-    return model.reads_genes or model.depth == 0 or bool(saved.provenance.get("unlabelled"))
 
 
 def _training_options(saved: SavedModel) -> NetworkConfig:
@@ -108,8 +107,8 @@ def _training_options(saved: SavedModel) -> NetworkConfig:
     elif not model.reads_genes:
         model = replace(model, depth=0)
     training = saved.config.get("training", {})  # models of earlier versions do not have it
-    trainer = {name: training[name] for name in ("max_steps", "batch_size") if name in training}
-    trainer["max_steps"] = min(trainer.get("max_steps", MAX_STEPS), MAX_STEPS)
+    steps = min(training.get("max_steps", MAX_STEPS), MAX_STEPS)
+    size = training.get("batch_size", usual.trainer.batch_size)
     return replace(
         usual,
         seed=int(saved.provenance["seed"]),
@@ -118,7 +117,7 @@ def _training_options(saved: SavedModel) -> NetworkConfig:
         attention=saved.config["attention"],
         head=HeadConfig(**saved.config["head"]),
         optim=OptimConfig(**training.get("optim", asdict(usual.optim))),
-        trainer=replace(usual.trainer, accelerator="cpu", **trainer),
+        trainer=replace(usual.trainer, accelerator="cpu", max_steps=steps, batch_size=size),
     )
 
 
@@ -128,40 +127,12 @@ def _linear_options(saved: SavedModel, options: ModelConfig, path: Path) -> Line
     known = {"class_weights": ("none", "sqrt", "balanced"), "weighting": ("signal", "standard", "none")}
     try:
         is_sound = all(made[name] in choices for name, choices in known.items()) and 0 < made["c"] < math.inf
-        powers = tuple(options.linear_powers)
-        linear_options = LinearOptions(powers, float(made["c"]), made["class_weights"], made["weighting"])
+        found = LinearOptions(tuple(options.linear_powers), float(made["c"]), made["class_weights"], made["weighting"])
     except (KeyError, TypeError, ValueError) as error:
         raise damaged_model(path, "no options of its linear branch") from error
     if not is_sound:
         raise damaged_model(path, "options of its linear branch that it cannot have")
-    return linear_options
-
-
-def _evidence(saved: SavedModel, fitted: Fitted) -> tuple[dict[str, float], HeldOut | None]:
-    """Return the scales of the branches, and the cross-validated calls if they say what to expect of real cells."""
-    is_simulated = saved.provenance.get("kept_cells", {}).get("simulated", False)
-    # Simulated cells are too easy to call, and the only cell of a label cannot be held out.
-    if fitted.held_out is not None and not is_simulated:
-        return fitted.scales, fitted.held_out
-    parts = {"linear": fitted.linear, "encoder": fitted.encoder}
-    return {name: saved.scales.get(name, 1.0) for name, part in parts.items() if part is not None}, None
-
-
-def _weights(
-    saved: SavedModel,
-    fitted: Fitted,
-    scales: dict[str, float],
-    cfg: NetworkConfig,
-    x: csr_matrix,
-    labels: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the weights of the network with the fitted branches, and of the baseline, which is fitted here."""
-    options: dict[str, Any] = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head")}
-    network = CellTypeModel(x.shape[1], len(saved.labels), **options)
-    fill_network(network, fitted, scales)
-    baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
-    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
-    return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
+    return found
 
 
 def with_encoder_weight(model: Model, weight: float) -> Model:

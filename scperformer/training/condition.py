@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,7 @@ def seen_rows(query: Query) -> np.ndarray:
 
 def find_condition(query: Query, with_depth: bool = True) -> Condition:
     """Find the condition of a file; some of its cells show its depth, if it is wanted."""
-    if not with_depth:
-        return Condition(query.measured, None)
-    counts = recover_counts(query.some(seen_rows(query)))
+    counts = recover_counts(query.some(seen_rows(query))) if with_depth else None
     return Condition(query.measured, None if counts is None else depth_class(counts))
 
 
@@ -93,17 +91,26 @@ def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: f
     return normalise_counts(values, target_sum)
 
 
-def provenance_of_adapted(
-    saved: SavedModel, condition: Condition, num_cells: int, expected_accuracy: float | None
-) -> dict[str, Any]:
-    """Return the provenance of a model that was adapted to a condition with a number of cells."""
-    return saved.provenance | {
+def adapted_model(
+    saved: SavedModel, condition: Condition, x: csr_matrix, expected_accuracy: float | None, **parts: Any
+) -> SavedModel:
+    """Return a model that was adapted to a condition with cells `x`, N x measured genes; `parts` are its new fields."""
+    provenance = {
         "adapted_from": {"name": saved.name, "hash": saved.hash, "num_genes": len(saved.genes)},
         "condition": condition.key,
         "depth": condition.depth,
-        "num_kept_cells": num_cells,
+        "num_kept_cells": x.shape[0],
         "expected_accuracy": expected_accuracy,
     }
+    return replace(
+        saved,
+        genes=[gene for gene, is_measured in zip(saved.genes, condition.measured, strict=True) if is_measured],
+        gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
+        provenance=saved.provenance | provenance,
+        reference_cells=None,
+        has_reference_cells=False,
+        **parts,
+    )
 
 
 def simulated(cells: ReferenceCells, num_cells: int, seed: int) -> ReferenceCells:
@@ -144,8 +151,7 @@ class Repeats:
     """The cells of the reference among some cells of a file."""
 
     num_seen: int = 0
-    # Row numbers of those that are cells of the reference, ascending, int64.
-    rows: np.ndarray = field(default_factory=lambda: np.arange(0))
+    rows: np.ndarray = field(default_factory=lambda: np.arange(0))  # of those of the reference, ascending, int64
 
     def warning(self, cells: AnnData | BackedH5ad) -> str:
         """Return a warning for users, which names one of them; "" if there are none. `cells` is the open file."""
@@ -177,6 +183,4 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
 
 def joined_repeats(found: Sequence[Repeats]) -> Repeats:
     """Return the cells of a file that are cells of any of several references."""
-    if not found:
-        return Repeats()
-    return Repeats(found[0].num_seen, np.unique(np.concatenate([each.rows for each in found])))
+    return Repeats(found[0].num_seen, np.unique(np.concatenate([each.rows for each in found]))) if found else Repeats()

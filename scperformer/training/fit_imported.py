@@ -10,7 +10,6 @@ the model stay, also those without labelled cells.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,18 @@ from scperformer.model.confidence import calibration
 from scperformer.model.held_out import HeldOut
 from scperformer.model.imported import StandardisedLinear
 from scperformer.model.load import Model
-from scperformer.model.network import LinearModel
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.condition import Condition, provenance_of_adapted, reduced
+from scperformer.training.condition import Condition, adapted_model, reduced
 from scperformer.training.evidence import branch_scales, evidence_folds
 from scperformer.training.fit_linear import SOLVER_TOLERANCE, fit_logistic
 
 KEPT_SCORES = "kept.scores"  # weights of a model folder: the scores of its kept cells by the whole model, N x C
 MAX_KEPT = 2000  # labelled cells that are kept; the time of an adaptation grows with their number cubed
 CLIP = 10.0  # of standardised expression, as in CellTypist
-PENALTIES = 10.0 ** np.arange(
-    -3, 4
-)  # of the ridge regression, relative to the mean inner product of a cell with itself
+# Of the ridge regression, relative to the mean inner product of a cell with itself.
+PENALTIES = 10.0 ** np.arange(-3, 4)
 BLOCK_GENES = 1024
 ABSENT = -1e6  # bias of a label that logistic regression has not seen
 
@@ -46,25 +43,16 @@ def evidence_of(
 ) -> tuple[float, dict[str, Any], HeldOut]:
     """Return the scale of the scores of labelled cells, the metrics of the labels, and the held-out calls.
 
-    Parameters
-    ----------
-    scores
-        Of N cells by the model, which was not trained on them, N x C.
-    x
-        Their expression, CSR float32 N x G, ln(1 + cp10k).
-    labels
-        The index of the true label of each cell, int64 N; not all labels have to occur.
-    names
-        The C labels.
+    `scores` are by the model, which was not trained on these cells, N x C; `x` is their expression, CSR float32 N x G,
+    ln(1 + cp10k); `labels` has the index of the true label of each, int64 N, of the C `names`; not all have to occur.
     """
     scale = max(branch_scales(scores, np.zeros_like(scores), labels)[0], 1e-6)
     logits = (scale * scores).astype(np.float32)
-    evidence = evidence_folds(labels, seed)
-    rows = evidence.rows
-    folds = evidence.fold_of_row
+    folds = evidence_folds(labels, seed)
+    rows = folds.rows
+    dealt = folds.is_dealt
     codes = np.unique(labels[rows], return_inverse=True)[1]
-    profile, novelty = fit_novelty(x[rows], codes, folds, seed)
-    dealt = folds >= 0
+    profile, novelty = fit_novelty(x[rows], codes, folds.fold_of_row, seed)
     held_out = HeldOut(logits[rows][dealt], labels[rows][dealt], novelty[dealt], vars(profile))
     fold = score(labels, scores.argmax(axis=1)) | {"num_cells": len(labels), "branches": {}}
     fold["loss"] = negative_log_likelihood(logits, labels)
@@ -85,16 +73,15 @@ def baseline_weights(x: csr_matrix, labels: np.ndarray, num_labels: int) -> dict
 
 def baseline_scores(x: csr_matrix, labels: np.ndarray, seed: int) -> dict[str, float]:
     """Return the scores of logistic regression, each cell called by a fit to the cells of other folds."""
-    dealt = evidence_folds(labels, seed)
-    rows = dealt.rows
-    folds = dealt.fold_of_row
-    called = labels[rows].copy()
-    for fold in range(folds.max(initial=-1) + 1):
-        is_called = folds == fold
-        present, codes = np.unique(labels[rows][~is_called], return_inverse=True)
-        fitted = fit_logistic(x[rows[~is_called]], codes)
-        called[is_called] = present[LinearModel(fitted.weight, fitted.bias).predict(x[rows[is_called]])]
-    return score(labels[rows][folds >= 0], called[folds >= 0])
+    folds = evidence_folds(labels, seed)
+    x = x[folds.rows]
+    labels = labels[folds.rows]
+    called = labels.copy()
+    for fold in folds.numbers:
+        is_called = folds.fold_of_row == fold
+        present, codes = np.unique(labels[~is_called], return_inverse=True)
+        called[is_called] = present[fit_logistic(x[~is_called], codes).predict(x[is_called])]
+    return score(labels[folds.is_dealt], called[folds.is_dealt])
 
 
 @progress("fitting the imported model to the genes and the depth of a file")
@@ -110,32 +97,27 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
     x = reduced(reference_cells, condition, saved.config["target_sum"], seed)
     weights = _starting_weights(saved, x, condition.measured)
     network = StandardisedLinear(x.shape[1], len(saved.labels), {"clip": CLIP})
-    fill(network, weights)
-    products = _inner_products(x, weights)
+    network.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()})
+    products = np.zeros((x.shape[0], x.shape[0]))  # of the standardised cells with each other
+    for _, z in _blocks(x, weights):
+        products += z @ z.T
     # The bias is fitted as the weight of one more gene: a mean over all cells would not leave out any of them.
     of_bias = float(products.diagonal().mean())
     alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
-    weights["weight"] = weights["weight"] + _to_genes(x, weights, alpha)
+    weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
     weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
     scale, metrics, held_out = evidence_of(wanted - left_out, x, labels, saved.labels, seed)
-    return replace(
+    return adapted_model(
         saved,
-        genes=[gene for gene, is_measured in zip(saved.genes, condition.measured, strict=True) if is_measured],
-        gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
+        condition,
+        x,
+        metrics["out_of_fold"]["accuracy"],
         config=saved.config | {"network": {"name": "standardised", "clip": CLIP, "scale": scale}, "own_totals": True},
         metrics=metrics,
-        provenance=provenance_of_adapted(saved, condition, len(labels), metrics["out_of_fold"]["accuracy"]),
         weights={f"model.{name}": array for name, array in weights.items()}
         | baseline_weights(x, labels, len(saved.labels)),
-        reference_cells=None,
-        has_reference_cells=False,
         held_out=held_out,
     )
-
-
-def fill(network: StandardisedLinear, weights: dict[str, np.ndarray]) -> None:
-    """Put weights into a network."""
-    network.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()})
 
 
 def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) -> dict[str, np.ndarray]:
@@ -167,19 +149,6 @@ def _blocks(x: csr_matrix, weights: dict[str, np.ndarray]) -> Iterator[tuple[sli
         yield genes, np.minimum(z, CLIP)
 
 
-def _inner_products(x: csr_matrix, weights: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the inner products of the standardised cells, N x N."""
-    products = np.zeros((x.shape[0], x.shape[0]))
-    for _, z in _blocks(x, weights):
-        products += z @ z.T
-    return products
-
-
-def _to_genes(x: csr_matrix, weights: dict[str, np.ndarray], alpha: np.ndarray) -> np.ndarray:
-    """Return the weights of genes that factors of cells make, G x C."""
-    return np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
-
-
 def _ridge(products: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit a ridge regression from inner products of cells; return the factors of the cells, and left-out errors, N x C.
 
@@ -189,13 +158,9 @@ def _ridge(products: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.nda
     values, vectors = np.linalg.eigh(products)
     values = np.maximum(values, 0)
     turned = vectors.T @ wanted
-    best = None
+    fits = []
     for penalty in PENALTIES * max(float(values.mean()), 1e-12):
         inverse = 1 / (values + penalty)
         alpha = vectors @ (inverse[:, None] * turned)
-        errors = alpha / ((vectors**2) @ inverse)[:, None]
-        loss = float((errors**2).sum())
-        if best is None or loss < best[0]:
-            best = (loss, alpha, errors)
-    assert best is not None
-    return best[1], best[2]
+        fits.append((alpha, alpha / ((vectors**2) @ inverse)[:, None]))
+    return min(fits, key=lambda fit: float((fit[1] ** 2).sum()))

@@ -74,11 +74,9 @@ def find_shift(
 
     Parameters
     ----------
-    query
-        The cells of the file with the genes of `known`.
     saved, reference_cells, condition
-        The model before adapting, its stored cells, and the condition of the query. No cells: the batch effect is not
-        known.
+        The model before adapting, its stored cells, and the condition of the query. Without cells the batch effect is
+        not known. The query has the genes of `known`.
     model
         The model, which may have been adapted to the query; None: gene factors are not wanted.
 
@@ -89,7 +87,7 @@ def find_shift(
     """
     rows = seen_rows(query)
     x = query.some(rows)
-    x = x[_expressed(x)]
+    x = x[np.diff(x.indptr) > 0]  # cells that express any gene
     scores = known.profile.scores(x)
     numbers: dict[str, Any] = {"has_both": known.has_both, "reference_batch_effect": known.reference_batch_effect}
     if reference_cells is None or len(scores) < MIN_CELLS:
@@ -98,7 +96,7 @@ def find_shift(
     # The kept cells of an imported model have its genes alone, and are normalised over these.
     if not query.measured.all() or saved.imported:
         own = query.of_genes(query.measured).some(rows)
-        own = own[_expressed(own)]
+        own = own[np.diff(own.indptr) > 0]
     alike = scores <= np.median(scores)  # without the types that the reference lacks
     kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
     effects = batch_effect(own[alike], kept, np.unique(reference_cells.labels, return_inverse=True)[1])
@@ -114,36 +112,19 @@ def _gene_factors(
 ) -> np.ndarray:
     """Return the factors of the genes of a model, 1 for those that a file does not measure.
 
-    The labels of its cells are called, and once more after the correction by the first factors.
-
-    Parameters
-    ----------
-    x, own
-        The same cells with all genes of the model, and with the measured ones, normalised over these.
-    means
-        Mean counts per 10,000 of each label, labels x measured genes.
-    fraction
-        The shift, 0 to 1: a power of the factors.
+    `x` and `own` are the same cells with all genes of the model, and with the measured ones, normalised over these.
+    Their labels are called, and once more after the correction by the first factors: by the linear branch, which
+    carries over better than the encoder and is faster, or by logistic regression if the encoder is alone. `means` are
+    counts per 10,000 of each label, labels x measured genes; `fraction`, the shift, is a power of the factors.
     """
     factors = np.ones(x.shape[1], dtype=np.float32)
     for _ in range(NUM_ROUNDS):
-        calls = _linear_calls(model, correct_batch_effect(x, factors))
+        corrected = correct_batch_effect(x, factors)
+        logits = linear_logits(model.saved, corrected)
+        if logits is not None and model.saved.scales.get("linear", 0.0) > 0:
+            calls = logits.argmax(axis=1)
+        else:
+            assert model.baseline is not None  # only imported models have none
+            calls = model.baseline.predict(corrected)
         factors[is_measured] = gene_factors(own, calls, means) ** fraction
     return factors
-
-
-def _linear_calls(model: "Model", x: csr_matrix) -> np.ndarray:
-    """Return the label of each cell by the linear branch, which carries over better than the encoder, and is faster.
-
-    If the encoder is alone, logistic regression calls them.
-    """
-    logits = linear_logits(model.saved, x)
-    if logits is not None and model.saved.scales.get("linear", 0.0) > 0:
-        return logits.argmax(axis=1)
-    assert model.baseline is not None  # only imported models have none
-    return model.baseline.predict(x)
-
-
-def _expressed(x: csr_matrix) -> np.ndarray:
-    """Return which cells express any gene, boolean N."""
-    return np.diff(x.indptr) > 0
