@@ -36,14 +36,9 @@ Read = Callable[[], Iterable[Calls]]
 def call_block(
     adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None = None
 ) -> Calls:
-    """Call the cells of a block of a file; the calls of a cell do not depend on the other cells.
+    """Call the cells of a block of a file, from row `start` on; no call depends on the other cells.
 
-    Parameters
-    ----------
-    start
-        The first row of the block.
-    done
-        Called with the number of cells of each finished batch.
+    `done` is called with the number of cells of each finished batch.
 
     Raises
     ------
@@ -64,18 +59,9 @@ def call_block(
     if model.baseline is not None:
         baseline = model.baseline.predict(x).astype(np.int32)
     held_out = model.saved.held_out
-    scores = np.full(x.shape[0], np.nan)
-    if held_out is not None:
-        scores = Profile(**held_out.profile).scores(x)
-    return Calls(
-        predicted.proba,
-        predicted.embedding,
-        baseline,
-        np.diff(x.indptr) == 0,
-        scores,
-        cell_draws(x),
-        predicted.by_encoder,
-    )
+    scores = np.full(x.shape[0], np.nan) if held_out is None else Profile(**held_out.profile).scores(x)
+    is_empty = np.diff(x.indptr) == 0
+    return Calls(predicted.proba, predicted.embedding, baseline, is_empty, scores, cell_draws(x), predicted.by_encoder)
 
 
 def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None) -> Calls:

@@ -30,12 +30,8 @@ log = logging.getLogger(__name__)
 
 SPREAD = 2.0  # standard deviation of the widest number of the cells' vectors
 # The tokens of an encoder whose tokens read each other, by `tokens.unexpressed`.
-TOKENS = {
-    "skip": "expressed genes as tokens",
-    "full": "all genes as tokens",
-    "all": "all genes as tokens",
-    "memory": "expressed genes as tokens, the others as memory",
-}
+TOKENS = dict.fromkeys(("full", "all"), "all genes as tokens") | {"skip": "expressed genes as tokens"}
+TOKENS["memory"] = "expressed genes as tokens, the others as memory"
 
 
 def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
@@ -83,18 +79,13 @@ class CopiesLearner(SeededLearner):
     def __init__(self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: NetworkConfig):
         super().__init__(cfg)
         stacked, _ = stack_module_state(copies)  # type: ignore[arg-type]
-        trained = {name for name, parameter in copies[0].named_parameters() if parameter.requires_grad}
-        stacked = {name: tensor for name, tensor in stacked.items() if name in trained}
-        self.names = list(stacked)
-        self.stacked = nn.ParameterList(nn.Parameter(tensor.detach()) for tensor in stacked.values())
+        self.names = [name for name, parameter in copies[0].named_parameters() if parameter.requires_grad]
+        self.stacked = nn.ParameterList(nn.Parameter(stacked[name].detach()) for name in self.names)
         self.template = [copies[0]]  # in a list, so that its own parameters are not trained
-        self.k_GD: Tensor
-        self.v_GD: Tensor
-        self.label_weights: Tensor
-        self.register_buffer("k_GD", performer.keys_GD.detach(), persistent=False)
-        self.register_buffer("v_GD", performer.vectors_GD.detach(), persistent=False)
         counts = np.bincount(labels, minlength=copies[0].head.labels.out_features)
-        self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights), persistent=False)
+        self.k_GD = nn.Buffer(performer.keys_GD.detach(), persistent=False)
+        self.v_GD = nn.Buffer(performer.vectors_GD.detach(), persistent=False)
+        self.label_weights = nn.Buffer(loss_weights(counts, cfg.optim.class_weights), persistent=False)
 
     def on_fit_start(self) -> None:
         self.template[0].to(self.device).train()
@@ -139,16 +130,14 @@ def train_readouts(
     cfg: NetworkConfig,
     folder: Path | None = None,
 ) -> list[Readout]:
-    """Train readouts of the same Performer at the same time, each on other cells.
+    """Train K readouts of the same Performer at the same time, each on other cells.
 
     Parameters
     ----------
-    sums
-        Sums over the genes of cells, float32 N x X, of `Performer.sums_of`.
-    labels
-        Index of the label of each cell, int64 N.
+    sums, labels
+        Of N cells: sums over the genes, float32 N x X, of `Performer.sums_of`; index of the label, int64 N.
     sides
-        Which cells each of K readouts is trained on, boolean K x N.
+        Which cells each readout is trained on, boolean K x N.
     folder
         The run folder for logs and checkpoints; None: there are none.
     """
@@ -181,26 +170,20 @@ def train_readouts(
 def encoder_facts(encoder: Performer | Encoder, cfg: NetworkConfig) -> dict[str, str]:
     """Return a trained encoder in words, for the metrics of a model.
 
-    Returns
-    -------
-    Its `kind` and `size`, such as "Performer" and "12,683 gene tokens, 2 heads x 16 features, 1 layer"; the name of its
-    `attention` ("none" without layers); and the `device` that trained it, such as "cpu".
+    They are its `kind` and `size`, such as "Performer" and "12,683 gene tokens, 2 heads x 16 features, 1 layer"; the
+    name of its `attention` ("none" without layers); and the `device` that trained it, such as "cpu".
     """
     mechanisms = encoder.mechanisms
     kind = "encoder"
-    tokens = TOKENS[cfg.tokens.unexpressed]
+    size = TOKENS[cfg.tokens.unexpressed]
     if isinstance(encoder, Performer):
         kind = "Performer" if mechanisms else "pooled encoder"
-        tokens = f"{int(encoder.has_vector_G.sum()):,} gene tokens"
-    layers = "no attention"
+        size = f"{int(encoder.has_vector_G.sum()):,} gene tokens"
     if mechanisms:
-        num_features = mechanisms[0].size
-        heads = f"{mechanisms[0].sizes.num_heads} heads" + (f" x {num_features} features" if num_features else "")
-        num_layers = cfg.model.depth
-        layers = f"{heads}, {num_layers} layer{'s' if num_layers > 1 else ''}"
-    return {
-        "kind": kind,
-        "size": f"{tokens}, {layers}",
-        "attention": str(cfg.attention["name"]) if mechanisms else "none",
-        "device": device_of(cfg.trainer).kind,
-    }
+        features = f" x {mechanisms[0].size} features" if mechanisms[0].size else ""
+        layers = f"{cfg.model.depth} layer{'s' if cfg.model.depth > 1 else ''}"
+        size += f", {mechanisms[0].sizes.num_heads} heads{features}, {layers}"
+    else:
+        size += ", no attention"
+    attention = str(cfg.attention["name"]) if mechanisms else "none"
+    return {"kind": kind, "size": size, "attention": attention, "device": device_of(cfg.trainer).kind}

@@ -35,7 +35,7 @@ from scperformer.base.outputs import (
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config.options import Options, is_option, yaml_text
-from scperformer.config.training import NetworkConfig
+from scperformer.config.training import NetworkConfig, TrainOptions
 from scperformer.io.read import checksum
 from scperformer.model.content import INFO
 from scperformer.model.folder import MODEL, write_model
@@ -49,24 +49,12 @@ RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD = "run.json"
 CURVE = "learning_curve.png"
 RELIABILITY = "reliability.png"
-NAMES = (
-    *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, ".scperformer-*"),
-    *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
-    *("wandb", "wandb/*", "mlflow.db"),
-    *("study*", "study*/*"),
-)
-RUN = FolderKind("the run of a training", more=NAMES)
+FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
+FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study*")
+RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
 # Options that are recorded without the folders of their files, like the inputs.
-PATHS = (
-    "init",
-    "genes_path",
-    "unlabelled",
-    "model.gene2vec_path",
-    "label_tree",
-    "label_map",
-    "ontology",
-)
+PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_tree", "label_map", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the figure of the learning curve
 
@@ -131,7 +119,7 @@ class Run:
             with new_file(self.folder / "config.yaml", overwrite=True) as temporary:
                 temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
             _write_json(self.folder / "provenance.json", provenance)
-        has_labels = cfg.word() == "train"
+        has_labels = isinstance(cfg, TrainOptions)
         groups = ("tokens", "model", "attention", "head" if has_labels else "masking")
         config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
         if has_labels and cfg.model.reads_genes:  # a model that adapts to a file is trained again
@@ -151,13 +139,12 @@ class Run:
         # A pretraining has no learning curve, and branches that were fitted have no epochs.
         if metrics["best_epoch"] and "baseline" in metrics:
             epochs = self.folder / EPOCHS_TABLE
-            picture = draw_learning_curve(pd.read_csv(epochs), metrics["best_epoch"], metrics["baseline"])
+            pictures[CURVE] = draw_learning_curve(pd.read_csv(epochs), metrics["best_epoch"], metrics["baseline"])
+            pictures[EPOCHS_TABLE] = epochs.read_bytes()
             with new_file(self.folder / CURVE, overwrite=True) as temporary:
-                temporary.write_bytes(picture)
-            pictures = {CURVE: picture, EPOCHS_TABLE: epochs.read_bytes()}
+                temporary.write_bytes(pictures[CURVE])
         if "calibration" in metrics:
-            bins = metrics["calibration"]["bins"]
-            pictures[RELIABILITY] = draw_reliability(bins)
+            pictures[RELIABILITY] = draw_reliability(metrics["calibration"]["bins"])
         write_model(saved, self.output, overwrite=self.cfg.overwrite, more=pictures)
         log.info("written: %s", self.output)
 
@@ -196,17 +183,13 @@ class Run:
                 log.info("nothing to resume in %s: starting anew", folder)
             return False
         changed, other_data = self.differences()
-        raised = {
-            name: (old, new)
-            for name, (old, new) in changed.items()
-            if cfg.resume and name in RAISABLE and old is not None and new > old
-        }
+        may_rise = {name: changed[name] for name in RAISABLE if cfg.resume and name in changed}
+        raised = {name: (old, new) for name, (old, new) in may_rise.items() if old is not None and new > old}
         named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if other_data else []
-        problems = map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt")))
-        others += dict.fromkeys(filter(None, problems))  # each of them once
-        differ = " and ".join(others)
+        others += map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt")))
+        differ = " and ".join(dict.fromkeys(filter(None, others)))  # each of them once
         if not cfg.resume or (differ and not cfg.overwrite):
             found = f"an unfinished run with {differ}" if differ else "an unfinished run"
             remedy = ("" if differ else "resume=true continues it, ") + "overwrite=true starts again"
@@ -228,17 +211,10 @@ def run(
 ) -> Iterator[Run | None]:
     """Open the run folder `<output>.run` for a training; yield None if `resume=true` finds the finished model.
 
-    After an error of the user or a signal the folder is removed, unless it has a checkpoint from which the run can be
-    resumed. At the end the checkpoints are removed, and the logs stay.
-
-    Parameters
-    ----------
-    paths
-        The files of cells; none: cells in memory.
-    genes
-        The file of the genes to which the cells are reduced.
-    init_hash
-        Of the model from which the training starts.
+    `paths` are the files of cells; none: cells in memory. `genes` is the file of the genes to which the cells are
+    reduced, `init_hash` that of the model from which the training starts. After an error of the user or a signal the
+    folder is removed, unless it has a checkpoint from which the run can be resumed. At the end the checkpoints are
+    removed, and the logs stay.
 
     Raises
     ------
@@ -249,11 +225,11 @@ def run(
     is_alone = cfg.trainer.devices * cfg.trainer.num_nodes == 1
     is_first = is_alone or not any(int(os.environ.get(name) or 0) for name in RANKS)
     folder = output.with_name(output.name + ".run")
-    may_be_finished = cfg.resume and (output / INFO).is_file()
     if not is_first:
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
-    elif not may_be_finished:
+    may_be_finished = cfg.resume and (output / INFO).is_file()
+    if is_first and not may_be_finished:
         _require_place(output, folder, cfg.overwrite)
     data = (checksum(*paths) if paths else "") + init_hash + ("" if genes is None else sha256(Path(genes)))
     this = Run(cfg, output, folder, data, is_first)
@@ -268,7 +244,14 @@ def run(
     try:
         with output_named(folder):
             if is_first and not resumes:
-                _begin(folder, earlier)
+                if folder.exists():  # of an earlier run: it waits until this one has a checkpoint
+                    folder.rename(earlier)
+                folder.mkdir(parents=True)
+                try:
+                    write_mark(folder, RUN)
+                except BaseException:  # a full disk, or Ctrl-C
+                    folder.rmdir()
+                    raise
             this.remember(options=_run_options(cfg), reference_sha256=data)
             yield this
     except (InputError, KeyboardInterrupt, SystemExit) as error:
@@ -297,18 +280,6 @@ def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
     if why is not None:
         expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
         raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
-
-
-def _begin(folder: Path, earlier: Path) -> None:
-    """Make the run folder; the folder of an earlier run waits under another name until this one has a checkpoint."""
-    if folder.exists():
-        folder.rename(earlier)
-    folder.mkdir(parents=True)
-    try:
-        write_mark(folder, RUN)
-    except BaseException:  # a full disk, or Ctrl-C
-        folder.rmdir()
-        raise
 
 
 def _run_options(cfg: NetworkConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -54,24 +54,14 @@ MAX_TEMPERATURE = 3.0
 TINY = 1e-12  # in place of a probability of 0
 
 
-@dataclass
-class StudySource:
-    """The cells of a study: a file, or cells in memory."""
-
-    name: str
-    cells: Path | ad.AnnData
-
-
 def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
     """Whether a reference is trained as several studies: by default if it has several files, and branches are fitted.
 
     Attention between tokens is trained on the cells of all files together.
     """
     is_fitted = not cfg.model.encoder or cfg.model.reads_genes or cfg.model.depth == 0
-    if cfg.studies == "false" or (cfg.studies == AUTO and num_files < 2):
-        return False
-    if cfg.studies == AUTO:
-        return is_fitted
+    if cfg.studies != "true":
+        return cfg.studies == AUTO and num_files > 1 and is_fitted
     if not is_fitted:
         found = "studies=true with attention between tokens"
         raise InputError(found, "model=performer or pooled, or experiment=linear", "choose one, or leave studies out")
@@ -98,56 +88,51 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> 
     return output
 
 
-def _train_each(studies: list[StudySource], cfg: TrainOptions, run: Run) -> SavedModel:
+def _train_each(studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: Run) -> SavedModel:
     """Train a model of each study in a folder of its own, and join them."""
-    has_files = all(isinstance(study.cells, Path) for study in studies)
+    has_files = all(isinstance(cells, Path) for cells in studies.values())
     own = replace(cfg, label_map=None, label_tree=None, batch_key=cfg.batch_key if has_files else None)
-    options = [replace(own, inputs=[study.name]) for study in studies]
-    references = [_reference(study, each) for study, each in zip(studies, options, strict=True)]
-    labels = [
-        StudyLabels(study.name, reference.label_names, reference.terms.ids)
-        for study, reference in zip(studies, references, strict=True)
-    ]
+    names = list(studies)
+    options = [replace(own, inputs=[name]) for name in names]
+    references = []
+    for cells, each in zip(studies.values(), options, strict=True):
+        if isinstance(cells, Path):  # a large file stays on disk
+            references.append(load_reference([cells], choose_storage(each, [cells])))
+        else:
+            references.append(make_reference(Sample(cells, Path(each.inputs[0])), each))
+    parts = zip(names, references, strict=True)
+    labels = [StudyLabels(name, reference.label_names, reference.terms.ids) for name, reference in parts]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)
     log.info("%d labels of %d studies: %s", len(joint.labels), len(studies), listed(joint.labels))
-    names = [study.name for study in studies]
     genes, maps = map_genes_of_files([pd.DataFrame(index=each.genes) for each in references], names, None, cfg.species)
     repeats = _repeats(names, references, maps)
-    parts = []
+    trained = []
     shown = progress("training a model of each study", total=len(studies), unit="studies")
     with torch_state_kept(cfg.trainer.threads), shown as bar:
-        for number, (study, reference) in enumerate(zip(studies, references, strict=True), start=1):
-            log.info("study %s: %d cells, %d labels", study.name, reference.x.shape[0], len(reference.label_names))
-            source = {"reference": study.name, "reference_sha256": ""}
-            if isinstance(study.cells, Path):
-                source = source_of([study.cells]) | {"reference": study.name}
-            saved = train_on(reference, options[number - 1], run.part(f"study{number}"), source)
+        for number, (name, cells) in enumerate(studies.items()):
+            reference = references[number]
+            log.info("study %s: %d cells, %d labels", name, reference.x.shape[0], len(reference.label_names))
+            source = source_of([cells] if isinstance(cells, Path) else []) | {"reference": name}
+            saved = train_on(reference, options[number], run.part(f"study{number + 1}"), source)
             assert saved is not None
-            parts.append(Study(study.name, replace(saved, name=study.name), joint.meanings[number - 1]))
+            trained.append(Study(name, replace(saved, name=name), joint.meanings[number]))
             bar.update()
-    return _with_evidence(_joined(parts, joint, genes, cfg, run), references, repeats, cfg)
+    return _with_evidence(_joined(trained, joint, genes, cfg, run), references, repeats, cfg)
 
 
-def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions) -> list[StudySource]:
-    """Return the studies: the files, or the batches of a single file or of cells in memory."""
+def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions) -> dict[str, Path | ad.AnnData]:
+    """Return the studies by their names: the files, or the batches of a single file or of cells in memory."""
     for number, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:number]]:
             raise InputError(f"{path} twice among the files to train on", "each file once", "leave one of them out")
     if len(paths) > 1:
         names = [path.name for path in paths]
-        return [StudySource(path.name if names.count(path.name) == 1 else str(path), path) for path in paths]
+        return {path.name if names.count(path.name) == 1 else str(path): path for path in paths}
     if cells is None:
         cells = read_cells(paths[0], cfg.orientation)
     place = paths[0] if paths else "AnnData in memory"
     names, batches = read_batches(cells.obs, np.zeros(cells.n_obs, dtype=int), cfg.batch_key, place)
-    return [StudySource(name, cells[batches == number].copy()) for number, name in enumerate(names)]
-
-
-def _reference(study: StudySource, cfg: TrainOptions) -> Reference:
-    """Prepare the cells of a study; a large file stays on disk."""
-    if isinstance(study.cells, ad.AnnData):
-        return make_reference(Sample(study.cells, Path(study.name)), cfg)
-    return load_reference([study.cells], choose_storage(cfg, [study.cells]))
+    return {name: cells[batches == number].copy() for number, name in enumerate(names)}
 
 
 def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequence[GeneMap]) -> list[np.ndarray]:
@@ -278,11 +263,8 @@ def _with_evidence(
     evidence |= score(truth, scaled.argmax(axis=1))
     evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "batch_effect": 0.0}
     held_out = HeldOut(scaled, truth, scores, {})
-    metrics = whole.metrics | {
-        "temperature": temperature,
-        "out_of_fold": evidence,
-        "calibration": calibration(scaled, truth, whole.labels),
-    }
+    metrics = whole.metrics | {"temperature": temperature, "out_of_fold": evidence}
+    metrics["calibration"] = calibration(scaled, truth, whole.labels)
     shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
     log.info("accuracy of each study by the others: %s (temperature %.2f)", shown, temperature)
     return replace(whole, metrics=metrics, held_out=held_out)
