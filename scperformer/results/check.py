@@ -48,9 +48,11 @@ from scperformer.training.condition import (
     depth_share,
     find_condition,
     find_repeats,
+    find_shift,
     joined_repeats,
+    known_cells,
+    known_when_adapted,
 )
-from scperformer.training.query_shift import find_shift, known_cells, known_when_adapted
 
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 

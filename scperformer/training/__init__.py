@@ -5,11 +5,10 @@ query.
 - fit_linear: Logistic regression: the linear branch, and the baseline beside every result.
 - fit_performer: The default encoder: gene vectors by singular value decomposition, and the training of its
   Performer.
-- condition: The condition of a query (measured genes, depth), stored cells reduced to it, cells of the reference in it.
+- condition: The condition of a query (measured genes, depth) and its distribution shift; stored cells reduced to it.
 - evidence: Both branches fitted to labelled cells, and the scales of their logits by cross-validation.
 - fit_imported: Imported models with labelled cells: calibration, and refitting to a query.
 - adapted: A model refitted to the genes and depth of a query; the accuracy to expect under usual conditions.
-- query_shift: The distribution shift of a query, from a sample of its cells.
 - adapt: Refitting to a query: whether to refit, and where refitted models are kept.
 - calls: Predictions for a block of cells.
 - run_folder: The run of a training: its folder beside the model, with records, logs and checkpoints; it can be resumed.

@@ -35,9 +35,10 @@ from scperformer.training.condition import (
     depth_share,
     find_condition,
     find_repeats,
+    find_shift,
     joined_repeats,
+    known_cells,
 )
-from scperformer.training.query_shift import find_shift, known_cells
 
 log = logging.getLogger(__name__)
 
@@ -171,11 +172,7 @@ def _require_same_kind(query: Query, whole: Query) -> None:
 def _adapt_members(
     model: Model, query: Query, cfg: AnnotationOptions, with_shift: bool, whole: Query | None
 ) -> Adapted:
-    """Adapt the model of each study to a file; all weigh the same, except that studies of another tissue weigh nothing.
-
-    Larger weights for the studies that are nearer to the file did not make calls more accurate (docs/trust.md). A study
-    with too few genes of the file is left out.
-    """
+    """Adapt the models of all studies but those with too few genes; those of another tissue weigh nothing."""
     found = []
     for study, member in zip(model.saved.studies, model.members, strict=True):
         own = replace(query.of_model(study.saved), path=f"{query.path}, study {study.name}")
@@ -189,12 +186,13 @@ def _adapt_members(
     if not found:
         expected = f"{MIN_PANEL} genes of one of the {len(model.members)} studies"
         raise InputError(f"too few genes in {query.path}", expected, "use a model for its genes")
-    ratios = np.array([math.nan if each.shift is None else each.shift.relative_novelty for _, each in found])
-    is_far = np.array([each.shift is not None and each.shift.kind == FAR for _, each in found])
+    shifts = [each.shift for _, each in found]
+    ratios = np.array([math.nan if shift is None else shift.relative_novelty for shift in shifts])
+    is_far = np.array([shift is not None and shift.kind == FAR for shift in shifts])
+    # Larger weights for studies that are nearer to the file did not make calls more accurate (docs/trust.md).
     weights = np.ones(len(found)) if is_far.all() else 1.0 - is_far
     weights /= weights.sum()
     members = [Member(study, each, float(weight)) for (study, each), weight in zip(found, weights, strict=True)]
-    shifts = [member.adapted.shift for member in members]
     distances = [(math.inf, math.inf) if shift is None else shift.distance for shift in shifts]
     nearest_first = sorted(range(len(members)), key=distances.__getitem__)
     nearest = members[nearest_first[0]].adapted
@@ -249,7 +247,7 @@ def known_accuracy(saved: SavedModel) -> float:
 
 
 def accuracy_beside(adapted: float, original: float) -> str:
-    """Return the accuracy of an adapted model on its reference beside that with all genes, as far as both are known."""
+    """Return the accuracy of an adapted model on its reference in words, beside that with all genes."""
     if math.isnan(adapted):  # the stored cells are simulated, or too few to hold some out
         return "unknown accuracy"
     return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")

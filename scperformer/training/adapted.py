@@ -95,11 +95,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
 
 
 def _training_options(saved: SavedModel) -> NetworkConfig:
-    """Return the options with which a model was trained, without layers between tokens.
-
-    Gene vectors from co-expression stay, with what reads them; other encoders go. The CPU trains, whatever the device
-    of the predictions is: the adapted model, and the labels of a file, are then the same with a GPU and without.
-    """
+    """Return the options of a training: gene vectors from co-expression stay, and what reads them; the rest goes."""
     usual = NetworkConfig(inputs=[""])
     model = ModelConfig(**saved.config["model"])
     if model.positions != "coexpression":
@@ -117,6 +113,7 @@ def _training_options(saved: SavedModel) -> NetworkConfig:
         attention=saved.config["attention"],
         head=HeadConfig(**saved.config["head"]),
         optim=OptimConfig(**training.get("optim", asdict(usual.optim))),
+        # The adapted model, and the labels of a file, are then the same with a GPU and without.
         trainer=replace(usual.trainer, accelerator="cpu", max_steps=steps, batch_size=size),
     )
 
@@ -148,10 +145,7 @@ def with_encoder_weight(model: Model, weight: float) -> Model:
 
 
 def usual_conditions(reference_cells: ReferenceCells, seed: int) -> dict[str, Condition]:
-    """Return usual conditions of files by their names in the model card, the reference's own first.
-
-    `reference_cells` are counts. Conditions with as many genes as the model has, or more, are left out.
-    """
+    """Return usual conditions of files, with fewer genes than the model, by their names in the model card."""
     num_genes = reference_cells.values.shape[1]
     depth = depth_class(reference_cells.values)
     means = np.asarray(reference_cells.values.mean(axis=0)).ravel()
@@ -171,10 +165,7 @@ def usual_conditions(reference_cells: ReferenceCells, seed: int) -> dict[str, Co
 
 
 def conditions_table(model: Model, reference_cells: ReferenceCells, seed: int) -> list[dict[str, Any]]:
-    """Return the expected accuracy and macro-F1 of a model under usual conditions, from fits without the called cells.
-
-    Under all conditions but the reference's own, the model is adapted as `predict` adapts it to a file.
-    """
+    """Return the expected accuracy and macro-F1 of a model under usual conditions, adapted to all but its own."""
     rows = []
     conditions = usual_conditions(reference_cells, seed)
     with progress("finding the expected accuracy", total=len(conditions), unit="conditions") as shown:

@@ -65,10 +65,7 @@ def call_block(
 
 
 def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None) -> Calls:
-    """Join the calls of a block by the models of several studies.
-
-    The embedding has those of all studies side by side. A cell is as novel as for the study that knows it best.
-    """
+    """Join the calls of a block by the models of several studies; embeddings are side by side."""
     members = adapted.members
     calls = [call_block(member.adapted, start, cfg) for member in members]
     meanings = [member.study.meaning for member in members]
@@ -81,6 +78,7 @@ def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Ca
         np.hstack([each.embedding for each in calls]),
         np.full(num_cells, -1, dtype=np.int32),
         np.logical_and.reduce([each.empty for each in calls]),
+        # A cell is as novel as for the study that knows it best.
         np.min([each.scores / member.usual_score for each, member in zip(calls, members, strict=True)], axis=0),
         calls[0].draws,
         np.zeros(num_cells, dtype=bool),

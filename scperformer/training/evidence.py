@@ -48,8 +48,7 @@ def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -
     """
     from scipy.optimize import minimize  # takes a while to import, and a prediction seldom needs it
 
-    linear = np.asarray(linear, dtype=np.float64)
-    encoder = np.asarray(encoder, dtype=np.float64)
+    linear, encoder = (np.asarray(branch, dtype=np.float64) for branch in (linear, encoder))
     # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
     # weight of one cell and prevents extreme scales if there are few held-out cells.
     prior = np.array([1.0, 0.0 if linear.any() else 1.0])
@@ -205,14 +204,13 @@ def _fit_linear(
     x: csr_matrix, labels: np.ndarray, options: LinearOptions, folds: Folds, logits: np.ndarray
 ) -> LinearModel:
     """Fit the linear branch to all cells, and write the logits of each fold's cells by a fit to the others."""
-    if not len(folds.rows):
-        return fit_linear_branch(x, labels, options)
     has_all = len(folds.rows) == len(labels)
-    some_labels = labels[folds.rows]
-    features, to_branch = design(x if has_all else x[folds.rows], some_labels, options)
+    if len(folds.rows):
+        some = labels[folds.rows]
+        features, to_branch = design(x if has_all else x[folds.rows], some, options)
     for fold in folds.numbers:
         is_called = folds.fold_of_row == fold
-        fitted = fit_logistic(features[~is_called], some_labels[~is_called], options.c, options.class_weights, ROUGH)
+        fitted = fit_logistic(features[~is_called], some[~is_called], options.c, options.class_weights, ROUGH)
         logits[is_called] = features[is_called] @ fitted.weight + fitted.bias
     if has_all:  # the features are made already
         return to_branch(fit_logistic(features, labels, options.c, options.class_weights, SOLVER_TOLERANCE))
@@ -229,10 +227,7 @@ def _fit_encoder(
     logits: np.ndarray,
     folder: Path | None,
 ) -> FittedEncoder:
-    """Train the encoder, and write the logits of each fold's cells by a copy that was trained on the others.
-
-    `draws` are the same cells, perhaps thinned: no draw of a cell is in a training whose copy calls the cell.
-    """
+    """Train the encoder, and write the logits of each fold's cells by a copy trained on no draw of these cells."""
     from scperformer.training.fit_performer import gene_vectors, scaled_vectors, start_performer, train_readouts
 
     x = vstack(draws if unlabelled is None else [*draws, unlabelled], "csr")
@@ -289,10 +284,9 @@ def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float
         network.linear.weight.weight[:-1] = torch.from_numpy(fitted.linear.weight)
         network.linear.bias.copy_(torch.from_numpy(fitted.linear.bias))
     if fitted.encoder is not None:
-        vectors_GD = fitted.encoder.performer.vectors_GD
         readout = fitted.encoder.readout
         assert network.encoder is not None
-        network.encoder.embedding.set_gene_vectors(vectors_GD)
+        network.encoder.embedding.set_gene_vectors(fitted.encoder.performer.vectors_GD)
         network.head.load_state_dict(readout.head.state_dict())
         if isinstance(network.encoder, Performer):
             network.encoder.reader.load_state_dict(readout.reader.state_dict())

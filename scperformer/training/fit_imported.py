@@ -121,10 +121,7 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
 
 
 def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the weights from which the fit starts: those of the model, for expression standardised on its kept cells.
-
-    A gene that does not vary in these cells keeps the mean and the deviation that it has in the model.
-    """
+    """Return the weights of the model, from which the fit starts, standardised on its kept cells where these vary."""
     mean = np.asarray(x.mean(axis=0), dtype=np.float64).ravel()
     squares = np.asarray(x.multiply(x).mean(axis=0), dtype=np.float64).ravel()
     deviation = np.sqrt(np.maximum(squares - mean**2, 0))

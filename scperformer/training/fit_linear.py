@@ -30,6 +30,7 @@ MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not chan
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
 MAX_DUAL = 4000  # cells; up to this number, inner products of cells are faster than sparse products with genes
 BLOCK_GENES = 4096  # columns that are dense at a time
+POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of the number of its cells in the weight of a label
 JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
 
@@ -46,17 +47,14 @@ def fit_logistic(
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
     counts = np.bincount(labels)
-    weight_of = dict(enumerate((counts.mean() / counts) ** power))
+    weight_of = dict(enumerate((counts.mean() / counts) ** POWERS[class_weights]))
     estimator = LogisticRegression(C=c, class_weight=weight_of, max_iter=MAX_ITERATIONS, tol=tolerance)
     with threadpool_limits(1):  # its dense products are small: with threads that wait for each other, ten times slower
         estimator.fit(x, labels)
-    weight = estimator.coef_.T
-    bias = estimator.intercept_
-    if weight.shape[1] == 1:  # for two labels scikit-learn keeps only the difference of their logits
-        weight = np.hstack([-weight / 2, weight / 2])
-        bias = np.array([-bias[0] / 2, bias[0] / 2])
+    weight, bias = estimator.coef_.T, estimator.intercept_
+    if len(bias) == 1:  # for two labels scikit-learn keeps only the difference of their logits
+        weight, bias = np.hstack([-weight / 2, weight / 2]), np.hstack([-bias / 2, bias / 2])
     return LinearModel(weight.astype(np.float32), bias.astype(np.float32))
 
 
@@ -169,24 +167,16 @@ def label_folds(
     A label with a single cell has fold -1, which is never held out: every training then has all labels.
     """
     rng = np.random.default_rng(seed)
-    rows = []
-    folds = []
-    for label in np.unique(labels):
-        cells = rng.permutation(np.flatnonzero(labels == label))[:most]
-        rows.append(cells)
-        folds.append(np.arange(len(cells)) % num_folds if len(cells) > 1 else np.array([-1]))
+    rows = [rng.permutation(np.flatnonzero(labels == label))[:most] for label in np.unique(labels)]
+    folds = [np.arange(len(cells)) % num_folds if len(cells) > 1 else np.array([-1]) for cells in rows]
     return np.concatenate(rows), np.concatenate(folds)
 
 
 def batch_folds(batches: np.ndarray, num_folds: int) -> np.ndarray:
-    """Deal whole batches to folds, the largest first, each into the fold with the fewest cells: the fold of each cell.
-
-    `batches` has the index of the batch of each cell, int64, N.
-    """
+    """Deal whole batches, int64 N, to folds, the largest first, each into the fold with the fewest cells: int64 N."""
     sizes = np.bincount(batches)
     fold_of_batch = np.zeros(len(sizes), dtype=np.int64)
-    num_used = min(num_folds, int(np.count_nonzero(sizes)))
-    filled = np.zeros(num_used, dtype=np.int64)
+    filled = np.zeros(min(num_folds, int(np.count_nonzero(sizes))), dtype=np.int64)
     for batch in np.argsort(-sizes, kind="stable"):
         fold_of_batch[batch] = filled.argmin()
         filled[fold_of_batch[batch]] += sizes[batch]
@@ -229,12 +219,10 @@ def choose_linear_options(
         folds[np.isin(labels[rows], labels_of_one_fold(folds, labels[rows]))] = -1
     if not (folds >= 0).any():  # every label has a single cell
         return first
-    x = x[rows]
-    labels = labels[rows]
-    losses = {
-        weighting: held_out_losses(x, labels, folds, replace(first, weighting=weighting), CLASS_WEIGHTS)
-        for weighting in WEIGHTINGS
-    }
+    losses = {}
+    for weighting in WEIGHTINGS:
+        options = replace(first, weighting=weighting)
+        losses[weighting] = held_out_losses(x[rows], labels[rows], folds, options, CLASS_WEIGHTS)
     best = min(WEIGHTINGS, key=lambda weighting: losses[weighting][0])  # compared with the first class weights
     options = replace(first, weighting=best, class_weights=CLASS_WEIGHTS[int(np.argmin(losses[best]))])
     text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"

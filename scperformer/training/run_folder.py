@@ -96,12 +96,9 @@ class Run:
         return replace(self, folder=folder)
 
     def record(self, cfg: NetworkConfig, facts: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-        """Write the configuration and the provenance: `facts`, and all that is needed to reproduce the model.
+        """Write the options and the provenance (`facts`, and what reproduces the model); return those of the model.
 
-        Returns
-        -------
-        The `provenance` and `config` of the model folder. The recorded command has the options that differ from their
-        defaults; without input `files` it is a call in Python.
+        The recorded command has the options that differ from their defaults; without `files` it is a call in Python.
         """
         recorded = _run_options(cfg)
         for option in PATHS:
@@ -157,11 +154,8 @@ class Run:
         return changed, before["reference_sha256"] != self.data
 
     def is_finished(self) -> bool:
-        """Whether `resume=true` finds the model of this run; one to be trained for longer is refused.
-
-        The optimiser of a finished training is not stored.
-        """
-        if not (self.cfg.resume and (self.output / INFO).is_file() and self.read()):
+        """Whether a finished model is of this run; one to be trained for longer is refused, as no optimiser is left."""
+        if not self.read():
             return False
         changed, other_data = self.differences()
         if changed and set(changed) <= set(RAISABLE) and not other_data and not self.cfg.overwrite:

@@ -55,10 +55,7 @@ TINY = 1e-12  # in place of a probability of 0
 
 
 def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
-    """Whether a reference is trained as several studies: by default if it has several files, and branches are fitted.
-
-    Attention between tokens is trained on the cells of all files together.
-    """
+    """Whether several studies are trained, as by default of several files; attention between tokens takes all cells."""
     is_fitted = not cfg.model.encoder or cfg.model.reads_genes or cfg.model.depth == 0
     if cfg.studies != "true":
         return cfg.studies == AUTO and num_files > 1 and is_fitted
@@ -136,13 +133,7 @@ def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions)
 
 
 def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequence[GeneMap]) -> list[np.ndarray]:
-    """Return which cells of each study are also in another one, boolean N, by the genes that the two share; log them.
-
-    Raises
-    ------
-    InputError
-        A study has no cells of its own.
-    """
+    """Return which cells of each study are also in another one, by shared genes: boolean N; refuse only such cells."""
     repeats = [np.zeros(len(reference.labels), dtype=bool) for reference in references]
     texts: dict[tuple[int, int], str] = {}  # what each pair of studies shares
     for pair in combinations(range(len(references)), 2):
@@ -190,8 +181,7 @@ def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: Train
         "cells_per_label": cells_per_label,
         "batches": {"key": cfg.batch_key or "file", "names": names},
     }
-    if cfg.tissue is not None:
-        facts["tissue"] = cfg.tissue
+    facts |= {} if cfg.tissue is None else {"tissue": cfg.tissue}
     recorded = run.record(cfg, facts, [Path(name).name for name in cfg.inputs])
     return SavedModel(
         name=run.folder.name.removesuffix(".run").removesuffix(".model"),
@@ -213,10 +203,8 @@ def _call_by_others(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Call cells of a study that no other study has by the models of the others, weighted as for any file.
 
-    Returns
-    -------
-    Of N cells with labels that the others know: probabilities of the joint labels, N x C; the most probable of the
-    right ones, int64 N; novelty scores, N.
+    Return of N cells with labels that the others know: probabilities of the joint labels, N x C; the most probable of
+    the right ones, int64 N; novelty scores, N.
     """
     study = whole.studies[number]
     others = [other for place, other in enumerate(whole.studies) if place != number]
@@ -227,14 +215,8 @@ def _call_by_others(
     rows = np.flatnonzero(meaning.any(axis=1) & ~is_repeat)
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
-    predict = AnnotationOptions(
-        inputs=[study.name],
-        input_kind="log1p",
-        input_total=cfg.data.target_sum,
-        input_base="e",
-        min_overlap=0.0,
-        threads=cfg.trainer.threads,
-    )
+    values: dict[str, Any] = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
+    predict = AnnotationOptions(inputs=[study.name], min_overlap=0.0, threads=cfg.trainer.threads, **values)
     path = f"{study.name}, called by the other studies"
     members = [as_model(other.saved, Path()) for other in others]
     model = Model(replace(whole, studies=others), Path(), members=members)

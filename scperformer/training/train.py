@@ -169,10 +169,7 @@ def train_on(
     source: dict[str, str],
     encoder: Any = None,
 ) -> SavedModel | None:
-    """Train on a reference in the run folder; None in all processes of a distributed run but the first.
-
-    `source` has the entries of the provenance about its files (`source_of`).
-    """
+    """Train on a reference from `source_of` files; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
     hashes = _hashes(reference)
     stored = cells_to_store(reference, cfg)
@@ -246,8 +243,6 @@ def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | 
     """
     rows = stratified_sample(reference.labels, cfg.keep_cells or MAX_DUAL, cfg.seed)
     x = reference.x[rows]
-    labels = reference.labels[rows]
-    batches = None if reference.batches is None else reference.batches[rows]
     if len(rows) > MAX_CELLS or x.nnz > MAX_VALUES:
         found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
         raise InputError(found, f"at most {MAX_CELLS:,} with {MAX_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
@@ -255,13 +250,12 @@ def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | 
     if counts is None and cfg.card == "full":
         remedy = "name counts with source=layers/NAME, or leave card=full out"
         raise InputError("card=full and a reference without counts", "counts, which can be thinned", remedy)
-    if counts is not None:
-        cells = ReferenceCells(counts, labels, are_counts=True, batches=batches)
-        return cells if cfg.keep_cells else simulated(cells, MAX_DUAL, cfg.seed)
-    if not cfg.keep_cells:
-        return None
-    relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape)
-    return ReferenceCells(relative, labels, are_counts=False, batches=batches)
+    relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape) if counts is None else counts
+    batches = None if reference.batches is None else reference.batches[rows]
+    cells = ReferenceCells(relative, reference.labels[rows], are_counts=counts is not None, batches=batches)
+    if cfg.keep_cells:
+        return cells
+    return simulated(cells, MAX_DUAL, cfg.seed) if cells.are_counts else None
 
 
 def new_network(reference: Reference, cfg: TrainOptions) -> CellTypeModel:
@@ -284,14 +278,10 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
         "rare_labels": reference.rare.done,
         "notes": reference.notes,
     }
-    if reference.batches is not None:
-        facts["batches"] = {"key": cfg.batch_key, "names": reference.batch_names}
-    if cfg.tissue is not None:
-        facts["tissue"] = cfg.tissue
-    if reference.terms.release is not None:
-        facts["ontology"] = reference.terms.release
-    if cfg.unlabelled:
-        facts["unlabelled"] = [Path(name).name for name in cfg.unlabelled]
+    batches = None if reference.batches is None else {"key": cfg.batch_key, "names": reference.batch_names}
+    optional: dict[str, Any] = {"batches": batches, "tissue": cfg.tissue, "ontology": reference.terms.release}
+    optional["unlabelled"] = [Path(name).name for name in cfg.unlabelled] or None
+    facts |= {name: value for name, value in optional.items() if value is not None}
     if stored is None:
         log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
         return facts
@@ -301,10 +291,7 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
 
 
 def fit(training: Training, folder: Path) -> Fitted:
-    """Fit the branches to the training cells, and put them into the network.
-
-    Branches that are not trained afterwards also get their scales, from out-of-fold predictions.
-    """
+    """Fit the branches to the training cells, with scales if that is all, and put them into the network."""
     cfg = training.cfg
     train = training.train
     network = training.network
@@ -336,8 +323,7 @@ def fit(training: Training, folder: Path) -> Fitted:
 def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any], HeldOut | None]:
     """Return the metrics on the validation cells, the baseline's and the scales; also held-out calls with these scales.
 
-    A network that was trained gets its scales and its held-out calls from the validation cells, one that was fitted has
-    both already, from cross-validation.
+    Scales and held-out calls of layers that were trained are from the validation cells, else from cross-validation.
     """
     train = training.train
     val = training.val

@@ -30,6 +30,7 @@ from scperformer.config.options import AUTO
 from scperformer.config.training import LoggerConfig, NetworkConfig, OptimConfig, TrainerConfig
 from scperformer.model.batches import prefetch, seed_of
 from scperformer.model.inference import fast_cpu
+from scperformer.training.fit_linear import POWERS
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +38,13 @@ EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
 VERSIONS = {"torch": "torch_version", "pytorch-lightning": "pytorch-lightning_version"}  # their keys in a checkpoint
-TRAINER_OPTIONS = ("devices", "num_nodes", "max_epochs")  # as in Lightning
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
     """Return the weight of each label in the loss, by how often it occurs; float32, with mean 1 over the cells."""
-    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
-    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -power, 0.0)
+    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -POWERS[class_weights], 0.0)
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
 
 
@@ -133,23 +132,22 @@ def device_of(options: TrainerConfig) -> Device:
         A GPU is asked for and there is none, or more GPUs or CPU cores than the machine has.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
-    if options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus):
-        why = "trainer.accelerator=cpu" if options.accelerator == "cpu" else "no GPU that torch can use"
-        num_cores = os.cpu_count() or 1
-        if options.devices > num_cores:
-            found = f"trainer.devices={options.devices} and {num_cores} CPU core{'s' if num_cores > 1 else ''}"
-            raise InputError(found, "a core for each process", "lower trainer.devices")
-        return Device("cpu", "32-true" if options.precision == AUTO else options.precision, why)
-    if not num_gpus:
+    on_cpu = options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus)
+    if not on_cpu and not num_gpus:
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
-    if options.devices > num_gpus:
-        found = f"trainer.devices={options.devices} and {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-        raise InputError(found, "a GPU for each process", "lower trainer.devices, or choose trainer.accelerator=cpu")
-    is_cuda = torch.cuda.is_available()
+    num, unit = (os.cpu_count() or 1, "CPU core") if on_cpu else (num_gpus, "GPU")
+    if options.devices > num:
+        found = f"trainer.devices={options.devices} and {num} {unit}{'s' if num > 1 else ''}"
+        remedy = "lower trainer.devices" + ("" if on_cpu else ", or choose trainer.accelerator=cpu")
+        raise InputError(found, f"a {unit} for each process", remedy)
     # Emulated bfloat16, as on a V100, is slower than float32.
-    fast = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-    chosen = "bf16-mixed" if fast else "32-true"
+    is_cuda = not on_cpu and torch.cuda.is_available()
+    is_fast = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    chosen = "bf16-mixed" if is_fast else "32-true"
     precision = chosen if options.precision == AUTO else options.precision
+    if on_cpu:
+        why = "trainer.accelerator=cpu" if options.accelerator == "cpu" else "no GPU that torch can use"
+        return Device("cpu", precision, why)
     return Device("cuda" if is_cuda else "mps", precision, torch.cuda.get_device_name() if is_cuda else "Apple GPU")
 
 
@@ -267,7 +265,9 @@ def make_trainer(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The `srun` command is available")  # this advice is for login nodes
         return pl.Trainer(
-            **{name: getattr(options, name) for name in TRAINER_OPTIONS},
+            devices=options.devices,
+            num_nodes=options.num_nodes,
+            max_epochs=options.max_epochs,
             accelerator=device.kind,
             precision=device.precision,  # type: ignore[arg-type]  # it is a plain str
             strategy="ddp" if options.devices * options.num_nodes > 1 else "auto",

@@ -326,5 +326,5 @@ def test_processes_have_a_core_each(machine, monkeypatch):
     machine()
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert device_of(TrainerConfig(devices=2)).kind == "cpu"
-    with pytest.raises(InputError, match=r"trainer\.devices=500 and 2 CPU cores; expected a core for each process"):
+    with pytest.raises(InputError, match=r"trainer\.devices=500 and 2 CPU cores; expected a CPU core for each process"):
         device_of(TrainerConfig(devices=500))
