@@ -39,7 +39,7 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, outpu
     init = load_init(cfg)
     cfg = settled(cfg) if init is None else adopt_options(cfg, init)
     init_hash = "" if init is None else init.saved.hash
-    with run(cfg, output, paths, genes=cfg.genes_path, init_hash=init_hash) as this:
+    with run(cfg, output, paths, init_hash=init_hash) as this:
         if this is not None:
             vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
             if init is not None:

@@ -200,15 +200,12 @@ class Run:
 
 
 @contextmanager
-def run(
-    cfg: NetworkConfig, output: Path, paths: Sequence[Path], genes: str | None = None, init_hash: str = ""
-) -> Iterator[Run | None]:
+def run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str = "") -> Iterator[Run | None]:
     """Open the run folder `<output>.run` for a training; yield None if `resume=true` finds the finished model.
 
-    `paths` are the files of cells; none: cells in memory. `genes` is the file of the genes to which the cells are
-    reduced, `init_hash` that of the model from which the training starts. After an error of the user or a signal the
-    folder is removed, unless it has a checkpoint from which the run can be resumed. At the end the checkpoints are
-    removed, and the logs stay.
+    `paths` are the files of cells; none: cells in memory. `init_hash` is of the model from which the training starts.
+    After an error of the user or a signal the folder is removed, unless it has a checkpoint from which the run can be
+    resumed. At the end the checkpoints are removed, and the logs stay.
 
     Raises
     ------
@@ -225,7 +222,8 @@ def run(
     may_be_finished = cfg.resume and (output / INFO).is_file()
     if is_first and not may_be_finished:
         _require_place(output, folder, cfg.overwrite)
-    data = (checksum(*paths) if paths else "") + init_hash + ("" if genes is None else sha256(Path(genes)))
+    data = (checksum(*paths) if paths else "") + init_hash
+    data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
     this = Run(cfg, output, folder, data, is_first)
     if may_be_finished:
         if this.is_finished():

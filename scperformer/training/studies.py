@@ -79,7 +79,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> 
         raise InputError("init with several studies", "one study", "train from init on one file")
     cfg = settled(cfg)
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    with run(cfg, output, paths, genes=cfg.genes_path) as this:
+    with run(cfg, output, paths) as this:
         if this is not None and this.is_first:  # branches are fitted by one process
             this.write(_train_each(_studies(cells, paths, cfg), cfg, this))
     return output

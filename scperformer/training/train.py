@@ -104,7 +104,7 @@ def train_cells(cells: AnnData | None, cfg: TrainOptions, output: Path, encoder:
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     cfg = choose_storage(cfg, paths)
     init_hash = "" if encoder is None else encoder.init_hash
-    with run(cfg, output, paths, genes=cfg.genes_path, init_hash=init_hash) as this:
+    with run(cfg, output, paths, init_hash=init_hash) as this:
         if this is not None:
             reference = load_reference(paths if cells is None else cells, cfg)
             if encoder is not None:

@@ -724,7 +724,7 @@ def test_a_panel_that_changed_does_not_resume(tmp_path):
     for text in ("A", "B"):
         panel.write_text(text)
         refused = pytest.raises(InputError, match="another reference") if text == "B" else suppress(KeyboardInterrupt)
-        with refused, run(cfg, tmp_path / "model", [], genes=cfg.genes_path) as this:
+        with refused, run(cfg, tmp_path / "model", []) as this:
             write_checkpoint(this.folder)
             raise KeyboardInterrupt
 
