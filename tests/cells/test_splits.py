@@ -13,7 +13,6 @@ from scperformer.cells.splits import group_split, split_cells, split_values, str
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import run as run_train
 from scperformer.config.training import DataConfig
-from scperformer.lab import streaming as loaders
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model
 from scperformer.training import train as training
@@ -255,7 +254,7 @@ def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
 
 def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(loaders, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
+    monkeypatch.setattr(training, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'", "model=tiny"]
     folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
