@@ -91,15 +91,14 @@ def write_annotation(
 def _name_for_zarr(cells: AnnData) -> None:
     """Replace slashes in names of columns and of the index, which h5ad files can have.
 
-    Tables in obsm lose the name of their index: a label, which is a column there, may have it.
+    An index of cells with the name of a label loses it: tables in obsm have the same index, and labels as columns.
     """
     for table in (cells.obs, cells.var):
         *columns, index = without_slashes([*map(str, table.columns), table.index.name or ""])
         table.columns = columns
         table.index.name = index or None
-    for table in cells.obsm.values():
-        if isinstance(table, pd.DataFrame):
-            table.index = table.index.rename(None)
+    if any(isinstance(table, pd.DataFrame) and cells.obs.index.name in table for table in cells.obsm.values()):
+        cells.obs.index.name = None
 
 
 def _add(file: h5py.File, annotation: Annotation) -> None:
