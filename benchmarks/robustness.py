@@ -64,7 +64,7 @@ from sklearn.preprocessing import StandardScaler
 
 import scperformer
 from scperformer.base import errors
-from scperformer.cli.main import main as cli
+from scperformer.cli import main as cli
 from scperformer.importing.folders import import_model
 from scperformer.io.gene_table import human_genes
 from scperformer.io.read import open_cells, read_cells

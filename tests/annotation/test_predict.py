@@ -396,7 +396,7 @@ def test_refused_files_leave_a_file_with_the_reason(counts_adata, tiny_model, wr
     assert errors[:-1] == [f"{reason['input']}: {reason['error']}" for reason in written]
     evaluated = command("evaluate", *sorted(out.iterdir()), "truth_key=cell_type", "output=evaluation")
     assert evaluated.code == 0, evaluated.err
-    assert "left out, as they could not be annotated" in evaluated.err
+    assert "skipping failed samples" in evaluated.err
     write(counts_adata, "few.h5ad")
     assert command(*words, "overwrite=true", "keep_going=ok").code == 0
     assert sorted(path.name for path in out.iterdir()) == [

@@ -38,7 +38,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "cells are called": (PREDICT, "scperformer.training.calls", "call_block"),
     "h5ad is written": (PREDICT, "scperformer.annotation.write", "_add"),
     "HDF5 writes": (PREDICT, "scperformer.io.writing", "write_all"),
-    "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.annotation.write", "_copy"),
+    "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.annotation.write", "_name_for_zarr"),
     "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.annotation.write", "_table_rows"),
     "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "make_report"),
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),

@@ -196,10 +196,11 @@ def test_a_changed_option_concerns_its_step_and_those_after_it(done: Path) -> No
 @pytest.mark.slow
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
-    steps, annotate = (checkout / path for path in ("scperformer/cli/steps.py", "workflow/rules/annotate.smk"))
+    options, steps = (checkout / "scperformer" / path for path in ("config/annotation.py", "cli/steps.py"))
+    annotate = checkout / "workflow/rules/annotate.smk"
     option = "    replace_annotation: bool = False"
     with (
-        replaced(steps, option, f"    new_option: bool = False  # a new one\n{option}"),
+        replaced(options, option, f"    new_option: bool = False  # a new one\n{option}"),
         replaced(annotate, "scperformer predict", "scperformer  predict"),
     ):
         assert plan(done, "--config", *ONE_JOB, "overrides={predict: {new_option: false}}", root=checkout) != []
