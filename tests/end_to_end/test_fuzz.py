@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 from support.fuzzing import KINDS, anndatas, write
 
-from scperformer.cli.compose import make_config
 from scperformer.cli import main as cli
+from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model
 
 FUZZED = int(os.environ.get("FUZZED", 15))
