@@ -316,7 +316,7 @@ def unexpressed(arguments: argparse.Namespace) -> None:
 
 
 def held_out_scores(adata: ad.AnnData, label_key: str, seed: int, options: list[str]) -> dict[str, float]:
-    """Train on 80 % of the cells and predict the rest, by the commands; scores, those of the baseline, CPU seconds."""
+    """Train on 80 % of the cells and predict the rest, by the commands; scores of model and baseline, CPU seconds."""
     labels = adata.obs[label_key].astype(str)
     rows, held_out = train_test_split(np.arange(adata.n_obs), test_size=0.2, stratify=labels, random_state=seed)
     command = [sys.executable, "-m", "scperformer"]

@@ -66,7 +66,7 @@ def run(words: list[str], threads: int = 1) -> Cost:
 
 
 def in_new_process(function, *arguments) -> None:
-    """Call a function in a new process, as the peak memory of a child includes that of its parent at the fork."""
+    """Call a function in a new process, as the peak memory of a child includes the peak of its parent at the fork."""
     process = get_context("spawn").Process(target=function, args=arguments)
     process.start()
     process.join()

@@ -22,7 +22,7 @@ from pathlib import Path
 import pandas as pd
 from machine import in_new_process, machine, resample, run
 
-# A small network: an epoch of 200,000 cells would take most of an hour with that of the preset.
+# A small network: an epoch of 200,000 cells would take most of an hour with the preset's.
 SMALL = ["model=tiny", "model.dim=8", "model.num_heads=1", "model.head_dim=8"]
 SMALL += ["model.gene_dropout=0.95", "trainer.batch_size=128"]
 ROOT = Path(__file__).parents[1]

@@ -297,7 +297,7 @@ def celltypist_model(arguments: argparse.Namespace) -> None:
             compare_scores(arguments.python, model, folder, arguments.source),
             compare_forms(arguments.python, model, folder, arguments.source),
         ]
-        # The peak memory of a process includes that of its parent at its start: a new parent has little.
+        # The peak memory of a process includes the peak of its parent at its start: a new parent has little.
         in_new_process(measure_both, arguments.python, model, folder, arguments, folder / "measured.md")
         parts.append(f"{arguments.cells:,} cells:\n\n{(folder / 'measured.md').read_text(encoding='utf-8')}")
     arguments.markdown.write_text("\n\n".join(parts) + "\n", encoding="utf-8")

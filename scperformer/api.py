@@ -1,8 +1,8 @@
 """The steps as functions of Python: keywords instead of words, files or AnnData objects, and objects as results.
 
 Each function makes the same options as the command line, from its keywords and from `options`, a mapping of the full
-names in docs/configuration.md: `options={"trainer.max_epochs": 5}`. Their defaults are those of the step. No function
-changes an AnnData but `annotate`, which adds to it.
+names in docs/configuration.md: `options={"trainer.max_epochs": 5}`. The defaults are the same, too. No function changes
+an AnnData but `annotate`, which adds to it.
 """
 
 import inspect
@@ -83,7 +83,7 @@ def step(name: str) -> Callable[[Function], Function]:
 
 
 def with_options(text: str, keywords: Sequence[str], step: str) -> str:
-    """Return a docstring with the meaning of each keyword that is an option of a step, before that of `options`."""
+    """Return a docstring with the meaning of each keyword that is an option of a step, before `options`."""
     meanings = {option.name: option.meaning for option in [*option_texts(step), *option_texts("files")]}
     entries = ""
     for name in keywords:
@@ -261,7 +261,7 @@ def preprocess(
     cells
         N cells x G genes in memory, or a file.
     model
-        Align the genes to those of this model.
+        Align the genes to this model.
     output
         The h5ad file to write; None: INPUT.prepared.h5ad beside a file, nothing for cells in memory.
     options

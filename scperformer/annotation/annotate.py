@@ -229,7 +229,8 @@ def _asked_for(
         sets, record["sets"] = set_columns(read, saved.labels, saved.held_out, cfg.alpha, is_cell)
         columns |= sets
     if cfg.clusters is not None:
-        clusters, how = options.clusters, f"obs['{cfg.clusters}']"
+        clusters = options.clusters
+        how = f"obs['{cfg.clusters}']"
         if clusters is None:
             clusters = find_clusters(read, options.graph, is_cell)
             how = f"Leiden on {'the embedding' if options.graph is None else 'the neighbour graph of the file'}"
@@ -336,7 +337,7 @@ def _trust(
         )
     if shift is None:
         return record, warning
-    lowest, highest = math.nan, math.nan
+    lowest = highest = math.nan
     if warning:
         warning = file_text(shift, warning)
     else:

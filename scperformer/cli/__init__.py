@@ -10,8 +10,7 @@
   again.
 - predict: `scperformer predict`: annotate the cells of files.
 - preprocess: `scperformer preprocess`: filter, normalise and log-transform a file.
-- presets: Presets: YAML files with options, by group; those of the package are in conf/, a user's own in `--config-
-  dir`.
+- presets: YAML files with options, by group, in conf/ or in a folder of the user (`--config-dir`).
 - pretrain: `scperformer pretrain`: train an encoder on unlabelled cells.
 - report: `scperformer report`: make one HTML page about annotated files.
 - steps: The commands by their names: `scperformer predict` is cli/predict.py.

@@ -27,7 +27,7 @@ class PreprocessConfig(ModelOptions, DataOptions):
     """Filter, normalise and log-transform a file."""
 
     takes_one = True
-    model_path: str | None = None  # align the genes to those of this model
+    model_path: str | None = None  # align the genes to this model
     output: str | None = None  # null: INPUT.prepared.h5ad beside the input
 
 

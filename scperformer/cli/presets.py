@@ -1,9 +1,9 @@
-"""Presets: YAML files with options, by group; those of the package are in conf/, a user's own in `--config-dir`.
+"""Presets: YAML files with options, by group; in conf/ of the package, or a user's own in `--config-dir`.
 
 A preset of a group sets options of this group or, below a first line `# @package _global_`, of any group; its
-`defaults` may choose presets of other groups (`- override /head: mean`). Hydra reads those of the package itself. Those
-of a user may come from anywhere, so they are read here as plain values, which set options of scperformer and nothing
-else, and are given to Hydra.
+`defaults` may choose presets of other groups (`- override /head: mean`). Hydra reads the presets
+of the package itself. A preset of a user may come from anywhere, so it is read here as plain values, which set options
+of scperformer and nothing else, and is given to Hydra.
 """
 
 import re

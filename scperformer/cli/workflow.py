@@ -1,6 +1,6 @@
 """`scperformer workflow`: annotate many samples with Snakemake, and make one report.
 
-The Snakefile is that of the installed package, or of its source checkout; it runs in the working folder.
+The Snakefile comes from the installed package or its source checkout; it runs in the working folder.
 """
 
 import json

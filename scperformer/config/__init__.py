@@ -1,4 +1,4 @@
-"""The options that several commands share, and the rules for their values; those of a command are in its file of cli.
+"""The options that several commands share, and the rules for their values; cli/X.py has the options of X alone.
 
 - mechanisms: Attention mechanisms that are not part of scperformer: a registry by name, which no option can extend.
 - options: Rules for the values of options, and the options that several commands share.

@@ -1,7 +1,7 @@
 """Rules for the values of options, and the options that several commands share.
 
-The options of a command are a dataclass in `scperformer/cli/NAME.py`; it inherits those of this room that it shares
-with other commands. The comment at an option is its text in the help, and in docs/configuration.md.
+The options of a command are a dataclass in `scperformer/cli/NAME.py`, which inherits shared options from this room. The
+comment at an option is its text in the help, and in docs/configuration.md.
 """
 
 import os

@@ -4,7 +4,7 @@
 - epochs: Training of layers for epochs, until held-out cells are called no better, perhaps by several processes.
 - batch_size: `trainer.batch_size=auto`: the largest batch that fits into memory, from the memory of training steps.
 - pretrained_weights: Weights of a pretrained encoder for other genes, and tables of gene vectors.
-- initialise: The initial weights of a network: gene vectors, attention, and those of a trained encoder (`init`).
+- initialise: The initial weights of a network: gene vectors, attention, and a trained encoder (`init`).
 - supervised: Training of layers between tokens with labels: loss, metrics and optimiser; the door of the lab.
 - masked: Masked pretraining: a network predicts hidden values, and its loss is compared with a naive guess's.
 - masked_genes: Masked pretraining of a Performer: hidden genes query the sums over the other genes of their cell.

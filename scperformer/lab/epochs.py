@@ -51,7 +51,7 @@ GRACE_SECONDS = 20.0  # gloo and NCCL usually notice within this time that a pro
 
 
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
-    """Return the factor of a loss with which the mean gradient of all processes is that of one batch of all cells."""
+    """Return the factor of a loss that makes the mean gradient of all processes the gradient of all cells."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 1.0
     total = weight.detach().clone()
@@ -63,7 +63,7 @@ class EncoderLearner(SeededLearner):
     """What training of layers with labels and pretraining share: dropped genes, and the metrics of an epoch."""
 
     network: Any  # a CellTypeModel or MaskedModel
-    monitor: str  # the metric whose best value (`mode`: max or min) is that of the best epoch
+    monitor: str  # the metric that chooses the best epoch (`mode`: max or min)
     mode: str
     columns: tuple[str, ...]  # the metrics in the table of epochs
     line: str  # the text of a log line about them
@@ -92,7 +92,8 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     """Choose whether Lightning or Slurm's srun starts the processes; refuse a number that differs from the options."""
     if "SLURM_JOB_ID" not in environment:
         return None
-    num_nodes, devices = trainer.num_nodes, trainer.devices
+    num_nodes = trainer.num_nodes
+    devices = trainer.devices
     asked = f"trainer.num_nodes={num_nodes} trainer.devices={devices}"
     remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
     if "SLURM_STEP_ID" not in environment:  # the command runs in the batch script itself, without srun

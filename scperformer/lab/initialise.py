@@ -1,4 +1,4 @@
-"""The initial weights of a network: gene vectors, attention, and those of a trained encoder (`init`)."""
+"""The initial weights of a network: gene vectors, attention, and a trained encoder (`init`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Init:
     path: str
     saved: SavedModel
     mode: str  # the part of the encoder that is trained further: full, last_layer or head
-    species: str  # of the reference's genes, for matching them to those of the encoder
+    species: str  # of the reference's genes, for matching them to the encoder's
 
     def provenance(self, num_known_genes: int) -> dict[str, Any]:
         """Return the entry `init` of the provenance of the model that is trained."""
@@ -171,8 +171,8 @@ def start_head(learner: EncoderLearner, train: Cells, cfg: TrainOptions) -> None
 
     Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
     this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054). The layer is fitted to vectors of
-    whole cells and of training steps, with dropped genes: after a short pretraining, the vectors of two cells differ
-    less than those of one cell in two steps, and a layer fitted to whole cells began with a loss of 418 instead of 2.
+    whole cells and of training steps, with dropped genes: after a short pretraining, two cells differ less
+    than one cell in two steps, and a layer fitted to whole cells began with a loss of 418 instead of 2.
     """
     if cfg.init is None or cfg.head.hidden:
         return

@@ -29,7 +29,7 @@ GENES_SECOND = "attention.matrices_CPGN"
 def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
     """Return the positions of the genes that two lists share, in each list; each gene occurs once.
 
-    The lists may use different kinds of names. Too few shared genes and those of another species are refused.
+    The lists may use different kinds of names. Too few shared genes and genes of another species are refused.
     """
     mapping = map_genes(genes, theirs, None, species, path="the reference")
     known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))

@@ -84,7 +84,7 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
         elif unknown > HIGH_UNKNOWN:
             warn("Many cells are unknown, perhaps of types that the model was not trained on", each, f"{unknown:.0%}")
         if kind not in (OTHER, FAR) and unsure_text(each["mean"], each["mean_held_out"]):
-            text = "The mean confidence is far below that of out-of-fold predictions on the reference"
+            text = "The mean confidence is far below the out-of-fold confidence of the reference"
             warn(text, each, f"{each['mean']:.2f}")
         if each["agreement"] is not None and each["agreement"] < LOW_AGREEMENT and kind != FAR:
             warn("Logistic regression gives many cells another label; agreement", each, f"{each['agreement']:.0%}")

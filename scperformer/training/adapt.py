@@ -172,7 +172,7 @@ def _require_same_kind(query: Query, whole: Query) -> None:
 def _adapt_members(
     model: Model, query: Query, cfg: AnnotationOptions, with_shift: bool, whole: Query | None
 ) -> Adapted:
-    """Adapt the models of all studies but those with too few genes; those of another tissue weigh nothing."""
+    """Adapt the model of each study with enough shared genes; a study of another tissue gets no weight."""
     found = []
     for study, member in zip(model.saved.studies, model.members, strict=True):
         own = replace(query.of_model(study.saved), path=f"{query.path}, study {study.name}")
@@ -235,7 +235,7 @@ def _adapted_to(
         # Records name the model that was adapted, not this one.
         saved = replace(read_model(folder), hash=model.saved.hash)
         if saved.genes != [gene for gene, known in zip(model.saved.genes, condition.measured, strict=True) if known]:
-            raise damaged_model(folder, "genes that differ from those of its condition")
+            raise damaged_model(folder, "other genes than its condition")
     model.adapted[condition.key] = as_model(saved, model.path)
     log.info("the model was adapted to %s genes in %s", num_genes, in_time(time.perf_counter() - begin))
     return model.adapted[condition.key]

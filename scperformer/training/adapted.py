@@ -55,13 +55,14 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     original = ModelConfig(**saved.config["model"])
     is_fitted = original.reads_genes or original.depth == 0
     # The vectors were learned from all genes at full depth, perhaps also from further cells. Layers between tokens have
-    # trained them with the labels, also those of the cells that are held out here.
+    # trained them with the labels, also of the cells that are held out here.
     if cfg.model.encoder and (is_fitted or saved.provenance.get("unlabelled")):
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
     fitted = fit_branches(
         x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors, batches=cells.batches
     )
-    scales, held_out = fitted.scales, fitted.held_out
+    scales = fitted.scales
+    held_out = fitted.held_out
     # Simulated cells are too easy to call, and the only cell of a label cannot be held out.
     if held_out is None or saved.provenance.get("kept_cells", {}).get("simulated", False):
         branches = {"linear": fitted.linear, "encoder": fitted.encoder}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Cells of a file that show its depth, and the blocks of the file that they come from.
 SEEN_CELLS = 2000
 SEEN_BLOCKS = 20
-REPEAT_CELLS = 1000  # cells of a file that are compared with those of the reference, at most
+REPEAT_CELLS = 1000  # cells of a query that are compared with the reference, at most
 # Below this share of the informative expression, or of the depth, adapting pays.
 PAYS_GENES = 0.98
 PAYS_DEPTH = 0.75
@@ -164,7 +164,7 @@ class Repeats:
     """The cells of the reference among some cells of a file."""
 
     num_seen: int = 0
-    rows: np.ndarray = field(default_factory=lambda: np.arange(0))  # of those of the reference, ascending, int64
+    rows: np.ndarray = field(default_factory=lambda: np.arange(0))  # among the cells of the reference, ascending, int64
 
     def warning(self, cells: AnnData | BackedH5ad) -> str:
         """Return a warning for users, which names one of them; "" if there are none. `cells` is the open file."""

@@ -96,7 +96,7 @@ class Run:
         return replace(self, folder=folder)
 
     def record(self, cfg: NetworkConfig, facts: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-        """Write the options and the provenance (`facts`, and what reproduces the model); return those of the model.
+        """Write the options and the provenance (`facts`, and what reproduces the model); return both for the model.
 
         The recorded command has the options that differ from their defaults; without `files` it is a call in Python.
         """

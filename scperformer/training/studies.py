@@ -209,15 +209,16 @@ def _call_by_others(
     study = whole.studies[number]
     others = [other for place, other in enumerate(whole.studies) if place != number]
     known = np.logical_or.reduce([other.meaning.any(axis=0) for other in others])
-    told = np.concatenate([other.meaning for other in others])  # rows are labels of the others
-    same = (told[:, :, None] == told[:, None, :]).all(axis=0)  # C x C: joint labels that no other study tells apart
+    meanings = np.concatenate([other.meaning for other in others])  # rows are labels of the others
+    # C x C: whether all other studies have one label for a pair of joint labels
+    same = (meanings[:, :, None] == meanings[:, None, :]).all(axis=0)
     meaning = ((study.meaning.astype(int) @ same) > 0)[reference.labels] & known
     rows = np.flatnonzero(meaning.any(axis=1) & ~is_repeat)
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
     values: dict[str, Any] = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
     predict = AnnotationOptions(inputs=[study.name], min_overlap=0.0, threads=cfg.trainer.threads, **values)
-    path = f"{study.name}, called by the other studies"
+    path = f"{study.name}, predicted by the other studies"
     members = [as_model(other.saved, Path()) for other in others]
     model = Model(replace(whole, studies=others), Path(), members=members)
     query = find_query(adata, model.saved, predict, path)

@@ -135,7 +135,7 @@ def load_reference(source: AnnData | Sequence[Path], cfg: TrainOptions) -> Refer
 
 
 def settled(cfg: Config) -> Config:
-    """Return the options of a network with the source of its mechanism; refuse those of which none can be built.
+    """Return the options of a network with the source of its mechanism; refuse options that fit no network.
 
     Options without effect on a Performer or the pooled encoder, which are trained on sums over genes, are logged.
     """
@@ -423,7 +423,7 @@ def refit(training: Training, fitted: Fitted, scales: dict[str, float]) -> None:
 
 
 def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
-    """Log the scores of the model beside those of logistic regression, and of each branch alone."""
+    """Log the scores of the model beside logistic regression and each branch alone."""
     metrics = saved.metrics
     how = f"best epoch {metrics['best_epoch']}"
     if not metrics["best_epoch"]:

@@ -193,7 +193,7 @@ def test_confidence_far_below_that_of_out_of_fold_predictions_is_a_warning(sampl
     bins = {"num_cells": np.array([20, 80]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
     for sample in samples:  # mean confidences: 0.75 and 0.57
         sample.facts["calibration"] = {"bins": bins}  # mean confidence: 0.82
-    text = "The mean confidence is far below that of out-of-fold predictions on the reference: two (0.57)."
+    text = "The mean confidence is far below the out-of-fold confidence of the reference: two (0.57)."
     assert text in found_in(samples)
 
 
