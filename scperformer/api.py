@@ -37,7 +37,7 @@ from scperformer.cli.train import TrainConfig
 from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model
-from scperformer.model.library import PACKAGED_MODEL, library_folder
+from scperformer.model.library import PACKAGED_MODEL, imported_models, library_folder
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
     from scperformer.attention.base import Attention
@@ -57,7 +57,7 @@ def step(name: str) -> Callable[[Function], Function]:
     """Make a function of Python of a step.
 
     Its docstring gets the meaning of each keyword that is an option of the step, from the dataclass of the step. A call
-    shows its progress, and refuses keywords that the function does not have, with the one that was meant.
+    refuses keywords that the function does not have, with the one that was meant.
     """
 
     def decorate(function: Function) -> Function:
@@ -175,11 +175,10 @@ def loaded(model: "Model | File | None", cfg: Any) -> "Model":
     return model if isinstance(model, Model) else load_model(cfg.model_path)
 
 
-def required_output(cfg: Any, expected: str = "a folder to write") -> Path:
-    """Return the output for cells in memory, which have no place of their own."""
+def require_output(cfg: Any, expected: str = "a folder to write") -> None:
+    """Refuse cells in memory, which have no place of their own, without an output."""
     if cfg.output is None:
         raise InputError("no output beside cells in memory", expected, "add output=...")
-    return Path(cfg.output)
 
 
 @dataclass(repr=False)
@@ -338,7 +337,7 @@ def train(
     cfg = config_of("train", options, inputs=paths_of(cells), **named, resume=resume, overwrite=overwrite)
     if not isinstance(cells, AnnData):
         return _trained(run_train(cfg))
-    required_output(cfg)
+    require_output(cfg)
     return _trained(run_train(cfg, cells.to_memory() if cells.isbacked else cells))
 
 
@@ -389,7 +388,7 @@ def pretrain(
     if in_memory and len(in_memory) < len(several):
         raise InputError("files beside cells in memory", "one of both", "read the files first, or write the cells")
     if in_memory:
-        required_output(cfg)
+        require_output(cfg)
     return _trained(run_pretrain(cfg, in_memory or None))
 
 
@@ -435,7 +434,7 @@ def adapt(
         overwrite=overwrite,
     )
     if isinstance(cells, AnnData):
-        required_output(cfg)
+        require_output(cfg)
     return _trained(run_adapt(cfg, loaded(model, cfg), cells if isinstance(cells, AnnData) else None))
 
 
@@ -472,11 +471,11 @@ def import_model(
     InputError
         It is damaged or of an unknown format, or a model of this name is there.
     """
-    from scperformer.importing.folders import import_model as import_one
+    from scperformer.cli.models import run as run_models
 
     named = {"name": name, "reference": reference, "label_key": label_key, "output": output, "overwrite": overwrite}
     cfg = config_of("models", options, action="import", inputs=[os.fspath(path)], **named)
-    return _trained(import_one(Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg))
+    return _trained(run_models(cfg)[0])
 
 
 @step("models")
@@ -485,10 +484,8 @@ def models() -> pd.DataFrame:
 
     A folder that cannot be used has a row with the reason in `problem`, which is empty for the others.
     """
-    library = library_folder()
-    imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
     rows = []
-    for folder in [PACKAGED_MODEL, *imported]:
+    for folder in [PACKAGED_MODEL, *imported_models(library_folder())]:
         row: dict[str, Any] = {"name": folder.name, "labels": "", "num_labels": 0, "num_genes": 0, "tissue": None}
         problem = ""
         try:
@@ -759,19 +756,12 @@ def evaluate(
     InputError
         The cells are not annotated, or there are no true labels.
     """
-    from scperformer.results.evaluate import EVALUATION, evaluate_samples, write_evaluation
-    from scperformer.results.read_annotations import of_cells, read_annotated
+    from scperformer.cli.evaluate import evaluate_cells
+    from scperformer.results.read_annotations import of_cells
 
     named = {"truth_key": truth_key, "output": output, "key_added": key_added, "overwrite": overwrite}
     cfg = config_of("evaluate", options, inputs=paths_of(cells), **named)
-    if cfg.output is not None:
-        require_absent(cfg.output, cfg.overwrite, EVALUATION)
-    in_memory = isinstance(cells, AnnData)
-    samples = [of_cells(cells, cfg.key_added)] if in_memory else read_annotated(cfg.inputs, cfg.key_added)
-    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.label_map)
-    if cfg.output is not None:
-        write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
-    return evaluation
+    return evaluate_cells(cfg, of_cells(cells, cfg.key_added) if isinstance(cells, AnnData) else None)
 
 
 @step("explain")
@@ -822,9 +812,7 @@ def explain(
     ready = None if model is None and cfg.model_path is None else loaded(model, cfg)
     in_memory = isinstance(cells, AnnData)
     annotated = of_cells(cells, cfg.key_added) if in_memory else read_annotated(cfg.inputs, cfg.key_added)[0]
-    num = None if cfg.cells == "all" else cfg.cells
-    chosen = {"label": cfg.label, "num_cells": num, "seed": cfg.seed}
-    made = explain_cells(annotated, cfg, ready, **chosen)
+    made = explain_cells(annotated, cfg, ready, label=cfg.label, num_cells=cfg.num_cells, seed=cfg.seed)
     if cfg.output is None:
         return Explanation(made, cfg.key_added)
     write_explanation(made, Path(cfg.output), cfg.key_added, annotated.name, overwrite=cfg.overwrite)
@@ -890,5 +878,5 @@ def report(
     cfg = config_of("report", options, inputs=paths_of(cells), **named)
     if not isinstance(cells, AnnData):
         return Page(*write_page(cfg, made))
-    required_output(cfg, "a page to write")
+    require_output(cfg, "a page to write")
     return Page(*write_page(cfg, made, of_cells(cells, cfg.key_added)))

@@ -1,12 +1,17 @@
 """From a model and a query to an annotated file.
 
-- columns: Columns of obs and obsm, with their records in uns.
-- finished: What an annotation depends on, which `resume=true` compares.
-- label_options: Options about labels, checked before annotation, and constraints on probabilities.
-- annotate: The annotation of a query: columns, embedding, probabilities and record.
-- parts: Predictions on disk, a part for each block of cells, so that memory stays flat and runs can be resumed.
-- write: Write an annotation: a copy of its file as h5ad or zarr, or a table.
-- predict: Annotate the cells of an AnnData or of a file with a model.
+- annotate: The annotation of the cells of a file: columns of obs, the embedding, the probabilities, and a record of
+  the run.
+- columns: The columns of an annotation: each function makes some of them, and most return them with what is
+  recorded of them.
+- finished: What an annotation depends on: `resume=true` keeps a finished annotation, or continues one, if this is
+  the same.
+- label_options: The options about labels, checked before any cell is called, and constraints on the probabilities
+  of calls.
 - outputs: The outputs of several inputs: their names, which of them are finished, and the errors of inputs that
   failed.
+- parts: Calls on disk: a part for each block of cells, so that memory stays flat and an interrupted run can be
+  continued.
+- predict: Annotate the cells of an AnnData or of a file with a model.
+- write: Write an annotation: a copy of its file as h5ad or zarr, or a table.
 """

@@ -45,7 +45,7 @@ from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
 from scperformer.model.novelty import novelty_share
 from scperformer.model.saved_model import both_have_a_part, branch_names
-from scperformer.model.shift import OTHER, expected_text, file_text, file_warning, tempered
+from scperformer.model.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
 from scperformer.training.adapt import Adapted
 from scperformer.training.calls import Calls, Read
 
@@ -95,8 +95,9 @@ class Annotation:
         text += f"({tissue}{len(self.labels)} labels): {', '.join(first)}; "
         text += f"{self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
         shift = self.record.get("shift")
-        is_warned = shift is not None and math.isnan(shift["expected_lowest"]) and len(self.record["warnings"]) > 0
-        if shift is not None and not is_warned:
+        if shift is not None:
+            numbers = Shift(shift["relative_novelty"], shift["batch_effect"], shift["num_cells"]).numbers
+        if shift is not None and not any(numbers in warning for warning in self.record["warnings"]):
             kind = shift["kind"]
             expected = expected_text(shift["expected_lowest"], shift["expected_highest"], kind)
             sentence = expected if kind in expected else f"these cells are {kind}: {expected}"

@@ -83,7 +83,10 @@ def partial_results(output: Path, identity: dict[str, Any], num_parts: int, *, r
     folder = _folder_of(output)
     parts = Parts(folder, num_parts)
     if folder.exists():
-        if why := why_not_ours(folder, PARTS):
+        why = why_not_ours(folder, PARTS)
+        if why is None and not (folder / IDENTITY).is_file():
+            why = f"has no {IDENTITY}"
+        if why is not None:
             remedy = "move it away, or choose another output=..."
             raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.name}", remedy)
         with _locked(folder):

@@ -63,15 +63,16 @@ def write_annotation(
     InputError
         As for `new_file` and `new_folder`; or the file has changed since it was opened.
     """
-    require_unchanged(path, seen)
     is_zarr = output.suffix == ".zarr"
     if is_zarr and isinstance(cells, BackedH5ad):
         cells = read_h5ad(path)
+    require_unchanged(path, seen)
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
-        if output.suffix not in (".h5ad", ".zarr"):
-            write = _write_parquet if output.suffix == ".parquet" else _write_text
-            write(temporary, output.name, _table_rows(cells, annotation), annotation.record)
+        if output.suffix == ".parquet":
+            _write_parquet(temporary, _table_rows(cells, annotation), annotation.record)
+        elif output.suffix not in (".h5ad", ".zarr"):
+            _write_text(temporary, output.name, _table_rows(cells, annotation))
         elif isinstance(cells, BackedH5ad):
             shutil.copyfile(path, temporary)
             require_unchanged(path, seen)
@@ -185,7 +186,7 @@ def _table_rows(cells: AnnData | BackedH5ad, annotation: Annotation) -> Iterator
         yield block
 
 
-def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], record: dict[str, Any]) -> None:
+def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> None:
     """Write a CSV or TSV file, by the ending of `name`; a text that a spreadsheet would run gets a ' in front."""
     separator = next(separator for suffix, separator in SEPARATORS.items() if name.endswith(suffix))
     compression = "gzip" if name.endswith(".gz") else None
@@ -202,15 +203,15 @@ def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], reco
         log.warning("%d texts that spreadsheets would run as formulas have a ' in front", num_quoted)
 
 
-def _write_parquet(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], record: dict[str, Any]) -> None:
+def _write_parquet(temporary: Path, blocks: Iterator[pd.DataFrame], record: dict[str, Any]) -> None:
     """Write a Parquet file, with the record of the run as JSON in its metadata."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
     writer = None
+    content = json.dumps(record, default=lambda array: array.tolist()).encode()
     for block in blocks:
         table = pyarrow.Table.from_pandas(block, preserve_index=False)
-        content = json.dumps(record, default=lambda array: array.tolist()).encode()
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"scperformer": content})
         writer = writer or ParquetWriter(temporary, table.schema)
         writer.write_table(table)

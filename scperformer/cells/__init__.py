@@ -1,18 +1,24 @@
 """Cells: the kind of their values, normalised expression with the genes of a model; references and queries.
 
-- values: The kind of the values of a matrix: counts, log1p (with base and total), linear, or unusable.
-- features: non-gene features, such as antibodies and spike-ins
-- droplets: empty droplets in an unfiltered matrix
-- detect: the place of the expression (X, raw or a layer) and the kind of its values
-- normalisation: ln(1 + counts per 10,000), recovered counts, thinned counts
-- alignment: expression with the genes of a model as columns
-- query: Cells of a query with the genes of a model, block by block.
-- quality: empty cells, mitochondrial expression, doublets
-- on_disk: Cells of one or several files as one collection, in memory or on disk.
-- splits: training and validation cells
-- reference_labels: labels, rare labels, ontology ids, label tree and batches of a reference
-- reference: labelled cells for training
-- corpus: unlabelled cells for pretraining
-- preprocess: Prepared cells: filtered and normalised as a reference, or aligned to the genes of a model.
-- repeats: Cells that occur twice, found by their expression: in two studies, or in reference and query.
+- alignment: Align expression to the genes of a model: match the genes of a file, sum them, and reorder the columns.
+- corpus: Unlabelled cells for pretraining: normalised cells of all files over one list of genes, in memory or on
+  disk.
+- detect: The expression of an AnnData: its place (X, raw or a layer) and the kind of its values.
+- droplets: Empty droplets: barcodes that cannot be cells, in the unfiltered matrix of a droplet run.
+- features: Non-gene features of a file: antibodies, hashtags, peaks, guides, spike-ins, control probes.
+- normalisation: Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over
+  some genes alone.
+- on_disk: Cells and genes of one or several files as one collection, in memory or on disk.
+- preprocess: Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a
+  model.
+- quality: The quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. No cell is
+  filtered.
+- query: The cells of a file with the genes of a model, block by block.
+- reference: Labelled cells for training: filtered, normalised and split into training and validation; in memory or
+  on disk.
+- reference_labels: The labels of a reference: their column, labels with few cells, ontology ids and the label tree.
+- repeats: Duplicate cells, found by their expression: in two studies, or in a reference and a query.
+- splits: Split labelled cells into training and validation cells: at random within each label, by groups, or by a
+  column.
+- values: Judge what the values of a matrix are: counts, log1p values (with base and total), linear, or unusable.
 """

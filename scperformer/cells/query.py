@@ -140,7 +140,7 @@ def require_fit(
         model_genes=model.genes,
         var=var,
         can_adapt=(model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies))
-        and getattr(cfg, "adapt", "false") != "false",
+        and cfg.adapts,
         own_totals=plan.own_totals,
     )
 

@@ -3,30 +3,29 @@
 - adapt: `scperformer adapt`: adapt a model to the genes and the depth of a file.
 - analyze: `scperformer analyze`: analyse the attention of a trained model.
 - check: `scperformer check`: describe files, and check if a model can annotate them.
+- compose: Hydra composes the options of a step from words, conf/ and presets; ours are the checks, and errors on
+  one line.
 - evaluate: `scperformer evaluate`: compare with true labels, beside logistic regression.
 - explain: `scperformer explain`: find the genes on which calls depend.
+- help: What `scperformer --help` and `scperformer STEP --help` print.
+- main: The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py.
 - models: `scperformer models`: list models, or import one from somewhere else.
-- overrides: Options as words of a command, `name=value` in the grammar of Hydra's overrides: written, and read
-  again.
+- option_file: Options from a YAML file in the format of the workflow (config/config.yaml), for one step: `--config
+  FILE`.
+- option_texts: The options of each step as a user reads them: their defaults and meanings, and the one that a wrong
+  word meant.
+- overrides: Options as words of a command, `name=value` in the grammar of Hydra's overrides.
 - predict: `scperformer predict`: annotate the cells of files.
 - preprocess: `scperformer preprocess`: filter, normalise and log-transform a file.
-- presets: YAML files with options, by group, in conf/ or in a folder of the user (`--config-dir`).
+- presets: Presets: YAML files with options, by group; in conf/ of the package, or a user's own in `--config-dir`.
 - pretrain: `scperformer pretrain`: train an encoder on unlabelled cells.
 - report: `scperformer report`: make one HTML page about annotated files.
 - steps: The commands by their names: `scperformer predict` is cli/predict.py.
-- option_texts: The options of each step as a user reads them: their defaults and meanings, and the one that a wrong
-  word meant.
-- compose: From presets and options to the checked dataclass of a step: the same for the command line, Python and
-  the workflow.
 - sweep: The table of a sweep, with a row for each run: its options, its scores and its error; and a picture of the
   scores.
 - train: `scperformer train`: train a model on a labelled reference.
-- help: What `scperformer --help` and `scperformer STEP --help` print.
-- main: The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py.
-- option_file: Options from a YAML file in the format of the workflow (config/config.yaml), for one step: `--config
-  FILE`.
 - words: The words of a command line, sorted into input files, options and flags before Hydra sees any of them.
+- workflow: `scperformer workflow`: annotate many samples with Snakemake, and make one report.
 - workflow_config: The configuration of the workflow and its sample sheet, checked: for the command, and for the
   Snakefile itself.
-- workflow: `scperformer workflow`: annotate many samples with Snakemake, and make one report.
 """

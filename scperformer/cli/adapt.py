@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
@@ -29,9 +29,11 @@ class AdaptConfig(ModelOptions):
     """Adapt a model to the genes and the depth of a file, or to a list of genes."""
 
     takes_one = True
-    adapt: ClassVar[str] = "true"  # as `predict` has it
-
     output: str | None = None  # null: INPUT.adapted beside the input
+
+    @property
+    def adapts(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

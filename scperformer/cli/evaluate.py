@@ -3,10 +3,15 @@
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scperformer.base.messages import listed
 from scperformer.base.outputs import FAILED_SUFFIX, require_absent
 from scperformer.config.options import FileOptions, require
+
+if TYPE_CHECKING:  # pandas and anndata are slow to import
+    from scperformer.results.evaluate import Evaluation
+    from scperformer.results.read_annotations import Annotated
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +41,14 @@ class EvaluateConfig(FileOptions):
 
 def run(cfg: EvaluateConfig) -> Path:
     """Score annotated files against true labels; write the evaluation folder and return its path."""
+    first = next((path for path in cfg.inputs if not path.endswith(FAILED_SUFFIX)), cfg.inputs[0])
+    output = cfg.output or str(Path(first).with_suffix(".evaluation"))
+    evaluate_cells(replace(cfg, output=output))
+    return Path(output)
+
+
+def evaluate_cells(cfg: EvaluateConfig, sample: "Annotated | None" = None) -> "Evaluation":
+    """Score annotated files, or a sample in memory; write a folder if `cfg.output` names one."""
     from scperformer.results.evaluate import EVALUATION, evaluate_samples, write_evaluation
     from scperformer.results.read_annotations import read_annotated
 
@@ -45,9 +58,10 @@ def run(cfg: EvaluateConfig) -> Path:
         rest = [place for place, path in enumerate(cfg.inputs) if path not in failed]
         tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in rest]
         cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
-    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
-    require_absent(output, cfg.overwrite, EVALUATION)
-    samples = read_annotated(cfg.inputs, cfg.key_added)
+    if cfg.output is not None:
+        require_absent(cfg.output, cfg.overwrite, EVALUATION)
+    samples = [sample] if sample is not None else read_annotated(cfg.inputs, cfg.key_added)
     evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.label_map)
-    write_evaluation(evaluation, output, cfg.overwrite)
-    return output
+    if cfg.output is not None:
+        write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
+    return evaluation

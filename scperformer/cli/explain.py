@@ -35,6 +35,11 @@ class ExplainConfig(ExpressionOptions):
         is_number = isinstance(self.cells, int) and not isinstance(self.cells, bool) and self.cells >= 1
         require(is_number or self.cells == "all", "cells", self.cells, "a whole number above 0, or all")
 
+    @property
+    def num_cells(self) -> int | None:
+        """The largest number of cells of each label; None: all."""
+        return None if self.cells == "all" else self.cells
+
 
 def run(cfg: ExplainConfig) -> Path:
     """Write the folder of an explanation and return its path, by default `<input>.explanation` next to the input."""
@@ -48,8 +53,7 @@ def run(cfg: ExplainConfig) -> Path:
     require_absent(output, cfg.overwrite, EXPLANATION)
     (annotated,) = read_annotated(cfg.inputs, cfg.key_added)
     model = None if cfg.model_path is None else load_model(cfg.model_path)
-    num_cells = None if cfg.cells == "all" else cfg.cells
-    explanation = explain_cells(annotated, cfg, model, label=cfg.label, num_cells=num_cells, seed=cfg.seed)
+    explanation = explain_cells(annotated, cfg, model, label=cfg.label, num_cells=cfg.num_cells, seed=cfg.seed)
     write_explanation(explanation, output, cfg.key_added, annotated.name, overwrite=cfg.overwrite)
     log.info("explained in %.1f s", time.perf_counter() - start)
     return output

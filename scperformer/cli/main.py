@@ -196,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     Raises
     ------
     SystemExit
-        Snakemake failed (`run_workflow`).
+        Snakemake failed (`cli.workflow.run`).
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: `2>&-`

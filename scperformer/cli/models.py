@@ -68,11 +68,10 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
 
     `only` is a name or a model folder: print this model alone, with its model card.
     """
-    from scperformer.model.content import INFO
     from scperformer.model.folder import CARD, read_model
-    from scperformer.model.library import PACKAGED_MODEL
+    from scperformer.model.library import PACKAGED_MODEL, imported_models
 
-    imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
+    imported = imported_models(library)
     folders = [PACKAGED_MODEL, *imported]
     if only is not None:
         folders = [folder for folder in folders if folder.name == only]

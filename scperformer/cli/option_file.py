@@ -1,9 +1,11 @@
 """Options from a YAML file in the format of the workflow (config/config.yaml), for one step: `--config FILE`.
 
-Such a file may come from anywhere. It can set the options of scperformer, and nothing else: see `words_from_file`.
+Such a file may come from anywhere. It can set the options of scperformer, and nothing else: `composed` refuses words
+of Hydra, which can call any function.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +21,15 @@ KEYS = (*WORKFLOW_KEYS, "overrides")
 EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
 
 
+@contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Say in the error about an option in which file, or in which place of it, the option is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error.found}", error.expected, error.remedy) from error
+
+
 def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
     """Return the content of a file if it is a mapping with known keys; refuse anything else.
 
@@ -32,8 +43,8 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
     return content
 
 
-def words_from_file(content: Any, step: str, where: str) -> list[str]:
-    """Return the options of a step in a file as words of its command.
+def words_from_file(content: Any, where: str) -> list[str]:
+    """Return the options of a step in a file as words of its command, which `composed` has to check.
 
     Parameters
     ----------
@@ -41,11 +52,6 @@ def words_from_file(content: Any, step: str, where: str) -> list[str]:
         A mapping of full names to values, or a list of words `option=value`.
     where
         The file and the place in it, for errors.
-
-    Raises
-    ------
-    InputError
-        The step has no such option or preset: so options of Hydra, which can call any function, are refused, too.
     """
     flat = isinstance(content, Mapping) and not any(isinstance(value, Mapping) for value in content.values())
     if not flat and not (isinstance(content, list) and all(isinstance(word, str) and "=" in word for word in content)):
@@ -56,12 +62,8 @@ def words_from_file(content: Any, step: str, where: str) -> list[str]:
             if not isinstance(item, str | int | float | None):
                 found = f"{where}: {name}, a value of type {type(item).__name__}"
                 raise InputError(found, "a text, a number, true, false, null, or a list of them", "correct it")
-    try:
-        words = option_words(content) if flat else [without_interpolation(word) for word in content]
-        composed(step, words)
-    except InputError as error:
-        raise InputError(f"{where}: {error.found}", error.expected, error.remedy) from error
-    return words
+    with _placed(where):
+        return option_words(content) if flat else [without_interpolation(word) for word in content]
 
 
 def _checked(content: Any, where: str, steps: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -86,12 +88,10 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
     words = {}
     for step in WORKFLOW_STEPS:
         place = f"overrides: {step}"
-        words[step] = words_from_file(named.get(step) or {}, step, place)
+        words[step] = words_from_file(named.get(step) or {}, place)
         required = {"train": option_word("label_key", cfg.label_key), "evaluate": "truth_key=a"}
-        try:
+        with _placed(place):
             make_config(step, ["inputs=[a]", *filter(None, [required.get(step)]), *words[step]])
-        except InputError as error:
-            raise InputError(f"{place}: {error.found}", error.expected, error.remedy) from error
     return cfg, words
 
 
@@ -111,7 +111,10 @@ def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})", EXPECTED, "check its path and its content") from error
     content, named = _checked(content, path, tuple(SCHEMAS))
-    words = words_from_file(named.get(step) or {}, step, f"{path}: overrides: {step}")
+    place = f"{path}: overrides: {step}"
+    words = words_from_file(named.get(step) or {}, place)
+    with _placed(place):
+        composed(step, words)
     given = {word.partition("=")[0] for word in words}
     known = {option.name for option in fields(SCHEMAS[step])}
     if step == "train" and content.get("label_key") and not given & {"label_key", "label_keys"}:

@@ -83,22 +83,27 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
 
     files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
     sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
-    model = model or load_model(cfg.model_path)
-    choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     failures = Failures(cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(files) > 1))
     waiting = []
     for path, output in files:  # all are checked before the first is annotated
         with failures.of_file(path, output):
             require_readable(path)
             require_writable(output, cfg.overwrite or cfg.resume)
-            if not cfg.resume or not is_finished(path, output, model.saved, cfg, sheet.get(path, {})):
-                waiting.append((path, output))
+            waiting.append((path, output))
+    model = model or load_model(cfg.model_path)
+    choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
+    if cfg.resume:
+        waiting = [
+            (path, output)
+            for path, output in waiting
+            if not is_finished(path, output, model.saved, cfg, sheet.get(path, {}))
+        ]
     num_finished = len(files) - len(waiting) - len(failures.errors)
     if num_finished:
         log.info("%d of %d files are finished and stay as they are", num_finished, len(files))
 
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
-    num_cells = num_unknown = 0
+    num_annotated = num_cells = num_unknown = 0
     with progress("annotating", total=len(waiting), unit="files") as shown:
         for path, output in waiting:
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
@@ -106,13 +111,14 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
                 annotation = annotate_file(path, output, model, cfg, sheet.get(path, {}), cfg.resume)
                 log.info("written: %s", output)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
+                num_annotated += 1
                 num_cells += len(annotation.obs)
                 num_unknown += annotation.record["num_unknown"]
                 if (same := path_of_content.setdefault(annotation.record["input"]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
-    if len(waiting) > 1 and num_cells:
-        text = f"{len(waiting)} files annotated: {num_cells:,} cells, {in_percent(num_unknown / num_cells)} unknown"
+    if num_annotated > 1:
+        text = f"{num_annotated} files annotated: {num_cells:,} cells, {in_percent(num_unknown / num_cells)} unknown"
         if cfg.output_dir is not None:
             text += f"; next: scperformer report {shlex.quote(cfg.output_dir)}/*.annotated.h5ad"
         log.info("%s", text)

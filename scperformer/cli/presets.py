@@ -47,8 +47,12 @@ def preset_names(group: str, own: Path | None = None) -> list[str]:
     return sorted(names | set(registered_names() if group == "attention" else ()))
 
 
-def give_to_hydra(step: str, group: str, name: object, own: Path | None) -> None:
-    """Register a preset, and those that it chooses, with Hydra, unless it is of the package; refuse unknown names."""
+def give_to_hydra(step: str, group: str, name: object, own: Path | None, within: tuple[str, ...] = ()) -> None:
+    """Register a preset, and the presets that it chooses, with Hydra, unless it is of the package.
+
+    `within` are the groups whose presets led to this one. Unknown names and presets that choose each other are
+    refused.
+    """
     from hydra.core.config_store import ConfigStore
 
     file = f"{group}/{name}.yaml"
@@ -59,7 +63,10 @@ def give_to_hydra(step: str, group: str, name: object, own: Path | None) -> None
         content, chosen, package = _read(own / file, step, group)
         ConfigStore.instance().store(group=group, name=str(name), node=content, package=package)
         for other, theirs in chosen.items():
-            give_to_hydra(step, other, theirs, own)
+            if other in (*within, group):
+                found = f"the preset {group}={name}, which chooses {other}={theirs}"
+                raise InputError(found, "presets of groups that have not been chosen yet", "leave that line out")
+            give_to_hydra(step, other, theirs, own, (*within, group))
     elif is_name and group == "attention" and (mechanism := registered_mechanism(str(name))) is not None:
         options = {"name": name, **asdict(mechanism.Options())}
         ConfigStore.instance().store(group=group, name=str(name), node=options, package=group)

@@ -54,6 +54,10 @@ class AnnotationOptions(ModelOptions):
     condition_of: str | None = None
     adapted_folder: str | None = None  # folder of refitted models that later runs use again; null: none is kept
 
+    @property
+    def adapts(self) -> bool:
+        return self.adapt != "false"
+
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()

@@ -5,7 +5,7 @@ comment at an option is its text in the help, and in docs/configuration.md.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from math import isfinite
 from types import MappingProxyType
@@ -151,9 +151,8 @@ class FileOptions(Options):
 class ExpressionOptions(FileOptions):
     """Options that replace the detection of a file's content."""
 
-    orientation: str = choice(
-        "auto", "cells_by_genes", "genes_by_cells"
-    )  # orientation of a text table; see docs/inputs.md#files
+    # orientation of a text table; see docs/inputs.md#files
+    orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")
     source: str = option("auto", SOURCE)  # expression matrix: X, raw or layers/NAME
     input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: TPM, corrected counts
     input_total: float | None = option(None, ABOVE_ZERO)  # total count of a cell before the logarithm, such as 10000
@@ -173,9 +172,7 @@ class ModelOptions(ExpressionOptions):
     # minimum gene overlap, weighted by the model's informative expression; see docs/inputs.md#genes
     min_overlap: float = option(0.2, SHARE)
 
-
-def yaml_text(options: Mapping[str, Any], *, sort: bool = False) -> str:
-    """Return options as YAML text, in their order or sorted."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create({"options": options}).options, sort_keys=sort)
+    @property
+    def adapts(self) -> bool:
+        """Whether the step can adapt the model to the genes of the file."""
+        return False

@@ -249,7 +249,7 @@ class ReferenceOptions(DataOptions):
     # files of cells without labels, such as the query: `model=performer` learns gene vectors from up to 20,000 of these
     # cells, too; `source` and the like apply to them
     unlabelled: list[str] = field(default_factory=list)
-    genes_path: str | None = None  # a file of genes, as in `NetworkConfig`
+    genes_path: str | None = None  # a file with the only genes of the model; see docs/panels.md
 
     def __post_init__(self) -> None:
         super().__post_init__()

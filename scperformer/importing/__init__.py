@@ -1,9 +1,14 @@
 """Models of other tools become model folders.
 
-- name_files: Names of genes or labels from a file beside a model.
-- celltypist: CellTypist's models (.pkl).
-- scvi_tools: Models of scvi-tools that annotate: scANVI.
-- labelled: Labelled cells beside an imported model: calibration, novelty, expected accuracy and stored cells.
+- celltypist: CellTypist's models (.pkl): a logistic regression or SGD classifier, and the scaler before it, of
+  scikit-learn.
+- folders: Import a model: recognise it, read it, check it as a whole, and write it into the folder of models, or
+  not at all.
+- labelled: Labelled cells beside an imported model: calibration, novelty, expected accuracy, and cells with which
+  it adapts.
+- name_files: Names of genes or labels from a file beside a model: text, a pickled or saved array, or the genes of
+  an h5ad file.
 - options: The options of importing a model.
-- folders: Import a model: recognise it, read it, check it, and write it into the folder of models.
+- scvi_tools: Models of scvi-tools that annotate: scANVI (Xu et al. 2021, Mol. Syst. Biol. 17:e9620), as
+  `SCANVI.save` writes them.
 """

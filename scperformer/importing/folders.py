@@ -158,6 +158,8 @@ def _saved_model(
             raise ValueError(f"the {what} '{shortened(repeated)}' twice")
     if len(labels) == 1:
         raise ValueError("a single label")
+    if why := next(filter(None, map(name_problem, filter(None, origin.values()))), None):
+        raise ValueError(f"an origin that {why}")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {name: value for name, value in origin.items() if value}
     provenance = {

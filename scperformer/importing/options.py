@@ -7,7 +7,7 @@ from scperformer.config.options import LINE, FileOptions, option
 
 @dataclass(kw_only=True)
 class ImportOptions(FileOptions):
-    """What a model from somewhere else does not say of itself."""
+    """Options of `models import` that the file does not contain."""
 
     # import: the name of the model; null: its own, or the name of the file
     name: str | None = option(None, LINE)

@@ -1,21 +1,28 @@
 """Files: every kind of input is recognised and opened safely, and the names of genes are matched.
 
-- safety: damaged and unsafe files are refused
-- hdf5_guard: HDF5 files on which libhdf5 hangs or crashes are refused
-- writing: HDF5 files on a disk that may be full
-- h5ad: h5ad files and zarr stores, in memory or with matrices on disk
-- tenx: HDF5 files of 10x Genomics, and loom files
-- mtx: MatrixMarket, with the names of genes and cells from other files
-- tables: tables of text
-- pickles: pickles, read in a child process without executing anything
-- torch_files: files that torch has saved (.pt, .pth), read without executing anything
-- read: the kind of an input, its cells and its checksum
-- rows: matrices that are read block by block
-- sheet: the sample sheet
-- gene_names: kinds of gene id, compound names, species
-- gene_table: human genes of HGNC, GENCODE and Ensembl
-- axes: names that are genes or cells; prefixes and suffixes
-- gene_matching: the genes of a file among the genes of a model
-- gene_overlap: files with too few of a model's genes, panels, one list of genes for several files
-- gene_lists: the genes of a panel
+- axes: The names on an axis of a matrix: whether they are genes or cells, and gene names with a prefix or suffix.
+- gene_lists: Lists of genes, such as a panel's: a text file, a column of a table, or the panel of Xenium in JSON.
+- gene_matching: Match the genes of a file to the genes of a model, by any names, with the help of a table of human
+  genes.
+- gene_names: Names of genes: kinds of gene id, compound names, names as R writes them, species, and repeated names.
+- gene_overlap: Gene overlap between files and a model, a panel or each other; files with too few genes are refused.
+- gene_table: The table of human genes in the package: ids, current and former symbols, mouse orthologs.
+- h5ad: Read h5ad files, also irregular ones, into memory or with matrices on disk; write h5ad files.
+- hdf5_guard: Open an HDF5 file only after a child process has inspected it: libhdf5 hangs or crashes on some
+  damaged files.
+- mtx: Read a matrix in the MatrixMarket format, and the names of its genes and cells from other files of the
+  folder.
+- pickles: Pickles, read in a child process without executing anything: functions and classes stay names.
+- read: Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables. The content shows the kind.
+- rows: Read a matrix of cells block by block, from memory or from disk, so that it may be larger than memory.
+- safety: Refuse inputs that are damaged, refer to other files, contain pickled objects, or have invalid matrices or
+  tables.
+- sheet: The sample sheet of the workflow and of `predict`: a row for each sample, with its path and columns about
+  it.
+- tables: Read tables of text: recognise the delimiter and the orientation; refuse tables without names or with
+  other values.
+- tenx: Read HDF5 files of 10x Genomics, as Cell Ranger 2 and later versions write them, and loom files.
+- torch_files: Read files that torch has saved (.pt, .pth) without executing anything: by `torch.load` with
+  `weights_only`.
+- writing: Write HDF5 files so that a full disk, a limit on file sizes or Ctrl-C raises an error like any other.
 """

@@ -28,6 +28,8 @@ NUMPY = (
     *(f"{builtins}.{name}" for builtins in ("builtins", "__builtin__") for name in ("bytearray", "bytes")),
     "_codecs.encode",
 )
+# Errors of content that does not fit; Python ends in a SystemError at characters that do not exist.
+MISFITS = (AttributeError, LookupError, OverflowError, RecursionError, SystemError, TypeError, ValueError)
 TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
@@ -147,7 +149,7 @@ def plain(value: Any, what: str) -> Any:
     if isinstance(value, Made) and value.maker.endswith(".scalar"):
         try:
             (number,) = np.frombuffer(_bytes(value.args[1]), dtype=_dtype(value.args[0])).tolist()
-        except (AttributeError, IndexError, SystemError, TypeError, ValueError) as error:
+        except MISFITS as error:
             raise ValueError(f"{what} that is neither text nor a number") from error
         return number
     if not isinstance(value, str | bytes | int | float | None):
@@ -177,8 +179,7 @@ def array_of(value: Any, what: str) -> np.ndarray:
         if not isinstance(shape, tuple) or flat.size != math.prod(shape):
             raise ValueError("a shape that does not fit")
         return flat.reshape(shape, order=order)
-    # Python ends in a SystemError at characters that do not exist.
-    except (AttributeError, LookupError, OverflowError, RecursionError, SystemError, TypeError, ValueError) as error:
+    except MISFITS as error:
         raise ValueError(f"{what} that are no array of numbers or text") from error
 
 

@@ -6,6 +6,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,7 +71,7 @@ def quiet_anndata() -> Iterator[None]:
         yield
 
 
-def require_tree(root: Node, links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | Path) -> None:
+def require_tree(links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | Path) -> None:
     """Refuse groups that contain one another, or that are linked so often that reading them would take forever.
 
     Readers follow links: a group that is linked twice is read as two groups, each with all of its content. `links` has
@@ -78,16 +79,16 @@ def require_tree(root: Node, links: Mapping[Node, Sequence[tuple[Node, str]]], p
     """
     expected = "a file without such links"
     remedy = "delete the link, or write the file again"
-    visited = 0
-    groups: list[tuple[Node, tuple[Node, ...]]] = [(root, ())]  # with the groups around them
-    while groups:
-        group, around = groups.pop()
-        visited += 1
-        for part, name in links.get(group, ()):
-            if part == group or part in around:
-                raise InputError(f"{path} has groups in a circle ('{name}')", expected, remedy)
-            groups.append((part, (*around, group)))
-        if visited > MAX_GROUPS + 2 * len(links):
+    try:
+        order = list(TopologicalSorter({group: [part for part, _ in links[group]] for group in links}).static_order())
+    except CycleError as error:
+        part, group = error.args[1][:2]  # each group is in the next
+        name = next(name for other, name in links[group] if other == part)
+        raise InputError(f"{path} has groups in a circle ('{name}')", expected, remedy) from error
+    sizes: dict[Node, int] = {}
+    for group in order:  # the groups in a group come before it
+        sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
+        if sizes[group] > MAX_GROUPS + 2 * len(links):
             found = f"{path} has {len(links):,} groups, which links multiply to more than {MAX_GROUPS:,}"
             raise InputError(found, expected, remedy)
 
@@ -139,7 +140,7 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
     for group, name, where in soft:
         if isinstance(node := group.get(name), h5py.Group):
             links[_address(group)].append((_address(node), where))
-    require_tree(_address(root), links, path)
+    require_tree(links, path)
     return nodes
 
 
@@ -169,7 +170,7 @@ def require_contained_folder(folder: Path) -> None:
         if (objects := _objects(content)) is not None:
             remedy = "write it with anndata's write_zarr, which stores numbers and strings"
             raise InputError(f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
-    require_tree(root, links, folder)
+    require_tree(links, folder)
 
 
 def _objects(content: Any) -> str | None:

@@ -48,7 +48,7 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
         torch.cuda.reset_peak_memory_stats()
         step()
         return torch.cuda.max_memory_allocated() - before
-    # The profiler writes lines of its own to the terminal unless told otherwise.
+    # The profiler writes lines of its own to the terminal by default.
     quiet = patch.dict(os.environ, {"KINETO_LOG_LEVEL": "99"})
     with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()

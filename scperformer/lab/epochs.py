@@ -60,7 +60,7 @@ def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
 
 
 class EncoderLearner(SeededLearner):
-    """What training of layers with labels and pretraining share: dropped genes, and the metrics of an epoch."""
+    """Base of training with labels and of pretraining: dropped genes, and the metrics of an epoch."""
 
     network: Any  # a CellTypeModel or MaskedModel
     monitor: str  # the metric that chooses the best epoch (`mode`: max or min)
@@ -227,7 +227,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
             # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
-            with exit_code_of_signal(where / LAST):
+            with exit_code_of_signal():
                 trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=start, weights_only=True)
         except RuntimeError as error:
             if trainer.world_size == 1 or not PEER_LOST.search(str(error)):

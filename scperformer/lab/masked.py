@@ -1,7 +1,7 @@
 """Masked pretraining with Lightning: a network predicts hidden values, and its loss is compared with a naive guess's.
 
-Every random choice is a function of (seed, step), and in validation of (seed, batch): as in `supervised.py`, a run that
-was cut off repeats the lost part exactly, and all epochs are compared on the same hidden values.
+Every random choice is a function of (seed, step), and in validation of (seed, batch): a run that was cut off repeats
+the lost part exactly, and all epochs are compared on the same hidden values.
 
 Shape letters: B cells, L tokens, K hidden tokens, D model width, G genes, N entries of the table of bins.
 """
@@ -221,7 +221,10 @@ def train_masked(
     run_folder: Path,
     kind: type[MaskedLearner] = MaskedLearner,
 ) -> dict[str, Any] | None:
-    """Pretrain, and leave the weights of the best epoch in `network`; return it and its losses, or None as there."""
+    """Pretrain, and leave the weights of the best epoch in `network`; return it and its losses.
+
+    In all processes but the first, return None.
+    """
     learner = kind(network, train.sample, cfg)
     best_epoch = run_epochs(learner, train, val, cfg, run_folder)
     if best_epoch is None:

@@ -1,9 +1,8 @@
 """Weights of a pretrained encoder for other genes, and tables of gene vectors."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,43 +91,31 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
         return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
 
-    rows: Iterable[tuple[str, Any]]
+    index = {gene: i for i, gene in enumerate(genes)}
+    vectors = np.zeros((len(genes), dim), dtype=np.float32)
+    known: set[str] = set()
+    other = ""
+    repeated = 0
     try:
-        if Path(path).suffix == ".npy":
-            names = read_genes(Path(path).with_suffix(".txt"))
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            if array.shape != (len(names), dim) or array.dtype.kind != "f":
-                expected = f"numbers of shape ({len(names)}, {dim}): the genes of its .txt file, and model.dim"
-                raise unusable(f"{array.dtype} of shape {array.shape}", expected)
-            rows = zip(names, array, strict=True)
-        else:
-            lines = [line.split() for line in Path(path).read_text("utf-8-sig").splitlines() if line.strip()]
-            has_header = bool(lines) and len(lines[0]) == 2 and lines[0][0].isdigit()
-            rows = [(name, numbers) for name, *numbers in lines[has_header:]]
+        for name, numbers in _array_rows(path, dim) if Path(path).suffix == ".npy" else _text_rows(path):
+            if len(numbers) != dim:
+                raise unusable(f"{len(numbers)} numbers for '{name}'")
+            if name not in index:
+                other = name
+                continue
+            try:
+                with np.errstate(over="ignore"):
+                    vectors[index[name]] = numbers
+            except ValueError as error:
+                raise unusable(f"text in place of a number for '{name}'") from error
+            repeated += name in known
+            known.add(name)
     except InputError:
         raise
     except OSError as error:
         raise unusable(f"a file that cannot be read ({error.strerror})") from error
     except (ValueError, EOFError) as error:
         raise unusable("content that is neither text nor an array of numbers") from error
-    index = {gene: i for i, gene in enumerate(genes)}
-    vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    known: set[str] = set()
-    other = ""
-    repeated = 0
-    for name, numbers in rows:
-        if len(numbers) != dim:
-            raise unusable(f"{len(numbers)} numbers for '{name}'")
-        if name not in index:
-            other = name
-            continue
-        try:
-            with np.errstate(over="ignore"):
-                vectors[index[name]] = numbers
-        except ValueError as error:
-            raise unusable(f"text in place of a number for '{name}'") from error
-        repeated += name in known
-        known.add(name)
     if not np.isfinite(vectors).all():
         raise unusable("numbers that are not finite")
     if len(known) < MIN_KNOWN_SHARE * len(genes):
@@ -138,3 +125,22 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
         log.warning("genes that occur more than once in %s: %d; their last line is used", path, repeated)
     log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(known), len(genes), path)
     return vectors
+
+
+def _text_rows(path: str | Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the genes and numbers of a table of text, line by line."""
+    with open(path, encoding="utf-8-sig") as file:
+        for number, (name, *numbers) in enumerate(line.split() for line in file if line.strip()):
+            is_header = number == 0 and len(numbers) == 1 and name.isdigit()
+            if not is_header:
+                yield name, numbers
+
+
+def _array_rows(path: str | Path, dim: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the genes of a text file and the rows of the array beside it."""
+    names = read_genes(Path(path).with_suffix(".txt"))
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if array.shape != (len(names), dim) or array.dtype.kind != "f":
+        found = f"gene vectors '{path}' with {array.dtype} of shape {array.shape}"
+        raise InputError(found, f"numbers of shape ({len(names)}, {dim})", "name another table with model.gene2vec_path or choose model.positions=gene")
+    yield from zip(names, array, strict=True)

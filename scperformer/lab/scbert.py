@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NAME = "a checkpoint of scBERT (.pth)"
 TARGET_SUM = 10_000.0
 EPSILON = 1e-4  # added to the features of its attention
-HEAD_DIM = 64  # width of a head, which no weight tells: performer-pytorch's
+HEAD_DIM = 64  # width of a head, which is not stored: the default of performer-pytorch
 LICENCE = "GPL-3.0"
 TESTED = (
     "logits equal scBERT's own code to 1e-6, one cell at a time, on a checkpoint of random weights; no "

@@ -1,4 +1,4 @@
-"""Training of layers between tokens with labels, in Lightning: loss, metrics and optimiser; and the door of the lab.
+"""Training of layers between tokens with labels, in Lightning: loss, metrics, optimiser, and the interface for `train`.
 
 `TokenEncoder` is what `training.train` gets if the options ask for attention between tokens or for `init`.
 """

@@ -1,12 +1,14 @@
 """Labels of cells: their spelling, ontology ids and tree; constraints on their probabilities; labels of clusters.
 
 - cluster_votes: One label for each cluster of cells: the majority of their votes, each weighted by its confidence.
-- texts: The spelling of labels, the same for all sources: columns of obs, tables of text, options.
-- constraints: Constraints on probabilities: excluded labels, and label frequencies of the query.
-- tree: A tree over the labels: a parent has the summed probability of its labels; low-confidence cells get a
-  parent.
+- common: The labels of two studies merged to what both mean, by the terms of the Cell Ontology that their names
+  are.
+- constraints: Constraints on probabilities: labels that can occur, and the shares of labels among the cells of a
+  file.
+- joining: The labels of several studies joined: the same type under one name, and coarse labels over the fine ones.
 - ontology: Labels and the Cell Ontology (CL): ids of labels, by table or by name, and label trees made from its
   terms.
-- common: Labels of two studies, merged by the Cell Ontology.
-- joining: Joined labels of several studies.
+- texts: The spelling of labels, the same for all sources: columns of obs, tables of text, options.
+- tree: A tree over the labels of a model: a node's probability is the sum of its labels', and unsafe calls back off
+  to it.
 """

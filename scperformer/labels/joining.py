@@ -129,8 +129,7 @@ def _without_repeats(meaning: np.ndarray) -> np.ndarray:
     taken = np.zeros(meaning.shape[1], dtype=bool)
     for row in np.argsort(meaning.sum(axis=1), kind="stable"):
         is_left = meaning[row] & ~taken
-        is_same = not is_left.any() and meaning[row].sum() == 1  # two labels of a study under one joint label
-        result[row] = meaning[row] if is_same or not is_left.any() else is_left
+        result[row] = is_left if is_left.any() else meaning[row]  # else: two labels of a study under one joint label
         taken |= meaning[row]
     return result
 

@@ -28,6 +28,11 @@ def library_folder() -> Path:
     return (data if data.is_absolute() else Path.home() / ".local" / "share") / "scperformer" / "models"
 
 
+def imported_models(library: Path) -> list[Path]:
+    """Return the model folders in a folder of imported models, sorted."""
+    return sorted(path for path in library.iterdir() if (path / INFO).is_file()) if library.is_dir() else []
+
+
 def resolve_model(model_path: str | None) -> tuple[Path, str]:
     """Return the model folder and why it was chosen: `model_path`, else $SCPERFORMER_MODEL, else the packaged model.
 

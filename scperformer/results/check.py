@@ -111,7 +111,8 @@ def check_all(
     checks = Checks({"name": model.name, "path": str(path), "why": why}, [], "")
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
-            shown.text = f"checking {default_output(source, '').name if isinstance(source, str) else IN_MEMORY}"
+            name = default_output(source, "").name if isinstance(source, str) else IN_MEMORY
+            shown.set_description_str(f"checking {name}", refresh=False)
             result = checker.check(source)
             text = in_words(result)
             checks.files.append(result)

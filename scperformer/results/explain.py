@@ -143,18 +143,19 @@ def explain_cells(
     source = (
         open_cells(annotated.path, options.orientation) if annotated.cells is None else nullcontext(annotated.cells)
     )
-    with source as cells, torch_state_kept(threads=1):
+    with source as cells:
         adapted = _adapt_as_predict(model, cells, annotated, options)
-        sample = _draw_sample(adapted, annotated, label, num_cells, seed)
-        network = adapted.model.network
-        if not network.only_sums:
-            text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
-            log.info(text, annotated.path, len(sample.rows))
-        measured = adapted.query.measured
-        chosen = Cells(sample.x, adapted.model.tokens, measured=measured)
-        contributions = find_contributions(network, chosen, sample.explained)
-        deletion = delete_genes(adapted.model, sample.x, contributions.genes, sample.explained, seed, measured)
-        names = cells.obs_names[sample.rows].astype(str)
+        with torch_state_kept(threads=1):
+            sample = _draw_sample(adapted, annotated, label, num_cells, seed)
+            network = adapted.model.network
+            if not network.only_sums:
+                text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
+                log.info(text, annotated.path, len(sample.rows))
+            measured = adapted.query.measured
+            chosen = Cells(sample.x, adapted.model.tokens, measured=measured)
+            contributions = find_contributions(network, chosen, sample.explained)
+            deletion = delete_genes(adapted.model, sample.x, contributions.genes, sample.explained, seed, measured)
+            names = cells.obs_names[sample.rows].astype(str)
     saved = adapted.model.saved
     key = annotated.key
     ranks = rank_markers(model, saved)

@@ -112,15 +112,16 @@ def draw_dots(explanation: AnnData, key: str) -> bytes:
     options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
     backend = matplotlib.get_backend()
     plt.switch_backend("agg")  # draws without a screen
+    figures = plt.get_fignums()
     try:  # names of genes are no formulas
         with plt.rc_context({"text.parse_math": False, "figure.dpi": DPI, "savefig.dpi": DPI, "savefig.bbox": "tight"}):
             plot = sc.pl.dotplot(explanation, genes, f"{key}_label", return_fig=True, **options)
             plot.make_figure()
-            picture = png(plot.fig)
-            plt.close(plot.fig)
+            return png(plot.fig)
     finally:
+        for number in set(plt.get_fignums()).difference(figures):
+            plt.close(number)
         plt.switch_backend(backend)
-    return picture
 
 
 def draw_deletion(table: pd.DataFrame) -> bytes:

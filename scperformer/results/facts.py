@@ -29,6 +29,7 @@ OPTIONAL = {
     "model/lacks": TEXTS,
     **dict.fromkeys(("model/encoder/kind", "model/encoder/attention"), TEXT),
     **dict.fromkeys(("model/imported/tool", "model/imported/file", "model/imported/sha256"), TEXT),
+    **dict.fromkeys(("run", "constraints", "calibration"), MAPPING),
     "run/date": TEXT,
     "condition/key": TEXT,
     **dict.fromkeys(("condition/adapted", "condition/expected_accuracy", "condition/depth"), NUMBER),
@@ -51,6 +52,19 @@ TABLES = (
     ("calibration/bins/confidence", "calibration/bins/accuracy", "calibration/bins/num_cells"),
     ("tree/nodes", "tree/parents"),
 )
+# Entries that are read only beside another.
+NEEDED = {
+    "run": ("run/date",),
+    "condition/adapted": ("condition/key", "condition/depth"),
+    "constraints": ("constraints/weights",),
+    "model/lacks": ("model/imported/tool",),
+    "calibration": (
+        "calibration/num_cells",
+        "calibration/error",
+        "calibration/bins/confidence",
+        "novelty/unknown_fpr",
+    ),
+}
 COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details: numbers
 
 
@@ -95,6 +109,9 @@ def _problem(facts: Any, key: str) -> str:
     for table in TABLES:
         if len({len(found[entry]) if entry in found else -1 for entry in table}) > 1:
             return f"uns['{key}'] has lists of different lengths in '{table[0].rpartition('/')[0]}'"
+    for entry, needed in NEEDED.items():
+        for lacking in (name for name in needed if entry in found and name not in found):
+            return f"uns['{key}'] has '{entry}' without '{lacking}'"
     if len(set(found["model/labels"])) < len(found["model/labels"]):
         return f"uns['{key}']['model']['labels'] has a label twice"
     if found["repeats/num_cells"] > 0 and not found["repeats/num_seen"] > 0:

@@ -35,7 +35,7 @@ def _expression(facts: dict[str, Any]) -> str:
 
 
 def _shown(value: Any, kind: str) -> str:
-    """Return a value of a table as text, as its kind (tables.py) is shown."""
+    """Return a value of a table as text, as its kind (report_tables.py) is shown."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if kind.endswith("count"):

@@ -24,7 +24,7 @@ from scperformer.io.read import require_h5ad
 from scperformer.io.safety import reading
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.content import INFO
-from scperformer.model.library import PACKAGED_MODEL, library_folder
+from scperformer.model.library import PACKAGED_MODEL, imported_models, library_folder
 from scperformer.results.facts import require_facts
 
 log = logging.getLogger(__name__)
@@ -176,9 +176,7 @@ def find_model(facts: dict[str, Any]) -> Path | None:
     this is the recorded folder, whatever model it has; None if it does not exist.
     """
     recorded = Path(str(facts["model"]["path"])).expanduser()
-    library = library_folder()
-    imported = sorted(library.iterdir()) if library.is_dir() else []
-    for folder in (recorded, PACKAGED_MODEL, *imported):
+    for folder in (recorded, PACKAGED_MODEL, *imported_models(library_folder())):
         if (folder / INFO).is_file() and sha256(folder / INFO) == facts["model"]["hash"]:
             return folder
     return recorded if recorded.is_dir() else None

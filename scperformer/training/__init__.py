@@ -1,17 +1,22 @@
 """From labelled cells to a model folder: both branches are fitted, with out-of-fold evidence; models are refitted to a
 query.
 
-- trainer: The trainer of a run, with Lightning, for a number of steps: devices, signals, checkpoints, logs.
-- fit_linear: Logistic regression: the linear branch, and the baseline beside every result.
-- fit_performer: The default encoder: gene vectors by singular value decomposition, and the training of its
-  Performer.
-- condition: The condition of a query (measured genes, depth) and its distribution shift; stored cells reduced to it.
+- adapt: Adapt a model to the cells of a file: whether to, and where adapted models are kept.
+- adapted: A model adapted to a condition: fitted anew to the cells that it stores, with the genes and the depth of
+  a file.
+- calls: The calls of a block of cells by a model.
+- condition: The condition of a query: its genes of the model and its depth; reference cells reduced to it, or
+  repeated in it.
 - evidence: Both branches fitted to labelled cells, and the scales of their logits by cross-validation.
-- fit_imported: Imported models with labelled cells: calibration, and refitting to a query.
-- adapted: A model refitted to the genes and depth of a query; the accuracy to expect under usual conditions.
-- adapt: Refitting to a query: whether to refit, and where refitted models are kept.
-- calls: Predictions for a block of cells.
-- run_folder: The run of a training: its folder beside the model, with records, logs and checkpoints; it can be resumed.
+- fit_imported: Imported models with labelled cells: the evidence for their scores, and their adaptation to a file.
+- fit_linear: Logistic regression: the baseline that is reported beside every result, and the start of the linear
+  branch.
+- fit_performer: The default encoder: gene vectors from co-expression, and a Performer with which the cell reads
+  them.
+- run_folder: The run of a training: its folder beside the model, with records, logs and checkpoints; it can be
+  resumed.
+- studies: Train on a reference of several studies: a model of each, whose calls of the others' cells show what to
+  expect.
 - train: Train a model on a labelled reference: prepare, fit, score, refit to all cells, write the model folder.
-- studies: Training on several studies: a model of each, evaluated on the others.
+- trainer: The trainer of a run, with Lightning, for a number of steps: devices, signals, checkpoints, logs.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -91,7 +90,7 @@ def adapt_model(
     A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
     unless it is given. With `with_shift`, also find how far the file is from the reference; if it is of another study,
     let the encoder weigh less, and find the factors of its genes. With `whole`, the cells of the file are some of those
-    of another one: depth and batch effect are found from all of these, so that its cells are called as there.
+    of another one: depth and batch effect are estimated on all of these, and its cells are called as there.
 
     Raises
     ------
@@ -230,8 +229,11 @@ def _adapted_to(
         folder = Path(cfg.adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
         if not (folder / INFO).is_file():
             fitted = fit_to_condition(model, reference_cells, condition)
-            with suppress(InputError):  # another job may have written it meanwhile
+            try:
                 write_model(fitted, folder)
+            except InputError:
+                if not (folder / INFO).is_file():  # else another job has written it meanwhile
+                    raise
         # Records name the model that was adapted, not this one.
         saved = replace(read_model(folder), hash=model.saved.hash)
         if saved.genes != [gene for gene, known in zip(model.saved.genes, condition.measured, strict=True) if known]:

@@ -42,7 +42,7 @@ NUM_ROUNDS = 2  # of calling some cells and finding the factors of their genes; 
 
 @dataclass(frozen=True)
 class Condition:
-    """What a file states about all of its cells: the genes of the model that it measures, and its depth."""
+    """The condition of a file: the genes of the model that it measures, and its depth."""
 
     measured: np.ndarray  # bool, G
     depth: float | None  # median counts of a cell over these genes, as `depth_class`; None: the file has no counts
@@ -201,7 +201,7 @@ def joined_repeats(found: Sequence[Repeats]) -> Repeats:
 
 @dataclass(frozen=True)
 class KnownCells:
-    """What cells of the reference look like in the condition of a file, with which its cells are compared."""
+    """Reference cells in the condition of a file, for comparison with its cells."""
 
     profile: Profile
     scores: np.ndarray  # novelty scores of held-out cells

@@ -1,6 +1,6 @@
 """Imported models with labelled cells: the evidence for their scores, and their adaptation to a file.
 
-The labelled cells are held out by nature: the model was trained elsewhere. Its scores of them say how probable its
+The model was not trained on the labelled cells, so they are held out. Its scores of them say how probable its
 labels are and how accurate it is, and the cells themselves what known cells look like.
 
 Adapted to a file, an imported model becomes a linear model of the genes of the file, which gives the labelled cells,

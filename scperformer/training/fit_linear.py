@@ -146,7 +146,7 @@ def design(
 def fit_linear_branch(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> LinearModel:
     """Fit the linear branch to expression: CSR float32, N cells x G genes, ln(1 + cp10k).
 
-    The weight, float32 G x (views * C), is to be multiplied with `view(x, power)` of each power.
+    The weight, float32 G x (views * C), is to be multiplied with `power_transform(x, power)` of each power.
     """
     features, to_branch = design(x, labels, linear_options)
     return to_branch(fit_logistic(features, labels, linear_options.c, linear_options.class_weights, SOLVER_TOLERANCE))

@@ -6,7 +6,6 @@ import os
 import platform
 import shlex
 import shutil
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -26,15 +26,15 @@ from scperformer.base.inputs import sha256
 from scperformer.base.outputs import (
     FolderKind,
     new_file,
+    new_folder,
     output_named,
     remove_folder,
     require_absent,
     why_not_ours,
-    write_mark,
 )
 from scperformer.base.pictures import PALETTE, draw_reliability, png
-from scperformer.base.signals import RESUME_NOTE
-from scperformer.config.options import Options, is_option, yaml_text
+from scperformer.base.signals import RESUME_NOTE, EndedBySignal
+from scperformer.config.options import Options, is_option
 from scperformer.config.training import NetworkConfig, TrainOptions
 from scperformer.io.read import checksum
 from scperformer.model.content import INFO
@@ -50,7 +50,7 @@ RECORD = "run.json"
 CURVE = "learning_curve.png"
 RELIABILITY = "reliability.png"
 FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
-FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study*")
+FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
 # Options that are recorded without the folders of their files, like the inputs.
@@ -80,9 +80,10 @@ class Run:
     def read(self) -> dict[str, Any]:
         """Return the record of this run or of an earlier one in the folder, {} without one."""
         try:
-            return json.loads((self.folder / RECORD).read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
+            record = json.loads((self.folder / RECORD).read_text("utf-8"))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
+        return record if isinstance(record, dict) else {}
 
     def remember(self, **values: Any) -> None:
         """Add values to the record, which a resumed run finds there."""
@@ -114,7 +115,8 @@ class Run:
         }
         if self.is_first:
             with new_file(self.folder / "config.yaml", overwrite=True) as temporary:
-                temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
+                text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
+                temporary.write_text(text, encoding="utf-8")
             _write_json(self.folder / "provenance.json", provenance)
         has_labels = isinstance(cfg, TrainOptions)
         groups = ("tokens", "model", "attention", "head" if has_labels else "masking")
@@ -143,6 +145,7 @@ class Run:
         if "calibration" in metrics:
             pictures[RELIABILITY] = draw_reliability(metrics["calibration"]["bins"])
         write_model(saved, self.output, overwrite=self.cfg.overwrite, more=pictures)
+        self.remember(finished=True)
         log.info("written: %s", self.output)
 
     def differences(self) -> tuple[dict[str, tuple[Any, Any]], bool]:
@@ -154,8 +157,11 @@ class Run:
         return changed, before["reference_sha256"] != self.data
 
     def is_finished(self) -> bool:
-        """Whether a finished model is of this run; one to be trained for longer is refused, as no optimiser is left."""
-        if not self.read():
+        """Whether this run has ended; one to be trained for longer is refused, as no optimiser is left.
+
+        The record tells: the model in the place of the output may be of an earlier run, which this one replaces.
+        """
+        if not self.read().get("finished"):
             return False
         changed, other_data = self.differences()
         if changed and set(changed) <= set(RAISABLE) and not other_data and not self.cfg.overwrite:
@@ -205,7 +211,8 @@ def run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str 
 
     `paths` are the files of cells; none: cells in memory. `init_hash` is of the model from which the training starts.
     After an error of the user or a signal the folder is removed, unless it has a checkpoint from which the run can be
-    resumed. At the end the checkpoints are removed, and the logs stay.
+    resumed. The folder of an earlier run waits under another name until this run has ended, and comes back if this run
+    leaves nothing. At the end the checkpoints are removed, and the logs stay.
 
     Raises
     ------
@@ -219,6 +226,12 @@ def run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str 
     if not is_first:
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
+    earlier = folder.with_name(f".scperformer-old-{folder.name}")
+    if is_first and earlier.exists():  # a process was killed
+        unwanted = earlier if (folder / CHECKPOINTS / LAST).is_file() else folder
+        remove_folder(unwanted, RUN)
+        if earlier.exists():
+            earlier.rename(folder)
     may_be_finished = cfg.resume and (output / INFO).is_file()
     if is_first and not may_be_finished:
         _require_place(output, folder, cfg.overwrite)
@@ -230,36 +243,36 @@ def run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str 
             log.info("%s is finished: nothing to resume", output)
             yield None
             return
-        _require_place(output, folder, cfg.overwrite)
+        if is_first:
+            _require_place(output, folder, cfg.overwrite)
     resumes = is_first and this.resumes()
-    earlier = folder.with_name(f".scperformer-old-{uuid.uuid4().hex}")
     try:
         with output_named(folder):
             if is_first and not resumes:
-                if folder.exists():  # of an earlier run: it waits until this one has a checkpoint
+                if folder.exists():
                     folder.rename(earlier)
-                folder.mkdir(parents=True)
-                try:
-                    write_mark(folder, RUN)
-                except BaseException:  # a full disk, or Ctrl-C
-                    folder.rmdir()
-                    raise
-            this.remember(options=_run_options(cfg), reference_sha256=data)
+                with new_folder(folder, RUN):  # it appears together with its mark
+                    pass
+            this.remember(options=_run_options(cfg), reference_sha256=data, finished=False)
             yield this
-    except (InputError, KeyboardInterrupt, SystemExit) as error:
+    except BaseException as error:
         if isinstance(error, Diverged):  # resume=true must not continue from here
-            shutil.rmtree(folder / CHECKPOINTS)
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        is_ended = isinstance(error, InputError | KeyboardInterrupt | SystemExit)
         if is_first and not (folder / CHECKPOINTS / LAST).is_file():
-            with suppress(InputError):  # other files were added meanwhile
-                remove_folder(folder, RUN)
+            if is_ended or earlier.exists():
+                with suppress(InputError):  # other files were added meanwhile
+                    remove_folder(folder, RUN)
             if earlier.exists() and not folder.exists():
                 earlier.rename(folder)
-        elif is_first and not isinstance(error, InputError):
+        elif is_first and is_ended and not isinstance(error, InputError):
             error.add_note(RESUME_NOTE)
+        if isinstance(error, SystemExit) and not isinstance(error, EndedBySignal):  # Lightning's
+            log.warning("; ".join(["interrupted", *getattr(error, "__notes__", [])]))
         raise
-    finally:
-        shutil.rmtree(earlier, ignore_errors=True)
     if is_first:
+        with suppress(InputError):
+            remove_folder(earlier, RUN)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 

@@ -33,7 +33,7 @@ from scperformer.config.options import AUTO
 from scperformer.config.training import TrainOptions
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
-from scperformer.io.read import origins, read_cells
+from scperformer.io.read import read_cells
 from scperformer.labels.joining import JointLabels, StudyLabels, join_labels
 from scperformer.model.confidence import calibration
 from scperformer.model.held_out import HeldOut
@@ -45,6 +45,7 @@ from scperformer.training.calls import call_block
 from scperformer.training.evidence import branch_scales
 from scperformer.training.run_folder import Run, run
 from scperformer.training.train import load_reference, settled, source_of, train_on
+from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,18 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> 
     if cfg.init is not None:
         raise InputError("init with several studies", "one study", "train from init on one file")
     cfg = settled(cfg)
+    if cfg.model.encoder:
+        device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     with run(cfg, output, paths) as this:
         if this is not None and this.is_first:  # branches are fitted by one process
-            this.write(_train_each(_studies(cells, paths, cfg), cfg, this))
+            this.write(_train_each(_studies(cells, paths, cfg), cfg, this, paths))
     return output
 
 
-def _train_each(studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: Run) -> SavedModel:
+def _train_each(
+    studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: Run, paths: Sequence[Path]
+) -> SavedModel:
     """Train a model of each study in a folder of its own, and join them."""
     has_files = all(isinstance(cells, Path) for cells in studies.values())
     own = replace(cfg, label_map=None, label_tree=None, batch_key=cfg.batch_key if has_files else None)
@@ -114,7 +119,7 @@ def _train_each(studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: R
             assert saved is not None
             trained.append(Study(name, replace(saved, name=name), joint.meanings[number]))
             bar.update()
-    return _with_evidence(_joined(trained, joint, genes, cfg, run), references, repeats, cfg)
+    return _with_evidence(_joined(trained, joint, genes, cfg, run, paths), references, repeats, cfg)
 
 
 def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions) -> dict[str, Path | ad.AnnData]:
@@ -160,7 +165,9 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
     return repeats
 
 
-def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: Run) -> SavedModel:
+def _joined(
+    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: Run, paths: Sequence[Path]
+) -> SavedModel:
     """Return the model of all studies, without evidence."""
     means = {gene: [0.0] for gene in genes}
     for study in parts:
@@ -175,14 +182,14 @@ def _joined(parts: list[Study], joint: JointLabels, genes: list[str], cfg: Train
     names = [study.name for study in parts]
     facts: dict[str, Any] = {
         "reference": ", ".join(names),
-        "reference_sha256": origins(cfg.inputs)[1] if run.data else "",
+        "reference_sha256": source_of(paths)["reference_sha256"],
         "label_key": cfg.label_key,
         "num_cells": sum(study.saved.provenance["num_cells"] for study in parts),
         "cells_per_label": cells_per_label,
         "batches": {"key": cfg.batch_key or "file", "names": names},
     }
     facts |= {} if cfg.tissue is None else {"tissue": cfg.tissue}
-    recorded = run.record(cfg, facts, [Path(name).name for name in cfg.inputs])
+    recorded = run.record(cfg, facts, [path.name for path in paths])
     return SavedModel(
         name=run.folder.name.removesuffix(".run").removesuffix(".model"),
         genes=genes,

@@ -70,7 +70,7 @@ Config = TypeVar("Config", bound=NetworkConfig)
 
 @dataclass
 class Training:
-    """What a training works on."""
+    """A training under way: reference, options, network and cells."""
 
     reference: Reference
     cfg: TrainOptions
@@ -95,7 +95,7 @@ class Training:
 def train_cells(cells: AnnData | None, cfg: TrainOptions, output: Path, encoder: Any = None) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
 
-    `encoder` is the door of the lab: a `TokenEncoder`, if the options ask for attention between tokens or for `init`;
+    `encoder` is a `TokenEncoder` of the lab, if the options ask for attention between tokens or for `init`;
     None: the linear branch and the Performer are fitted.
     """
     if cfg.model.encoder:
@@ -291,7 +291,7 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
 
 
 def fit(training: Training, folder: Path) -> Fitted:
-    """Fit the branches to the training cells, with scales if that is all, and put them into the network."""
+    """Fit the branches to the training cells, and put them into the network; scales, if no layers follow."""
     cfg = training.cfg
     train = training.train
     network = training.network
@@ -346,7 +346,7 @@ def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any
         "baseline": score(val.known_labels, baseline.predict(val.x)),
         **evidence,
     }
-    if training.cfg.model.linear and encoder.any():  # it tells encoders apart whose model leaves them out
+    if training.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
         metrics["encoder_alone"] = score(val.known_labels, encoder.argmax(axis=1))
     return metrics, held_out
 

@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.base.signals import RESUME_NOTE
 from scperformer.config.options import AUTO
 from scperformer.config.training import LoggerConfig, NetworkConfig, OptimConfig, TrainerConfig
 from scperformer.model.batches import prefetch, seed_of
@@ -58,7 +57,7 @@ def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
 
 
 class SeededLearner(pl.LightningModule):
-    """What all trainings share: the seed of each step and the schedule of the learning rate."""
+    """Base of all learners: the seed of each step and the schedule of the learning rate."""
 
     num_steps = 1  # of the whole run, for the schedule of the learning rate
 
@@ -286,12 +285,11 @@ def make_trainer(
 
 
 @contextmanager
-def exit_code_of_signal(checkpoint: Path) -> Iterator[None]:
-    """Say what to do after a signal has stopped a run, and exit with the code that the signal has in a shell."""
+def exit_code_of_signal() -> Iterator[None]:
+    """After a signal has stopped a run, exit with the code that the signal has in a shell."""
     try:
         yield
     except SystemExit as stopped:
-        log.warning("interrupted%s", f"; {RESUME_NOTE}" if checkpoint.is_file() else "")
         # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
         raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
 
@@ -318,7 +316,7 @@ def run_steps(
         callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=lambda *_: shown.update(1))]
         if last is not None:
             callbacks += [Interruption(last), ModelCheckpoint(last.parent, save_top_k=0)]
-            fast.enter_context(exit_code_of_signal(last))
+            fast.enter_context(exit_code_of_signal())
         logs = [] if folder is None else fast.enter_context(loggers_of(cfg, folder))
         trainer = make_trainer(cfg, callbacks, folder, logs, LightningEnvironment())
         fast.enter_context(fast_cpu(trainer.strategy.root_device.type, cfg.trainer.precision))

@@ -133,6 +133,11 @@ def test_a_failure_leaves_nothing_new_and_keeps_what_exists(kind, error, tmp_pat
     assert names(tmp_path) == ["out"]
 
 
+def test_a_path_that_no_disk_takes_is_refused():
+    with pytest.raises(InputError, match="a path of 1,999 characters; expected at most 1,000"):
+        require_absent("a/" * 1000, overwrite=False)
+
+
 def test_existing_file_needs_overwrite(tmp_path):
     target = tmp_path / "out.txt"
     target.write_text("before")
@@ -257,7 +262,9 @@ def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
     assert names(theirs) == ["chapter1"]
 
 
-def test_the_old_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("disk is gone"), KeyboardInterrupt()], ids=repr)
+def test_the_old_folder_is_restored_if_the_new_one_cannot_be_renamed(error, tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "_exchange", lambda *_: False)  # as where names cannot be exchanged in one step
     target = tmp_path / "model"
     with new_folder(target, MADE) as temporary:
         (temporary / "before").touch()
@@ -266,11 +273,11 @@ def test_the_old_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, m
     def fail_second(source, destination):
         calls.append(destination)
         if calls.count(target) == 1 and destination == target:
-            raise OSError("disk is gone")
+            raise error
         replace(source, destination)
 
     monkeypatch.setattr(os, "replace", fail_second)
-    with pytest.raises(OSError, match="disk is gone"), new_folder(target, MADE, overwrite=True):
+    with pytest.raises(type(error)), new_folder(target, MADE, overwrite=True):
         pass
     assert names(target) == [MARK, "before"]
     assert names(tmp_path) == ["model"]

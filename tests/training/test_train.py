@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,11 +41,12 @@ from scperformer.cli.train import TrainConfig
 from scperformer.cli.train import run as run_train
 from scperformer.cli.words import to_overrides
 from scperformer.lab import supervised
+from scperformer.model.content import INFO
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
 from scperformer.training import train as train_module
-from scperformer.training.run_folder import run
+from scperformer.training.run_folder import Diverged, run
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
 
@@ -515,6 +516,35 @@ def test_a_wrong_label_key_costs_neither_the_model_nor_the_logs_of_an_earlier_ru
     with pytest.raises(InputError, match="label_key"):
         run_train(config(path, f"output={tmp_path}/m1", "experiment=linear", "overwrite=true", "label_key=none"))
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, Diverged], ids=str)
+def test_a_run_that_leaves_nothing_gives_back_the_logs_of_an_earlier_one(error, tmp_path):
+    """Also after a kill, as the next run finds them under their other name."""
+    cfg = config("x", "overwrite=true")
+    with run(cfg, tmp_path / "model", [], init_hash="checksum") as this:
+        (this.folder / "metrics.json").write_text("earlier")
+    raised = Diverged("loss", cfg) if error is Diverged else error()
+    with pytest.raises(error), run(cfg, tmp_path / "model", [], init_hash="checksum"):
+        raise raised
+    assert (tmp_path / "model.run" / "metrics.json").read_text() == "earlier"
+    (tmp_path / "model.run").rename(tmp_path / ".scperformer-old-model.run")
+    with pytest.raises(error), run(cfg, tmp_path / "model", [], init_hash="checksum"):
+        raise raised
+    assert [path.name for path in tmp_path.iterdir()] == ["model.run"]
+    assert (tmp_path / "model.run" / "metrics.json").read_text() == "earlier"
+
+
+def test_a_model_is_not_taken_for_the_result_of_the_run_that_was_to_replace_it(counts_adata, write, tmp_path, caplog):
+    words = [write(counts_adata), f"output={tmp_path}/m1", "experiment=linear", "overwrite=true"]
+    run_train(config(*words))
+    made = (tmp_path / "m1" / INFO).read_bytes()
+    interrupted(replace(config(*words, "seed=1"), inputs=["x"]), tmp_path / "m1")
+    with run(config("x", *words[1:], "seed=1", "resume=true"), tmp_path / "m1", [], init_hash="checksum") as this:
+        assert this is not None
+    assert (tmp_path / "m1" / INFO).read_bytes() == made
+    (tmp_path / "m1.run" / "run.json").write_text("[]")
+    run_train(config(*words, "resume=true"))  # a damaged record is none
 
 
 def test_nothing_to_resume_is_said(tmp_path, caplog):
