@@ -259,7 +259,12 @@ def test_map_holds_every_cell(tmp_path):
 
 def test_the_expected_accuracy_is_shown(tmp_path, plain):
     sample = annotated_sample(num_cells=20)
-    sample.uns["scperformer"]["condition"] = {"key": "0" * 16, "adapted": True, "expected_accuracy": 0.876}
+    sample.uns["scperformer"]["condition"] = {
+        "key": "0" * 16,
+        "adapted": True,
+        "depth": 1.0,
+        "expected_accuracy": 0.876,
+    }
     page = page_of(write_sample(tmp_path, "s", sample))
     assert page.tables["samples-table"][1][1:5] == ["annotated by a refitted model", "20", "0.0%", "88%"]
     assert "Expected accuracy" not in plain.tables["samples-table"][0]
