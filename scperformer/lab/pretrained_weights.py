@@ -142,5 +142,6 @@ def _array_rows(path: str | Path, dim: int) -> Iterator[tuple[str, np.ndarray]]:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.shape != (len(names), dim) or array.dtype.kind != "f":
         found = f"gene vectors '{path}' with {array.dtype} of shape {array.shape}"
-        raise InputError(found, f"numbers of shape ({len(names)}, {dim})", "name another table with model.gene2vec_path or choose model.positions=gene")
+        expected = f"numbers of shape ({len(names)}, {dim})"
+        raise InputError(found, expected, "name another table with model.gene2vec_path or choose model.positions=gene")
     yield from zip(names, array, strict=True)
