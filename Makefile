@@ -52,5 +52,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 PACKAGED := scperformer/model/packaged/pbmc3k
 packaged-model: $(INSTALLED)
 	$(ACTIVATE) && $(SINGLE) scperformer train data/pbmc3k.h5ad label_key=cell_type tissue=blood \
-	    card=full output=$(PACKAGED) overwrite=true trainer=cpu
+	    output=$(PACKAGED) overwrite=true trainer=cpu
 	rm -r $(PACKAGED).run

@@ -53,8 +53,7 @@ def run(cfg: AdaptConfig, model: "Model | None" = None, cells: "AnnData | None" 
     from scperformer.model.folder import MODEL, load_reference_cells, write_model
     from scperformer.model.inference import torch_state_kept
     from scperformer.model.load import load_model
-    from scperformer.training.adapt import accuracy_beside, known_accuracy
-    from scperformer.training.adapted import fit_to_condition
+    from scperformer.training.adapt import accuracy_beside, fit_to_condition, known_accuracy
 
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".adapted")
     require_absent(output, cfg.overwrite, MODEL)

@@ -308,12 +308,8 @@ class TrainOptions(NetworkConfig, ReferenceOptions):
     label_map: str | None = None
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
-    # reference cells stored in the model folder, for refits to genes and depth; 0: cells simulated from the profiles of
-    # the labels
+    # reference cells stored in the model folder, for refits to genes and depth; 0: none, and the model is not refitted
     keep_cells: int = option(20000, ZERO_OR_MORE)
-    # full: the model card also has the expected accuracy with fewer genes or a lower depth, and how many cells of each
-    # label a model without this label flags as unknown; takes some minutes
-    card: str = choice("short", "full")
     # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
     init_mode: str = choice("full", "last_layer", "head")
 
@@ -334,7 +330,6 @@ class TrainOptions(NetworkConfig, ReferenceOptions):
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
         expected = "no files beside init, from which the vectors of genes are taken"
         require(self.init is None or not self.unlabelled, "unlabelled", self.unlabelled, expected)
-        require(self.keep_cells > 0 or self.card == "short", "card", self.card, "short with keep_cells=0")
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 

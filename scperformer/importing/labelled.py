@@ -80,7 +80,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         "label_key": label_key,
         "num_cells": len(own),
         "cells_per_label": num_cells,
-        "kept_cells": {"num_cells": len(own), "simulated": False},
+        "kept_cells": {"num_cells": len(own)},
         "notes": [*saved.provenance.get("notes", []), *notes],
     }
     return replace(

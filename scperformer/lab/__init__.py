@@ -11,16 +11,15 @@
 - initialise: The initial weights of a network: gene vectors, attention, and a trained encoder (`init`).
 - masked: Masked pretraining with Lightning: a network predicts hidden values, and its loss is compared with a naive
   guess's.
-- masked_genes: Masked pretraining of a Performer: genes that are hidden query the sums over the other genes of
-  their cell.
+- masked_genes: Masked pretraining of a Performer: genes that are hidden query the sums over the other genes of their
+  cell.
 - pretrain: Pretrain an encoder on unlabelled files: it learns to predict hidden expression; written as a model
   folder.
 - pretrained_weights: Weights of a pretrained encoder for other genes, and tables of gene vectors.
-- scbert: Checkpoints of scBERT (.pth; Yang et al. 2022, Nature Machine Intelligence 4:852), pretrained or
-  fine-tuned.
+- scbert: Checkpoints of scBERT (.pth; Yang et al. 2022, Nature Machine Intelligence 4:852), pretrained or fine-tuned.
 - spectrum: The rank of exact softmax attention: singular values of its maps on real cells, as in figure 1 of
   Linformer.
 - streaming: Batches of cells in memory or on disk, for training in epochs.
-- supervised: Training of layers between tokens with labels, in Lightning: loss, metrics, optimiser, and the
-  interface for `train`.
+- supervised: Training of layers between tokens with labels, in Lightning: loss, metrics, optimiser, and the interface
+  for `train`.
 """

@@ -3,13 +3,10 @@
 import logging
 import math
 import os
-import re
-import subprocess
-import threading
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +16,6 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
-from pytorch_lightning.strategies.launchers import subprocess_script
 from tqdm import tqdm
 
 from scperformer.attention.tokens import Batch
@@ -30,24 +26,9 @@ from scperformer.base.progress import progress
 from scperformer.config.training import NetworkConfig, TrainerConfig
 from scperformer.lab.streaming import Labelled, StreamedCells, loaders
 from scperformer.model.batches import Cells, drop_genes, seed_of
-from scperformer.model.inference import fast_cpu
-from scperformer.training.trainer import (
-    CHECKPOINTS,
-    EPOCHS_TABLE,
-    LAST,
-    Interruption,
-    SeededLearner,
-    exit_code_of_signal,
-    loggers_of,
-    make_trainer,
-)
+from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, SeededLearner, run_trainer
 
 log = logging.getLogger(__name__)
-
-# Messages of gloo and NCCL when another process has ended.
-PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
-SECONDS_BETWEEN_LOOKS = 1.0
-GRACE_SECONDS = 20.0  # gloo and NCCL usually notice within this time that a process has ended
 
 
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
@@ -109,41 +90,6 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/workflow.md
 
 
-def lost_process(num: int, reason: str = "") -> InputError:
-    """Return the error for a training of `num` processes of which one has ended."""
-    found = f"one of the {num} processes of this training ended{f' ({reason})' if reason else ''}"
-    remedy = "read its messages above, then run the same command with resume=true"
-    return InputError(found, "all of them to continue", remedy)
-
-
-@contextmanager
-def processes_watched() -> Iterator[None]:
-    """Exit with code 2 and an error if a process that Lightning started dies; its own watch kills without a message."""
-    ended = threading.Event()
-
-    def watch(helpers: Sequence[subprocess.Popen]) -> None:
-        while not any(helper.poll() for helper in helpers):
-            if ended.wait(SECONDS_BETWEEN_LOOKS):
-                return
-        if ended.wait(GRACE_SECONDS):
-            return
-        for helper in helpers:
-            helper.kill()
-        log.error(str(lost_process(len(helpers) + 1)))
-        os._exit(2)  # the main thread is stuck in a call that waits for the dead process
-
-    start = lambda helpers: threading.Thread(target=watch, args=(helpers,), daemon=True).start()  # noqa: E731
-    # The environment is restored, as the next run of a sweep starts helpers of its own.
-    # create=True: without this function, as perhaps in later versions of Lightning, nothing is replaced.
-    with patch.dict(os.environ), patch.object(subprocess_script, "_launch_process_observer", start, create=True):
-        try:
-            yield
-        finally:
-            ended.set()
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
-
-
 class EpochLog(Callback):
     """Log a line for each epoch, write the table of epochs, and count cells; a resumed run continues the table."""
 
@@ -201,8 +147,8 @@ class Patience(EarlyStopping):
 def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig, folder: Path) -> int | None:
     """Train an `EncoderLearner`, leave the weights of the best epoch in its network, and return this epoch, from 1.
 
-    None in the helping processes of a distributed run. `last.ckpt` in the run folder is the state after the last whole
-    epoch, or where a signal stopped the run with SystemExit; if it is there at the start, the run continues from it.
+    None in the helping processes of a distributed run. The run is interrupted and continued as in `run_trainer`, from
+    the last whole epoch or the step where a signal stopped it.
     """
     options = cfg.trainer
     where = folder / CHECKPOINTS
@@ -213,26 +159,16 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     stop = Patience(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`, so that the remaining patience is saved.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
-    start = where / LAST if (where / LAST).is_file() else None
     counted = progress("training", total=options.max_epochs * len(train), unit="cells")
     bar = counted if options.progress_bar else nullcontext(tqdm(disable=True))
-    with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
-        epochs = EpochLog(folder, len(train), shown)
-        callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
-        logs = fast.enter_context(loggers_of(cfg, folder))
-        trainer = make_trainer(cfg, callbacks, folder, logs, processes_from(options))
-        # accelerator=auto may be the CPU, too
-        fast.enter_context(fast_cpu(trainer.strategy.root_device.type, options.precision))
-        # Advice about data-loading workers: ours starts none, on purpose.
-        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+    with patch.dict(os.environ), bar as shown:  # restored, as the next run of a sweep starts helpers of its own
+        callbacks = [best, stop, EpochLog(folder, len(train), shown), last]
+        make = partial(loaders, train=train, val=val, cfg=cfg)
         try:
-            # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
-            with exit_code_of_signal():
-                trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=start, weights_only=True)
-        except RuntimeError as error:
-            if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
-                raise
-            raise lost_process(trainer.world_size, str(error).splitlines()[0]) from error
+            trainer = run_trainer(learner, make, cfg, folder, callbacks, processes_from(options))
+        finally:
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
     if not trainer.is_global_zero:
         return None
     saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)

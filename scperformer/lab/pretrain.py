@@ -24,7 +24,7 @@ from scperformer.lab.streaming import StreamedCells
 from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.run_folder import Diverged, Run, run
+from scperformer.training.run_folder import Diverged, Run, training_run
 from scperformer.training.train import settled
 from scperformer.training.trainer import device_of
 
@@ -39,8 +39,8 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, outpu
     init = load_init(cfg)
     cfg = settled(cfg) if init is None else adopt_options(cfg, init)
     init_hash = "" if init is None else init.saved.hash
-    with run(cfg, output, paths, init_hash=init_hash) as this:
-        if this is not None:
+    with training_run(cfg, output, paths, init_hash) as run:
+        if run is not None:
             vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
             if init is not None:
                 vocabulary = init.saved.genes
@@ -50,9 +50,9 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, outpu
                 samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
             corpus = make_corpus(samples or paths, cfg, vocabulary)
             with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
-                saved = pretrain_on(corpus, cfg, this, init)
+                saved = pretrain_on(corpus, cfg, run, init)
             if saved is not None:
-                this.write(saved)
+                run.write(saved)
     return output
 
 

@@ -4,8 +4,8 @@
   extracted.
 - arrays: Read arrays from the .npz files of a model folder, which may come from anywhere: nothing in them is
   executed.
-- batch_effect: Batch effect: per-gene factors between a query of another study and the reference, and cells
-  corrected for them.
+- batch_effect: Batch effect: per-gene factors between a query of another study and the reference, and cells corrected
+  for them.
 - batches: Turn aligned expression into batches: choose and order cells with seeded random streams, and make their
   tokens.
 - card: The model card: what a person should know before using the model, as Markdown; no program reads it.
@@ -29,6 +29,5 @@
 - reference_cells: Cells of the reference stored with a model, as counts: with them it is refitted to the genes and
   depth of a query.
 - saved_model: A trained model as plain data, without torch.
-- shift: Distribution shift: the difference between a query and the reference of a model, in two numbers and in
-  words.
+- shift: Distribution shift: the difference between a query and the reference of a model, in two numbers and in words.
 """

@@ -71,11 +71,13 @@ def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> np.ndar
     return np.exp(np.clip(log, -MAX_EFFECT, MAX_EFFECT))
 
 
-def correct_batch_effect(x: csr_matrix, factors: np.ndarray) -> csr_matrix:
+def correct_batch_effect(x: csr_matrix, factors: np.ndarray | None) -> csr_matrix:
     """Divide the expression of each gene, CSR float32 N x G, by its factor, G; the counts of a cell keep their sum.
 
-    A cell is corrected independently of the others.
+    A cell is corrected independently of the others. None: nothing is to be corrected.
     """
+    if factors is None:
+        return x
     counts = np.expm1(x.data.astype(np.float64))
     divided = counts / factors[x.indices]
     before, after = (csr_matrix((each, x.indices, x.indptr), shape=x.shape).sum(axis=1) for each in (counts, divided))

@@ -122,24 +122,3 @@ def novelty_share(scores: np.ndarray, held_out: np.ndarray) -> np.ndarray:
     For exchangeable cells, it is `1 - rate` or more with probability at most `rate`.
     """
     return np.searchsorted(np.sort(held_out), scores, side="left") / (len(held_out) + 1)
-
-
-def left_out_table(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Leave out the cells of each label in turn, and return the AUROC of their scores, float64, C.
-
-    They are compared with the out-of-fold scores of the other cells, as by `fit_novelty`; NaN if there are none.
-    """
-    from sklearn.metrics import roc_auc_score  # slow to import, and not needed for predictions
-
-    areas = []
-    for label in range(int(labels.max()) + 1):
-        others = labels != label
-        if not (folds[others] >= 0).any():
-            areas.append(np.nan)
-            continue
-        _, codes = np.unique(labels[others], return_inverse=True)
-        profile, known = fit_novelty(x[others], codes, folds[others], seed)
-        known = known[np.isfinite(known)]
-        novel = profile.scores(x[~others])
-        areas.append(roc_auc_score(np.repeat([0, 1], [len(known), len(novel)]), np.r_[known, novel]))
-    return np.array(areas)

@@ -25,6 +25,7 @@ from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed
 from scperformer.io.read import open_cells
 from scperformer.io.writing import write_anndata
 from scperformer.labels.constraints import reweighted
+from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
@@ -41,8 +42,7 @@ from scperformer.results.explanation_page import (
     render_explanation,
 )
 from scperformer.results.read_annotations import Annotated, find_model
-from scperformer.training.adapt import Adapted, adapt_model
-from scperformer.training.adapted import with_encoder_weight
+from scperformer.training.adapt import Adapted, adapt_model, with_encoder_weight
 from scperformer.training.condition import Condition, find_condition, reduced
 
 log = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ def _draw_sample(adapted: Adapted, annotated: Annotated, label: str | None, num_
     candidates = codes[query.cells]
     drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num_cells] for code in np.unique(candidates)]
     rows = query.cells[np.sort(np.concatenate(drawn))]
-    x = adapted.as_in_reference(query.some(rows))
+    x = correct_batch_effect(query.some(rows), adapted.gene_factors)
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")

@@ -1,9 +1,7 @@
 """From labelled cells to a model folder: both branches are fitted, with out-of-fold evidence; models are refitted to a
 query.
 
-- adapt: Adapt a model to the cells of a file: whether to, and where adapted models are kept.
-- adapted: A model adapted to a condition: fitted anew to the cells that it stores, with the genes and the depth of
-  a file.
+- adapt: Adapt a model to the genes and the depth of a query: whether to, and the fit to the cells that it stores.
 - calls: The calls of a block of cells by a model.
 - condition: The condition of a query: its genes of the model and its depth; reference cells reduced to it, or
   repeated in it.
@@ -11,12 +9,11 @@ query.
 - fit_imported: Imported models with labelled cells: the evidence for their scores, and their adaptation to a file.
 - fit_linear: Logistic regression: the baseline that is reported beside every result, and the start of the linear
   branch.
-- fit_performer: The default encoder: gene vectors from co-expression, and a Performer with which the cell reads
-  them.
+- fit_performer: The default encoder: gene vectors from co-expression, and a Performer with which the cell reads them.
 - run_folder: The run of a training: its folder beside the model, with records, logs and checkpoints; it can be
   resumed.
 - studies: Train on a reference of several studies: a model of each, whose calls of the others' cells show what to
   expect.
-- train: Train a model on a labelled reference: prepare, fit, score, refit to all cells, write the model folder.
+- train: Train a model on a labelled reference: prepare, fit, score, fit to all cells, write the model folder.
 - trainer: The trainer of a run, with Lightning, for a number of steps: devices, signals, checkpoints, logs.
 """

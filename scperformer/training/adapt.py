@@ -1,35 +1,40 @@
-"""Adapt a model to the cells of a file: whether to, and where adapted models are kept."""
+"""Adapt a model to the genes and the depth of a query: whether to, and the fit to the cells that it stores."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time, listed
+from scperformer.base.progress import progress
 from scperformer.cells.query import Query
+from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.training import HeadConfig, ModelConfig, NetworkConfig, OptimConfig, TokensConfig
 from scperformer.io.gene_overlap import MIN_PANEL
-from scperformer.model.batch_effect import correct_batch_effect
+from scperformer.model.confidence import calibration
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
+from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
+from scperformer.model.network import CellTypeModel
 from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.shift import FAR, OTHER, Shift
-from scperformer.training.adapted import fit_to_condition, with_encoder_weight
 from scperformer.training.condition import (
     Condition,
     Repeats,
+    adapted_model,
     adapting_pays,
     depth_share,
     find_condition,
@@ -37,14 +42,21 @@ from scperformer.training.condition import (
     find_shift,
     joined_repeats,
     known_cells,
+    reduced,
 )
+from scperformer.training.evidence import fill_network, fit_branches
+from scperformer.training.fit_imported import distilled
+from scperformer.training.fit_linear import MAX_DUAL, PENALTY_C, SOLVER_TOLERANCE, LinearOptions, fit_logistic
 
 log = logging.getLogger(__name__)
+
+NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
+MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
 
 
 @dataclass
 class Adapted:
-    """A model for the cells of a file, the cells with the genes of this model, and the record of their condition."""
+    """A model for the cells of a query, the cells with the genes of this model, and the record of their condition."""
 
     model: Model
     query: Query
@@ -52,28 +64,16 @@ class Adapted:
     shift: Shift | None = None  # how far the cells are from the reference; None: not asked for, or not known
     gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before calls; None: none are
     members: list[Member] = field(default_factory=list)  # of a model of several studies
-    repeats: Repeats = field(default_factory=Repeats)  # cells of the reference among those of the file
-
-    def as_in_reference(self, x: csr_matrix) -> csr_matrix:
-        """Return aligned cells of the file, CSR float32 N x G, without the gene effects of another study."""
-        return x if self.gene_factors is None else correct_batch_effect(x, self.gene_factors)
+    repeats: Repeats = field(default_factory=Repeats)  # cells of the reference among those of the query
 
 
 @dataclass
 class Member:
-    """The model of one study among several, for the cells of a file."""
+    """The model of one study among several, for the cells of a query."""
 
     study: Study
     adapted: Adapted
     weight: float  # of its probabilities; the weights of all members sum to 1
-
-    @property
-    def usual_score(self) -> float:
-        """The novelty score that few known cells exceed in a file like this one; 1 if it is not known."""
-        held_out = self.adapted.model.saved.held_out
-        factor = 1.0 if self.adapted.shift is None else self.adapted.shift.factor
-        known_share = 1 - AnnotationOptions.unknown_fpr
-        return 1.0 if held_out is None else factor * float(np.quantile(held_out.scores, known_share))
 
 
 @torch_state_kept()  # a network draws its first weights at random
@@ -85,87 +85,81 @@ def adapt_model(
     with_shift: bool = False,
     whole: Query | None = None,
 ) -> Adapted:
-    """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
+    """Adapt a model to the condition of a query, or return it as it is, depending on `cfg.adapt`.
 
-    A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
-    unless it is given. With `with_shift`, also find how far the file is from the reference; if it is of another study,
-    let the encoder weigh less, and find the factors of its genes. With `whole`, the cells of the file are some of those
-    of another one: depth and batch effect are estimated on all of these, and its cells are called as there.
+    A model that has been adapted to another query of the same condition is reused. `condition` is that of the query
+    unless it is given. With `with_shift`, also find how far the query is from the reference; if it is of another study,
+    let the encoder weigh less, and find the factors of its genes. With `whole`, the cells of the query are some of
+    those of another one: depth and batch effect are estimated on all of these, and its cells are called as there.
 
     Raises
     ------
     InputError
-        `adapt=true`, and the model keeps no cells; or `whole` has other genes or values than the file.
+        `adapt=true`, and the model keeps no cells; or `whole` has other genes or values than the query.
     """
     if model.members:
         return _adapt_members(model, query, cfg, with_shift, whole)
-    seen = query
-    if whole is not None:
-        _require_same_kind(query, whole)
-        seen = whole
-        log.info("%s: depth and batch effect are taken from %s", query.path, whole.path)
     saved = model.saved
-    condition = condition or find_condition(seen, with_depth=cfg.adapt != "false")
-    reference_cells = None if cfg.adapt == "false" else load_reference_cells(saved, model.path)
-    repeats = find_repeats(query, saved, reference_cells)
+    seen = whole or query
+    if whole is not None:
+        read, expected = (each.plan.findings.text for each in (query, whole))
+        remedy = "keep all genes and the values in the file of some of its cells, or leave condition_of out"
+        if num_other := int((query.measured != whole.measured).sum()):
+            found = f"{num_other:,} genes of the model that are in one of {query.path} and {whole.path}"
+            raise InputError(found, "the same genes in both", remedy)
+        if read != expected:
+            raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
+        log.info("%s: depth and batch effect are taken from %s", query.path, whole.path)
+    condition = condition or find_condition(seen, with_depth=cfg.adapts)
+    reference_cells = load_reference_cells(saved, model.path) if cfg.adapts else None
     if cfg.adapt == "true" and reference_cells is None:
         found = f"adapt=true and a model that keeps no cells ({model.path})"
-        remedy = f"{saved.how_to_complete}, or leave adapt=true out"
-        raise InputError(found, "kept cells", remedy)
+        raise InputError(found, "kept cells", f"{saved.how_to_complete}, or leave adapt=true out")
+    repeats = find_repeats(query, saved, reference_cells)
     share = math.nan if reference_cells is None else depth_share(reference_cells, condition)
     depth = condition.depth
-    if share == 1:  # all files that are as deep as the kept cells, or deeper, have one adapted model
+    if share == 1:  # all queries that are as deep as the kept cells, or deeper, have one adapted model
         condition = replace(condition, depth=None)
-    record: dict[str, Any] = {
-        "adapted": False,
-        "num_genes": int(condition.measured.sum()),
-        "depth": math.nan if depth is None else depth,
-        "depth_share": share,
-        "key": condition.key,
-        "expected_accuracy": math.nan,
-        "accuracy_with_all_genes": float(known_accuracy(saved)),
-    }
-    if whole is not None:
-        record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
+    own_accuracy = known_accuracy(saved)
+    expected_accuracy = math.nan
+    is_adapted = False
     if reference_cells is None:
         has_depth = saved.provenance.get("depth") in (None, condition.depth)
         if "adapted_from" in saved.provenance and condition.measured.all() and has_depth:
-            record["expected_accuracy"] = record["accuracy_with_all_genes"]
+            expected_accuracy = own_accuracy
     elif cfg.adapt == "auto" and not adapting_pays(seen.plan.overlap.informative_share, share):
         log.info("%s: the model is used as it is, as the file has its genes and depth", query.path)
-        record["expected_accuracy"] = record["accuracy_with_all_genes"]
+        expected_accuracy = own_accuracy
     else:
-        model = _adapted_to(model, reference_cells, condition, query.path, cfg)
+        is_adapted = True
+        model = _adapted_to(model, reference_cells, condition, query.path, cfg.adapted_folder)
         query = query.of_genes(condition.measured)
         seen = query if whole is None else whole.of_genes(condition.measured)
-        expected = model.saved.provenance["expected_accuracy"]
-        record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
+        found_accuracy = model.saved.provenance["expected_accuracy"]
+        expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
     shift = factors = None
     if with_shift and (known := known_cells(model.saved)) is not None:
         shift, factors, _ = find_shift(seen, known, saved, reference_cells, condition, model)
-    if record["adapted"] and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
-        said = accuracy_beside(record["expected_accuracy"], record["accuracy_with_all_genes"])
+        model = with_encoder_weight(model, shift.encoder_weight)
+    num_genes = int(condition.measured.sum())
+    if is_adapted and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
+        said = accuracy_beside(expected_accuracy, own_accuracy)
         depth_of = "its depth" if share < 1 else "the depth of the reference"
-        log.info(
-            "%s: %s on reference cells with its %s genes and %s", query.path, said, f"{record['num_genes']:,}", depth_of
-        )
+        log.info("%s: %s on reference cells with its %s genes and %s", query.path, said, f"{num_genes:,}", depth_of)
     if factors is not None:
         log.info("%s: per-gene batch effects are corrected before annotation", query.path)
-    if shift is not None:
-        model = with_encoder_weight(model, shift.encoder_weight)
+    record: dict[str, Any] = {
+        "adapted": is_adapted,
+        "num_genes": num_genes,
+        "depth": math.nan if depth is None else depth,
+        "depth_share": share,
+        "key": condition.key,
+        "expected_accuracy": expected_accuracy,
+        "accuracy_with_all_genes": own_accuracy,
+    }
+    if whole is not None:
+        record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
     return Adapted(model, query, record, shift, factors, repeats=repeats)
-
-
-def _require_same_kind(query: Query, whole: Query) -> None:
-    """Refuse a whole file whose genes or values differ from those of a part of it."""
-    remedy = "keep all genes and the values in the file of some of its cells, or leave condition_of out"
-    num_other = int((query.measured != whole.measured).sum())
-    if num_other:
-        found = f"{num_other:,} genes of the model that are in one of {query.path} and {whole.path}"
-        raise InputError(found, "the same genes in both", remedy)
-    read, expected = (each.plan.findings.text for each in (query, whole))
-    if read != expected:
-        raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
 
 
 def _adapt_members(
@@ -215,18 +209,18 @@ def _adapt_members(
 
 
 def _adapted_to(
-    model: Model, reference_cells: ReferenceCells, condition: Condition, path: str, cfg: AnnotationOptions
+    model: Model, reference_cells: ReferenceCells, condition: Condition, path: str, adapted_folder: str | None
 ) -> Model:
-    """Return a model adapted to a condition: an earlier one, also from `cfg.adapted_folder`, else a new one."""
+    """Return a model adapted to a condition: an earlier one, also from `adapted_folder`, else a new one."""
     if condition.key in model.adapted:
         return model.adapted[condition.key]
     begin = time.perf_counter()
     num_genes = f"{int(condition.measured.sum()):,}"
     log.info("%s: fitting the model to its %s genes and its depth", path, num_genes)
-    if cfg.adapted_folder is None:
+    if adapted_folder is None:
         saved = fit_to_condition(model, reference_cells, condition)
     else:
-        folder = Path(cfg.adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
+        folder = Path(adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
         if not (folder / INFO).is_file():
             fitted = fit_to_condition(model, reference_cells, condition)
             try:
@@ -243,13 +237,114 @@ def _adapted_to(
     return model.adapted[condition.key]
 
 
+@progress("fitting the model to the genes and the depth of a file")
+def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: Condition) -> SavedModel:
+    """Fit the branches and the baseline of a model to its stored cells as a query would have measured them.
+
+    The result has the measured genes alone, and normalises cells over these. It has no layers of attention between
+    tokens, as they were trained for all genes. Gene vectors from co-expression still are an encoder without such
+    layers; other encoders are left out.
+    """
+    if isinstance(model.network, ImportedNetwork):
+        return distilled(model, reference_cells, condition)
+    saved = model.saved
+    cfg = _training_options(saved)
+    cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_DUAL, cfg.seed))
+    labels = cells.labels
+    num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
+    x, *draws = (reduced(cells, condition, saved.config["target_sum"], cfg.seed + draw) for draw in range(num_draws))
+    linear_options = None
+    if cfg.model.linear:
+        made: dict[str, Any] = {"c": PENALTY_C, "class_weights": "balanced", "weighting": "signal"}
+        made |= saved.metrics.get("linear_branch", {}) | {"powers": tuple(cfg.model.linear_powers)}
+        try:
+            linear_options = LinearOptions(**made)
+        except (TypeError, ValueError) as error:
+            raise damaged_model(model.path, "options of its linear branch that it cannot have") from error
+    vectors = None
+    original = ModelConfig(**saved.config["model"])
+    is_fitted = original.reads_genes or original.depth == 0
+    # The vectors were learned from all genes at full depth, perhaps also from further cells. Layers between tokens have
+    # trained them with the labels, also of the cells that are held out here.
+    if cfg.model.encoder and (is_fitted or saved.provenance.get("unlabelled")):
+        vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
+    fitted = fit_branches(
+        x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors, batches=cells.batches
+    )
+    held_out = fitted.held_out
+    metrics: dict[str, Any] = {"scales": fitted.scales}
+    if held_out is None:  # the only cell of a label cannot be held out
+        branches = {"linear": fitted.linear, "encoder": fitted.encoder}
+        metrics["scales"] = {name: saved.scales.get(name, 1.0) for name, part in branches.items() if part is not None}
+    else:
+        metrics["out_of_fold"] = fitted.evidence
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels, saved.labels)
+    if linear_options is not None:
+        metrics["linear_branch"] = asdict(linear_options)
+    if fitted.encoder is not None:
+        from scperformer.training.fit_performer import encoder_facts  # needs Lightning
+
+        metrics["encoder"] = encoder_facts(fitted.encoder.performer, cfg)
+    options: dict[str, Any] = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head")}
+    network = CellTypeModel(x.shape[1], len(saved.labels), **options)
+    fill_network(network, fitted, metrics["scales"])
+    baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
+    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    return adapted_model(
+        saved,
+        condition,
+        x,
+        None if held_out is None else fitted.evidence["accuracy"],
+        config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
+        metrics=metrics,
+        weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
+        held_out=held_out,
+    )
+
+
+def _training_options(saved: SavedModel) -> NetworkConfig:
+    """Return the options of a training: gene vectors from co-expression stay, and what reads them; the rest goes."""
+    usual = NetworkConfig(inputs=[""])
+    model = ModelConfig(**saved.config["model"])
+    if model.positions != "coexpression":
+        model = replace(model, encoder=False, linear=True)
+    elif not model.reads_genes:
+        model = replace(model, depth=0)
+    training = saved.config.get("training", {})  # only a Performer has it
+    steps = min(training.get("max_steps", MAX_STEPS), MAX_STEPS)
+    size = training.get("batch_size", usual.trainer.batch_size)
+    return replace(
+        usual,
+        seed=int(saved.provenance["seed"]),
+        tokens=TokensConfig(**saved.config["tokens"]),
+        model=model,
+        attention=saved.config["attention"],
+        head=HeadConfig(**saved.config["head"]),
+        optim=OptimConfig(**training.get("optim", asdict(usual.optim))),
+        # The adapted model, and the labels of a query, are then the same with a GPU and without.
+        trainer=replace(usual.trainer, accelerator="cpu", max_steps=steps, batch_size=size),
+    )
+
+
+def with_encoder_weight(model: Model, weight: float) -> Model:
+    """Return a model with the logits of its encoder multiplied by a weight; see model/shift.py."""
+    if weight == 1:
+        return model
+    network = deepcopy(model.network)
+    assert isinstance(network, CellTypeModel)
+    network.scale_branches(1.0, weight)
+    scales = model.saved.scales | {"encoder": weight * model.saved.scales["encoder"]}
+    saved = replace(model.saved, metrics=model.saved.metrics | {"scales": scales})
+    return replace(model, saved=saved, own_network=network)
+
+
 def known_accuracy(saved: SavedModel) -> float:
     """Return the out-of-fold accuracy of a model on its reference; NaN if it is not recorded."""
-    return saved.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
+    return float(saved.metrics.get("out_of_fold", {}).get("accuracy", math.nan))
 
 
 def accuracy_beside(adapted: float, original: float) -> str:
     """Return the accuracy of an adapted model on its reference in words, beside that with all genes."""
-    if math.isnan(adapted):  # the stored cells are simulated, or too few to hold some out
+    if math.isnan(adapted):  # the stored cells are too few to hold some out
         return "unknown accuracy"
     return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")

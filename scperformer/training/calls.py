@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.conformal import cell_draws
 from scperformer.model.fusion import fuse
@@ -50,7 +51,7 @@ def call_block(
     query = adapted.query
     model = adapted.model
     x = query.block(start)
-    cells = Cells(adapted.as_in_reference(x), model.tokens, measured=query.measured)
+    cells = Cells(correct_batch_effect(x, adapted.gene_factors), model.tokens, measured=query.measured)
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
@@ -70,16 +71,21 @@ def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Ca
     calls = [call_block(member.adapted, start, cfg) for member in members]
     meanings = [member.study.meaning for member in members]
     joint = fuse([each.proba for each in calls], meanings, np.array([member.weight for member in members]))
-    num_cells = len(joint)
+    scores = []
+    for each, member in zip(calls, members, strict=True):
+        usual = 1.0  # the novelty score that few known cells exceed in a file like this one
+        if (held_out := member.adapted.model.saved.held_out) is not None:
+            factor = 1.0 if member.adapted.shift is None else member.adapted.shift.factor
+            usual = factor * float(np.quantile(held_out.scores, 1 - AnnotationOptions.unknown_fpr))
+        scores.append(each.scores / usual)
     if done is not None:
-        done(num_cells)
+        done(len(joint))
     return Calls(
         tempered(joint, float(adapted.model.saved.metrics.get("temperature", 1.0))),
         np.hstack([each.embedding for each in calls]),
-        np.full(num_cells, -1, dtype=np.int32),
+        np.full(len(joint), -1, dtype=np.int32),
         np.logical_and.reduce([each.empty for each in calls]),
-        # A cell is as novel as for the study that knows it best.
-        np.min([each.scores / member.usual_score for each, member in zip(calls, members, strict=True)], axis=0),
+        np.min(scores, axis=0),  # a cell is as novel as for the study that knows it best
         calls[0].draws,
-        np.zeros(num_cells, dtype=bool),
+        np.zeros(len(joint), dtype=bool),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from anndata import AnnData
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
 from scperformer.base.messages import in_percent, shortened
@@ -126,39 +126,6 @@ def adapted_model(
     )
 
 
-def simulated(cells: ReferenceCells, num_cells: int, seed: int) -> ReferenceCells:
-    """Draw about `num_cells` cells from the profiles of the labels: no cell of a person is among them.
-
-    Counts are negative binomial (as in DESeq; Anders and Huber 2010, Genome Biol. 11:R106). The mean is the share of
-    the gene in its label times the total of the cell, and the dispersion is found from moments. Totals are lognormal.
-    Genes vary independently within a label, which real ones do not. The profile of a label with few cells resembles
-    these. `cells` are counts.
-    """
-    rng = np.random.default_rng(seed)
-    parts = []
-    drawn = []
-    per_cell = min(1.0, num_cells / len(cells.labels))
-    for label in range(int(cells.labels.max()) + 1):
-        counts = cells.values[cells.labels == label].astype(np.float64)
-        totals = np.asarray(counts.sum(axis=1)).ravel()
-        totals = totals[totals > 0]
-        num = max(1, round(per_cell * counts.shape[0]))
-        if not len(totals):
-            totals = np.ones(1)
-        share = np.asarray(counts.sum(axis=0)).ravel() / totals.sum()
-        squares = np.asarray(counts.multiply(counts).sum(axis=0)).ravel()
-        with_totals = np.asarray(counts.multiply(np.asarray(counts.sum(axis=1))).sum(axis=0)).ravel()
-        expected = share**2 * (totals**2).sum()
-        excess = squares - 2 * share * with_totals + expected - share * totals.sum()
-        dispersion = np.divide(excess, expected, out=np.zeros_like(share), where=expected > 0).clip(1e-3, 10)
-        logs = np.log(totals)
-        means = np.exp(rng.normal(logs.mean(), logs.std(), size=num))[:, None] * share
-        values = rng.poisson(rng.gamma(1 / dispersion, means * dispersion))
-        parts.append(csr_matrix(values.astype(np.float32)))
-        drawn.append(np.full(num, label))
-    return ReferenceCells(vstack(parts, "csr"), np.concatenate(drawn), are_counts=True)
-
-
 @dataclass
 class Repeats:
     """The cells of the reference among some cells of a file."""
@@ -181,14 +148,13 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
     """Find cells of the reference among up to 1,000 cells that are spread over a file.
 
     Models know a hash of each cell over all of their genes. If a file lacks some of these, or the model has no hashes,
-    the file is compared with the cells that the model stores, if these are real.
+    the file is compared with the cells that the model stores.
     """
     rows = seen_rows(query)
     rows = rows[:: max(1, -(-len(rows) // REPEAT_CELLS))]
     x = linear(query.some(rows))
     is_repeat = are_among(cell_hashes(x), saved.weights.get(HASHES, np.arange(0)))
-    is_real = not saved.provenance.get("kept_cells", {}).get("simulated", False)
-    if reference_cells is not None and is_real and (HASHES not in saved.weights or not query.measured.all()):
+    if reference_cells is not None and (HASHES not in saved.weights or not query.measured.all()):
         kept = cell_hashes(reference_cells.values[:, query.measured])
         is_repeat |= are_among(cell_hashes(x[:, query.measured]), kept)
     return Repeats(len(rows), rows[is_repeat])
@@ -222,7 +188,7 @@ def known_when_adapted(saved: SavedModel, reference_cells: ReferenceCells, condi
     from scperformer.training.evidence import effects_of_batches, evidence_folds  # needs torch
     from scperformer.training.fit_linear import MAX_DUAL
 
-    if saved.held_out is None or saved.provenance.get("kept_cells", {}).get("simulated", False):
+    if saved.held_out is None:
         return None
     seed = int(saved.provenance["seed"])
     cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_DUAL, seed))
@@ -257,8 +223,8 @@ def find_shift(
 
     Returns
     -------
-    The shift; the factors of genes for `correct_batch_effect`, float32 G, or None if there is nothing to correct; the
-    novelty scores of the sampled cells.
+    The shift; the factors of genes for `correct_batch_effect`, float32 G, 1 for genes that the query does not measure,
+    or None if there is nothing to correct; the novelty scores of the sampled cells.
     """
     rows = seen_rows(query)
     x = query.some(rows)
@@ -273,25 +239,15 @@ def find_shift(
         own = query.of_genes(query.measured).some(rows)
         own = own[np.diff(own.indptr) > 0]
     alike = scores <= np.median(scores)  # without the types that the reference lacks
+    x, own = x[alike], own[alike]
     kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
-    effects = batch_effect(own[alike], kept, np.unique(reference_cells.labels, return_inverse=True)[1])
+    effects = batch_effect(own, kept, np.unique(reference_cells.labels, return_inverse=True)[1])
     shift = estimate_shift(scores, known.scores, effects, **numbers)
     if model is None or shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None, scores
+    # The labels of the cells are called, and once more after a correction by the first factors: by the linear branch,
+    # which carries over better than the encoder and is faster, or by logistic regression if the encoder is alone.
     means = label_means(kept, reference_cells.labels, len(saved.labels))
-    return shift, _gene_factors(model, x[alike], own[alike], query.measured, means, shift.fraction), scores
-
-
-def _gene_factors(
-    model: "Model", x: csr_matrix, own: csr_matrix, is_measured: np.ndarray, means: np.ndarray, fraction: float
-) -> np.ndarray:
-    """Return the factors of the genes of a model, 1 for those that a file does not measure.
-
-    `x` and `own` are the same cells with all genes of the model, and with the measured ones, normalised over these.
-    Their labels are called, and once more after the correction by the first factors: by the linear branch, which
-    carries over better than the encoder and is faster, or by logistic regression if the encoder is alone. `means` are
-    counts per 10,000 of each label, labels x measured genes; `fraction`, the shift, is a power of the factors.
-    """
     factors = np.ones(x.shape[1], dtype=np.float32)
     for _ in range(NUM_ROUNDS):
         corrected = correct_batch_effect(x, factors)
@@ -301,5 +257,5 @@ def _gene_factors(
         else:
             assert model.baseline is not None  # only imported models have none
             calls = model.baseline.predict(corrected)
-        factors[is_measured] = gene_factors(own, calls, means) ** fraction
-    return factors
+        factors[query.measured] = gene_factors(own, calls, means) ** shift.fraction
+    return shift, factors, scores

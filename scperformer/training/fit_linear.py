@@ -6,6 +6,7 @@ it. Plain logistic regression on logarithms lies between, and is less accurate w
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,11 @@ class LinearOptions:
     c: float  # inverse strength of the L2 penalty
     class_weights: str  # as in `fit_logistic`
     weighting: str  # of genes, as in `gene_weights`
+
+    def __post_init__(self) -> None:
+        is_known = self.class_weights in POWERS and self.weighting in (*WEIGHTINGS, "none")
+        if not is_known or not 0 < self.c < math.inf:
+            raise ValueError("options that the linear branch cannot have")
 
 
 def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:

@@ -7,18 +7,14 @@ import platform
 import shlex
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from scperformer.attention.registry import attention_options
 from scperformer.base.errors import InputError
@@ -32,7 +28,7 @@ from scperformer.base.outputs import (
     require_absent,
     why_not_ours,
 )
-from scperformer.base.pictures import PALETTE, draw_reliability, png
+from scperformer.base.pictures import draw_reliability
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
 from scperformer.config.options import Options, is_option
 from scperformer.config.training import NetworkConfig, TrainOptions
@@ -47,16 +43,13 @@ log = logging.getLogger(__name__)
 # Lightning or Slurm's srun sets these in every process of a distributed run; they are 0 in the first process.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD = "run.json"
-CURVE = "learning_curve.png"
-RELIABILITY = "reliability.png"
-FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
+FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
 FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_tree", "label_map", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
-SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the figure of the learning curve
 
 
 class Diverged(InputError):
@@ -131,20 +124,14 @@ class Run:
         return {"provenance": provenance, "config": config}
 
     def write(self, saved: SavedModel) -> None:
-        """Write the model folder, with its pictures."""
-        metrics = saved.metrics
-        _write_json(self.folder / "metrics.json", metrics)
-        pictures = {}
-        # A pretraining has no learning curve, and branches that were fitted have no epochs.
-        if metrics["best_epoch"] and "baseline" in metrics:
-            epochs = self.folder / EPOCHS_TABLE
-            pictures[CURVE] = draw_learning_curve(pd.read_csv(epochs), metrics["best_epoch"], metrics["baseline"])
-            pictures[EPOCHS_TABLE] = epochs.read_bytes()
-            with new_file(self.folder / CURVE, overwrite=True) as temporary:
-                temporary.write_bytes(pictures[CURVE])
-        if "calibration" in metrics:
-            pictures[RELIABILITY] = draw_reliability(metrics["calibration"]["bins"])
-        write_model(saved, self.output, overwrite=self.cfg.overwrite, more=pictures)
+        """Write the model folder, with its picture and table."""
+        _write_json(self.folder / "metrics.json", saved.metrics)
+        more = {}
+        if saved.is_annotator and saved.metrics["best_epoch"]:  # branches that were fitted have no epochs
+            more[EPOCHS_TABLE] = (self.folder / EPOCHS_TABLE).read_bytes()
+        if "calibration" in saved.metrics:
+            more["reliability.png"] = draw_reliability(saved.metrics["calibration"]["bins"])
+        write_model(saved, self.output, overwrite=self.cfg.overwrite, more=more)
         self.remember(finished=True)
         log.info("written: %s", self.output)
 
@@ -157,18 +144,8 @@ class Run:
         return changed, before["reference_sha256"] != self.data
 
     def is_finished(self) -> bool:
-        """Whether this run has ended; one to be trained for longer is refused, as no optimiser is left.
-
-        The record tells: the model in the place of the output may be of an earlier run, which this one replaces.
-        """
-        if not self.read().get("finished"):
-            return False
-        changed, other_data = self.differences()
-        if changed and set(changed) <= set(RAISABLE) and not other_data and not self.cfg.overwrite:
-            found = f"{self.output} is finished, with another {' and '.join(changed)}"
-            remedy = "train for longer under another output=..., or add overwrite=true to train anew"
-            raise InputError(found, "the options of the finished run, or a run that was cut off", remedy)
-        return not changed and not other_data
+        """Whether this run has ended: the model in the place of the output may be of an earlier one."""
+        return bool(self.read().get("finished")) and self.differences() == ({}, False)
 
     def resumes(self) -> bool:
         """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced.
@@ -206,7 +183,7 @@ class Run:
 
 
 @contextmanager
-def run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str = "") -> Iterator[Run | None]:
+def training_run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str = "") -> Iterator[Run | None]:
     """Open the run folder `<output>.run` for a training; yield None if `resume=true` finds the finished model.
 
     `paths` are the files of cells; none: cells in memory. `init_hash` is of the model from which the training starts.
@@ -238,13 +215,12 @@ def run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str 
     data = (checksum(*paths) if paths else "") + init_hash
     data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
     this = Run(cfg, output, folder, data, is_first)
-    if may_be_finished:
-        if this.is_finished():
-            log.info("%s is finished: nothing to resume", output)
-            yield None
-            return
-        if is_first:
-            _require_place(output, folder, cfg.overwrite)
+    if may_be_finished and this.is_finished():
+        log.info("%s is finished: nothing to resume", output)
+        yield None
+        return
+    if may_be_finished and is_first:
+        _require_place(output, folder, cfg.overwrite)
     resumes = is_first and this.resumes()
     try:
         with output_named(folder):
@@ -341,28 +317,3 @@ def _command(cfg: NetworkConfig, files: Sequence[str]) -> str:
     label_key = changed.pop("label_key", None)
     cells = "adatas" if label_key is None else f"adata, label_key={label_key!r}"
     return f"scperformer.{step}({cells}, options={changed})"
-
-
-def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping[str, float]) -> bytes:
-    """Draw the training loss and the validation scores by epoch, as a PNG; the scores of `baseline` as dashed lines."""
-    figure = Figure(figsize=(9.0, 3.9), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a display, whatever backend the user has set
-    left, right = figure.subplots(1, 2)
-    left.plot(epochs["epoch"], epochs["train_loss"], color="#333333", marker=".")
-    left.set_title("training loss", loc="left")
-    best = epochs[epochs["epoch"] == best_epoch]
-    for colour, (name, text) in zip(PALETTE, SCORES.items(), strict=False):
-        right.plot(epochs["epoch"], epochs[f"val_{name}"], color=colour, marker=".", label=text)
-        right.plot(best["epoch"], best[f"val_{name}"], color=colour, marker="o", markersize=7)
-        right.axhline(baseline[name], color=colour, linestyle="--", linewidth=1, label=f"{text}, logistic regression")
-    right.set_title("scores on the validation cells", loc="left")
-    for axes in (left, right):
-        axes.axvline(best_epoch, color="#999999", linewidth=1, zorder=0)
-        axes.set_xlabel(f"epoch (best: {best_epoch})")
-        axes.set_xlim(0.5, len(epochs) + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-        axes.set_axisbelow(True)
-    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    return png(figure)

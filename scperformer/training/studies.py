@@ -43,7 +43,7 @@ from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.adapt import adapt_model
 from scperformer.training.calls import call_block
 from scperformer.training.evidence import branch_scales
-from scperformer.training.run_folder import Run, run
+from scperformer.training.run_folder import Run, training_run
 from scperformer.training.train import load_reference, settled, source_of, train_on
 from scperformer.training.trainer import device_of
 
@@ -82,9 +82,9 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> 
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    with run(cfg, output, paths) as this:
-        if this is not None and this.is_first:  # branches are fitted by one process
-            this.write(_train_each(_studies(cells, paths, cfg), cfg, this, paths))
+    with training_run(cfg, output, paths) as run:
+        if run is not None and run.is_first:  # branches are fitted by one process
+            run.write(_train_each(_studies(cells, paths, cfg), cfg, run, paths))
     return output
 
 

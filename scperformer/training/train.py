@@ -1,4 +1,4 @@
-"""Train a model on a labelled reference: prepare, fit, score, refit to all cells, write the model folder."""
+"""Train a model on a labelled reference: prepare, fit, score, fit to all cells, write the model folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from scperformer.cells.repeats import cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.options import AUTO
 from scperformer.config.training import (
-    MaskingConfig,
     ModelConfig,
     NetworkConfig,
     PretrainOptions,
@@ -38,29 +37,14 @@ from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.confidence import calibration
 from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import branch_logits, torch_state_kept
-from scperformer.model.load import as_model
-from scperformer.model.network import CellTypeModel, LinearModel, require_encoder
-from scperformer.model.novelty import fit_profile, left_out_table
+from scperformer.model.network import CellTypeModel, require_encoder
+from scperformer.model.novelty import fit_profile
 from scperformer.model.reference_cells import MAX_CELLS, MAX_VALUES, ReferenceCells
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
-from scperformer.training.adapted import conditions_table
-from scperformer.training.condition import simulated
-from scperformer.training.evidence import (
-    MIN_GAIN,
-    Fitted,
-    evidence_folds,
-    fill_network,
-    fit_branches,
-    scales_if_significant,
-)
-from scperformer.training.fit_linear import (
-    MAX_DUAL,
-    choose_linear_options,
-    fit_linear_branch,
-    fit_logistic,
-)
+from scperformer.training.evidence import MIN_GAIN, Fitted, fill_network, fit_branches, scales_if_significant
+from scperformer.training.fit_linear import choose_linear_options, fit_linear_branch, fit_logistic
 from scperformer.training.fit_performer import encoder_facts
-from scperformer.training.run_folder import Diverged, Run, run
+from scperformer.training.run_folder import Diverged, Run, training_run
 from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
@@ -85,12 +69,6 @@ class Training:
         """Whether there are layers between tokens, which are trained after all else has been fitted."""
         return self.cfg.model.encoder and not self.cfg.model.reads_genes
 
-    @property
-    def batches(self) -> np.ndarray | None:
-        """The index of the batch of each of the cells `train`, if batches are known."""
-        batches = self.reference.batches
-        return None if batches is None else batches[self.reference.split.train]
-
 
 def train_cells(cells: AnnData | None, cfg: TrainOptions, output: Path, encoder: Any = None) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
@@ -103,16 +81,15 @@ def train_cells(cells: AnnData | None, cfg: TrainOptions, output: Path, encoder:
     cfg = settled(cfg) if encoder is None else encoder.cfg
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     cfg = choose_storage(cfg, paths)
-    init_hash = "" if encoder is None else encoder.init_hash
-    with run(cfg, output, paths, init_hash=init_hash) as this:
-        if this is not None:
+    with training_run(cfg, output, paths, "" if encoder is None else encoder.init_hash) as run:
+        if run is not None:
             reference = load_reference(paths if cells is None else cells, cfg)
             if encoder is not None:
                 reference = encoder.ordered(reference)
             with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
-                saved = train_on(reference, cfg, this, source_of(paths), encoder)
+                saved = train_on(reference, cfg, run, source_of(paths), encoder)
             if saved is not None:
-                this.write(saved)
+                run.write(saved)
     return output
 
 
@@ -144,30 +121,24 @@ def settled(cfg: Config) -> Config:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
     if not cfg.model.reads_genes:
         return cfg
-    trainer = cfg.trainer
-    changed = {"tokens": cfg.tokens != TokensConfig()}
+    unused = {"tokens": cfg.tokens != TokensConfig()}
     if isinstance(cfg, PretrainOptions):
-        changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
-        changed["masking.mask_share"] = cfg.masking.mask_share != MaskingConfig.mask_share
+        unused["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
     else:
-        changed["attention"] = cfg.model.depth == 0 and cfg.attention["name"] != "favor"
-        changed["trainer.max_epochs"] = trainer.max_epochs != TrainerConfig.max_epochs
-        changed["trainer.patience"] = trainer.patience != TrainerConfig.patience
-        changed["trainer.devices"] = trainer.devices * trainer.num_nodes > 1
-    if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
+        unused["attention"] = cfg.model.depth == 0 and cfg.attention["name"] != "favor"
+        for name in ("max_epochs", "patience", "devices", "num_nodes"):
+            unused[f"trainer.{name}"] = getattr(cfg.trainer, name) != getattr(TrainerConfig, name)
+    if any(unused.values()):
+        names = ", ".join(name for name, is_set in unused.items() if is_set)
         log.warning("%s: no effect with model=performer or pooled, which read sums over the genes of a cell", names)
-    if trainer.batch_size == AUTO:  # memory does not limit it
+    if cfg.trainer.batch_size == AUTO:  # memory does not limit it
         size = NetworkConfig(inputs=[""]).trainer.batch_size
-        cfg = replace(cfg, trainer=replace(trainer, batch_size=size))
+        cfg = replace(cfg, trainer=replace(cfg.trainer, batch_size=size))
     return cfg
 
 
 def train_on(
-    reference: Reference,
-    cfg: TrainOptions,
-    run: Run,
-    source: dict[str, str],
-    encoder: Any = None,
+    reference: Reference, cfg: TrainOptions, run: Run, source: dict[str, str], encoder: Any = None
 ) -> SavedModel | None:
     """Train on a reference from `source_of` files; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
@@ -175,8 +146,7 @@ def train_on(
     stored = cells_to_store(reference, cfg)
     split = reference.split.train, reference.split.val
     train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in split)
-    network = new_network(reference, cfg)
-    training = Training(reference, cfg, network, train, val, read_unlabelled(reference, cfg))
+    training = Training(reference, cfg, new_network(reference, cfg), train, val, read_unlabelled(reference, cfg))
     facts = source | ({} if encoder is None else encoder.prepare(training, run)) | _facts(training, stored)
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
     recorded = run.record(training.cfg, facts, files)
@@ -194,15 +164,19 @@ def train_on(
 
     metrics, held_out = score_on_held_out(training, fitted)
     metrics["best_epoch"] = best_epoch
-    metrics |= evidence_of_trust(training, held_out)
+    if held_out is not None:
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels, reference.label_names)
+        text = "calibration error of the confidence: %.3f on %d held-out cells"
+        log.info(text, metrics["calibration"]["error"], len(held_out.labels))
     if fitted.linear_options is not None:
         metrics["linear_branch"] = asdict(fitted.linear_options)
-    refit(training, fitted, metrics["scales"])
+    fit_to_all_cells(training, fitted, metrics["scales"])
     baseline = fit_logistic(reference.x, reference.labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
     weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
     if training.network.encoder is not None:
         metrics["encoder"] = encoder_facts(training.network.encoder, training.cfg)
+    metrics["seconds"] = round(time.perf_counter() - begin, 1)
     saved = SavedModel(
         name=run.folder.stem.removesuffix(".model"),
         genes=reference.genes,
@@ -217,9 +191,6 @@ def train_on(
         **recorded,
     )
     log_scores(saved, training.cfg)
-    if cfg.card == "full" and stored is not None:
-        metrics["conditions"] = conditions_table(as_model(saved, run.folder), stored, cfg.seed)
-    metrics["seconds"] = round(time.perf_counter() - begin, 1)
     return saved
 
 
@@ -237,25 +208,18 @@ def _hashes(reference: Reference) -> np.ndarray:
 
 
 def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | None:
-    """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none.
-
-    With `keep_cells=0` as many as adapting uses are simulated instead; None without counts.
-    """
-    rows = stratified_sample(reference.labels, cfg.keep_cells or MAX_DUAL, cfg.seed)
+    """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none."""
+    if not cfg.keep_cells:
+        return None
+    rows = stratified_sample(reference.labels, cfg.keep_cells, cfg.seed)
     x = reference.x[rows]
     if len(rows) > MAX_CELLS or x.nnz > MAX_VALUES:
         found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
         raise InputError(found, f"at most {MAX_CELLS:,} with {MAX_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
     counts = recover_counts(x)
-    if counts is None and cfg.card == "full":
-        remedy = "name counts with source=layers/NAME, or leave card=full out"
-        raise InputError("card=full and a reference without counts", "counts, which can be thinned", remedy)
     relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape) if counts is None else counts
     batches = None if reference.batches is None else reference.batches[rows]
-    cells = ReferenceCells(relative, reference.labels[rows], are_counts=counts is not None, batches=batches)
-    if cfg.keep_cells:
-        return cells
-    return simulated(cells, MAX_DUAL, cfg.seed) if cells.are_counts else None
+    return ReferenceCells(relative, reference.labels[rows], are_counts=counts is not None, batches=batches)
 
 
 def new_network(reference: Reference, cfg: TrainOptions) -> CellTypeModel:
@@ -281,13 +245,10 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
     batches = None if reference.batches is None else {"key": cfg.batch_key, "names": reference.batch_names}
     optional: dict[str, Any] = {"batches": batches, "tissue": cfg.tissue, "ontology": reference.terms.release}
     optional["unlabelled"] = [Path(name).name for name in cfg.unlabelled] or None
-    facts |= {name: value for name, value in optional.items() if value is not None}
-    if stored is None:
-        log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
-        return facts
-    if not stored.are_counts:
+    optional["kept_cells"] = None if stored is None else {"num_cells": len(stored.labels)}
+    if stored is not None and not stored.are_counts:
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
-    return facts | {"kept_cells": {"num_cells": len(stored.labels), "simulated": not cfg.keep_cells}}
+    return facts | {name: value for name, value in optional.items() if value is not None}
 
 
 def fit(training: Training, folder: Path) -> Fitted:
@@ -296,6 +257,9 @@ def fit(training: Training, folder: Path) -> Fitted:
     train = training.train
     network = training.network
     stream = training.reference.stream
+    batches = training.reference.batches
+    if batches is not None:
+        batches = batches[training.reference.split.train]
     text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     sizes = len(train if stream is None else stream.cells), len(training.val), train.x.shape[1], network.num_labels
@@ -304,7 +268,7 @@ def fit(training: Training, folder: Path) -> Fitted:
     options = None
     if cfg.model.linear:
         powers = tuple(cfg.model.linear_powers)
-        options = choose_linear_options(train.x, train.known_labels, powers, cfg.seed, training.batches)
+        options = choose_linear_options(train.x, train.known_labels, powers, cfg.seed, batches)
     fitted = fit_branches(
         train.x,
         train.known_labels,
@@ -312,7 +276,7 @@ def fit(training: Training, folder: Path) -> Fitted:
         cfg=cfg,
         unlabelled=training.unlabelled,
         vectors=training.vectors,
-        batches=training.batches,
+        batches=batches,
         with_evidence=not training.learns,
         folder=folder,
     )
@@ -367,45 +331,13 @@ def scale_by_validation(
     evidence: dict[str, Any] = {"scales": {name: scale for name, scale in scales.items() if getattr(options, name)}}
     if gain is not None:
         evidence["encoder_gain"] = gain
-        lowers = f"lowers the loss of held-out cells by {gain['mean']:.3f} ± {gain['standard_error']:.3f}"
-        found = lowers if round(gain["mean"], 3) > 0 else "does not lower the loss of held-out cells"
-        if scale_encoder:
-            log.info("encoder used: it %s", found)
-        else:
-            # More epochs did not help on PBMC 3k: beside the linear branch, a small encoder has little to add.
-            text = "encoder left out (scale 0): it %s; model.linear=false gives labels by the encoder alone, to try it"
-            log.warning(text, found)
+        text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
+        log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
     return scale_linear * linear + scale_encoder * encoder, evidence
 
 
-def evidence_of_trust(training: Training, held_out: HeldOut | None) -> dict[str, Any]:
-    """Return the calibration of held-out calls and, with `card=full`, the detection of cells of a left-out label."""
-    labels = training.reference.label_names
-    metrics: dict[str, Any] = {}
-    if held_out is not None:
-        metrics["calibration"] = calibration(held_out.logits, held_out.labels, labels)
-        text = "calibration error of the confidence: %.3f on %d held-out cells, whose calls the model keeps (%.1f MB)"
-        megabytes = len(held_out.to_bytes()) / 1e6
-        log.info(text, metrics["calibration"]["error"], len(held_out.labels), megabytes)
-    if training.cfg.card == "full":
-        train = training.train
-        folds = evidence_folds(train.known_labels, training.cfg.seed, training.batches)
-        some = train.x[folds.rows], train.known_labels[folds.rows]
-        areas = left_out_table(*some, folds.fold_of_row, training.cfg.seed)
-        known = [(label, area) for label, area in zip(labels, areas.tolist(), strict=True) if np.isfinite(area)]
-        metrics["novelty"] = [{"label": label, "area": area} for label, area in known]
-    return metrics
-
-
 @torch.no_grad()
-def add_linear(network: CellTypeModel, linear: LinearModel, times: float) -> None:
-    """Add a linear model, multiplied by `times`, to the linear branch."""
-    assert network.linear is not None
-    network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
-    network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)
-
-
-def refit(training: Training, fitted: Fitted, scales: dict[str, float]) -> None:
+def fit_to_all_cells(training: Training, fitted: Fitted, scales: dict[str, float]) -> None:
     """Replace what was fitted in the network by fits to all cells, the validation cells included; the scales stay.
 
     Of cells on disk, the sample for linear fits and the validation cells are all cells.
@@ -418,8 +350,14 @@ def refit(training: Training, fitted: Fitted, scales: dict[str, float]) -> None:
         final = fit_branches(x, labels, linear_options=options, cfg=training.cfg, with_evidence=False, **more)
         fill_network(training.network, final, scales)
     elif fitted.linear is not None and options is not None:
-        add_linear(training.network, fitted.linear, -scales["linear"])
-        add_linear(training.network, fit_linear_branch(x, labels, options), scales["linear"])
+        branch = training.network.linear
+        assert branch is not None
+        for linear, times in (
+            (fitted.linear, -scales["linear"]),
+            (fit_linear_branch(x, labels, options), scales["linear"]),
+        ):
+            branch.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
+            branch.bias.add_(torch.from_numpy(linear.bias), alpha=times)
 
 
 def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:

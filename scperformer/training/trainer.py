@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,8 +52,8 @@ def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
     warmup = max(1, round(optim.warmup_fraction * num_steps))
     if step < warmup:
         return (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-    return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
+    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+    return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * done)) / 2
 
 
 class SeededLearner(pl.LightningModule):
@@ -212,12 +212,15 @@ def require_loggers(options: LoggerConfig) -> None:
 
 
 @contextmanager
-def loggers_of(cfg: NetworkConfig, run_folder: Path) -> Iterator[list[Logger]]:
-    """Yield the loggers of a run, and end their runs after it, also if a training fails.
+def loggers_of(cfg: NetworkConfig, run_folder: Path | None) -> Iterator[list[Logger]]:
+    """Yield the loggers of a run, none without a folder, and end their runs after it, also if a training fails.
 
     Weights & Biases writes files that `wandb sync` can send, unless the user has set WANDB_MODE; MLflow writes a
     database, unless the user has set MLFLOW_TRACKING_URI. Both also get the options, without paths.
     """
+    if run_folder is None:
+        yield []
+        return
     options = cfg.logger
     name = run_folder.name.removesuffix(".run")
     kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
@@ -243,27 +246,35 @@ def loggers_of(cfg: NetworkConfig, run_folder: Path) -> Iterator[list[Logger]]:
             services[0].experiment.finish()  # type: ignore[attr-defined]  # Lightning leaves it open for later runs
 
 
-def make_trainer(
+def run_trainer(
+    learner: SeededLearner,
+    loaders: Callable[[pl.Trainer], tuple[Loader, Loader | None]],
     cfg: NetworkConfig,
+    folder: Path | None,
     callbacks: list[Callback],
-    run_folder: Path | None,
-    loggers: Sequence[Logger] = (),
-    processes: ClusterEnvironment | None = None,
+    processes: ClusterEnvironment | None,
 ) -> pl.Trainer:
-    """Make the Lightning trainer of a run, and log its device; errors as in `device_of`.
+    """Train a learner with Lightning, and return the trainer; errors as in `device_of`.
 
-    Without a run folder no checkpoints are written and the device is not logged. `processes` says how processes are
-    started.
+    With a run folder, losses are logged there. A signal saves the state as `last.ckpt` and stops the run with the exit
+    code of the signal; if that file is there at the start, the run continues from it. `processes` says how processes
+    are started.
     """
     options = cfg.trainer
     device = device_of(options)
     for library in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    if run_folder is not None:  # else it is a part of a run, or of a prediction, which has no such options
+    start = None
+    if folder is not None:  # else it is a part of a run, or of a prediction, which has no such options
         log.info("training on %s: %s, %s", device.kind, device.why, device.precision)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The `srun` command is available")  # this advice is for login nodes
-        return pl.Trainer(
+        last = folder / CHECKPOINTS / LAST
+        callbacks = [*callbacks, Interruption(last)]
+        start = last if last.is_file() else None
+    with warnings.catch_warnings(), loggers_of(cfg, folder) as loggers, fast_cpu(device.kind, options.precision):
+        # Advice about data-loading workers, of which there are none on purpose, and about srun, for login nodes.
+        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        warnings.filterwarnings("ignore", "The `srun` command is available")
+        trainer = pl.Trainer(
             devices=options.devices,
             num_nodes=options.num_nodes,
             max_epochs=options.max_epochs,
@@ -273,25 +284,25 @@ def make_trainer(
             plugins=[processes] if processes else None,
             gradient_clip_val=cfg.optim.gradient_clip or None,
             callbacks=callbacks,
-            logger=list(loggers) or False,
+            logger=loggers or False,
             log_every_n_steps=1,
             num_sanity_val_steps=0,
             enable_model_summary=False,
             enable_progress_bar=False,  # ours numbers epochs from 1 and spans all of them
             use_distributed_sampler=False,  # our loaders deal the batches out to the processes
-            enable_checkpointing=run_folder is not None,
-            default_root_dir=run_folder,
+            enable_checkpointing=folder is not None,
+            default_root_dir=folder,
         )
-
-
-@contextmanager
-def exit_code_of_signal() -> Iterator[None]:
-    """After a signal has stopped a run, exit with the code that the signal has in a shell."""
-    try:
-        yield
-    except SystemExit as stopped:
-        # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
-        raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
+        try:
+            # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
+            train, val = loaders(trainer)
+            trainer.fit(learner, train, val, ckpt_path=start, weights_only=True)
+        except SystemExit as stopped:
+            if folder is None:
+                raise
+            # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
+            raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
+    return trainer
 
 
 def run_steps(
@@ -302,24 +313,16 @@ def run_steps(
 ) -> str:
     """Train a learner for `trainer.max_steps` steps in this process, and return the device that trained, as in `cpu`.
 
-    `make` yields the batches from the step with a number on. With a run folder, the loss is logged, and a signal saves
-    the state there and stops the run with SystemExit; it continues from there if it is run again.
+    `make` yields the batches from the step with a number on; the rest as in `run_trainer`.
     """
     num_steps = cfg.trainer.max_steps
     learner.num_steps = num_steps
     cfg = replace(cfg, trainer=replace(cfg.trainer, devices=1, num_nodes=1, max_epochs=1))
-    last = None if folder is None else folder / CHECKPOINTS / LAST
     counted = progress("training the Performer", total=num_steps, unit="steps")
-    bar = counted if cfg.trainer.progress_bar else nullcontext(tqdm(disable=True))
-    with warnings.catch_warnings(), ExitStack() as fast, bar as shown:
-        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+    with counted if cfg.trainer.progress_bar else nullcontext(tqdm(disable=True)) as shown:
         callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=lambda *_: shown.update(1))]
-        if last is not None:
-            callbacks += [Interruption(last), ModelCheckpoint(last.parent, save_top_k=0)]
-            fast.enter_context(exit_code_of_signal())
-        logs = [] if folder is None else fast.enter_context(loggers_of(cfg, folder))
-        trainer = make_trainer(cfg, callbacks, folder, logs, LightningEnvironment())
-        fast.enter_context(fast_cpu(trainer.strategy.root_device.type, cfg.trainer.precision))
-        checkpoint = last if last is not None and last.is_file() else None
-        trainer.fit(learner, Loader(trainer, make, num_steps), ckpt_path=checkpoint, weights_only=True)
+        if folder is not None:
+            callbacks.append(ModelCheckpoint(folder / CHECKPOINTS, save_top_k=0))
+        loaders = lambda trainer: (Loader(trainer, make, num_steps), None)  # noqa: E731
+        trainer = run_trainer(learner, loaders, cfg, folder, callbacks, LightningEnvironment())
         return trainer.strategy.root_device.type

@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import csr_matrix, vstack
 from scipy.spatial.distance import mahalanobis
 
-from scperformer.model.novelty import Profile, fit_novelty, fit_profile, left_out_table, novelty_share
+from scperformer.model.novelty import Profile, fit_novelty, fit_profile, novelty_share
 
 
 def made_cells(num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)) -> tuple[csr_matrix, np.ndarray]:
@@ -91,15 +91,6 @@ def test_novelty_is_a_share_of_held_out_cells():
     np.testing.assert_array_equal(novelty_share(np.array([0.5, 1.0, 1.5, 9.0]), held_out), [0, 0, 0.2, 0.8])
     few = novelty_share(np.array([100.0]), np.arange(15.0))
     assert (1 - few > 0.05).all()  # with 15 held-out cells, a share of .05 is not resolved: no cell is flagged
-
-
-def test_a_label_that_is_left_out_is_separated_from_the_others(reference):
-    x, labels, folds = reference
-    assert (left_out_table(x, labels, folds) > 0.95).all()
-    # With random labels, a label that is left out is like the others. The area is below .5, as the profile that scores
-    # its cells is fitted to more cells than the out-of-fold profiles that score the others.
-    shuffled = np.random.default_rng(1).permutation(labels)
-    assert (np.abs(left_out_table(x, shuffled, folds) - 0.43) < 0.12).all()
 
 
 def test_cells_without_folds_empty_cells_and_single_cells_of_a_label_have_scores():

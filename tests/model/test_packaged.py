@@ -24,7 +24,6 @@ def test_it_was_trained_on_the_embedded_cells(saved):
     assert made["reference_sha256"] == sha256(REFERENCE)
     assert (made["reference"], made["label_key"], made["num_cells"]) == (REFERENCE.name, "cell_type", 2638)
     assert saved.tissue == "blood"
-    assert [row["num_genes"] for row in saved.metrics["conditions"]] == [13656] * 3 + [1000, 1000, 300]
 
 
 def test_its_card_is_the_one_of_this_version(saved):
@@ -37,7 +36,6 @@ def test_it_keeps_the_calls_of_held_out_cells(saved):
     assert len(held_out.labels) == saved.metrics["calibration"]["num_cells"] == 2375
     right = held_out.logits.argmax(axis=1) == held_out.labels
     assert right.mean() == pytest.approx(saved.metrics["out_of_fold"]["accuracy"])
-    assert [row["label"] for row in saved.metrics["novelty"]] == saved.labels
 
 
 def test_it_keeps_the_counts_of_all_cells(saved):

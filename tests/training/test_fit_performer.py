@@ -46,15 +46,6 @@ def test_gene_vectors_are_those_of_a_dense_decomposition(cells):
     assert z.std(axis=0).max() == pytest.approx(2.0, rel=1e-3)
 
 
-def test_genes_that_vary_together_get_similar_vectors(cells):
-    vectors = gene_vectors(cells[0], 2, seed=0)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosine = unit @ unit.T
-    within = [cosine[20 * i : 20 * i + 20, 20 * i : 20 * i + 20].mean() for i in range(3)]
-    between = [cosine[20 * i : 20 * i + 20, 20 * j : 20 * j + 20].mean() for i, j in ((0, 1), (0, 2), (1, 2))]
-    assert min(within) > 0.8 > 0.3 > max(between)
-
-
 @pytest.mark.parametrize(("num_cells", "num_genes"), [(3, 120), (300, 2)])
 def test_components_that_do_not_exist_are_zero(cells, num_cells, num_genes):
     vectors = gene_vectors(cells[0][:num_cells, :num_genes], 8, seed=0)

@@ -104,7 +104,7 @@ def test_gene_effects_are_found_without_running_the_encoder(folder, monkeypatch)
     assert np.corrcoef(np.log(by_regression), np.log(expected))[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("factors", [np.ones(9), np.zeros(300), np.full(300, np.nan), np.array(["a"] * 300), "a"])
+@pytest.mark.parametrize("factors", [np.ones(9), np.full(300, np.nan), "a"])
 def test_explain_refuses_gene_factors_that_predict_did_not_write(folder, factors, tmp_path):
     model = load_model(folder)
     done = scperformer.annotate(made_cells(240, 2, 0.4), model)

@@ -16,7 +16,7 @@ from scperformer.training.condition import find_repeats, joined_repeats
 QUICK = ["experiment=linear", "logger=none", "data.min_genes=0"]
 
 
-@pytest.fixture(params=[20000, 0], ids=["stored cells", "simulated cells"])
+@pytest.fixture(params=[20000, 0], ids=["stored cells", "no stored cells"])
 def path(request, counts_adata, tmp_path) -> Path:
     options = as_options([*QUICK, f"keep_cells={request.param}"])
     return scperformer.train(counts_adata[:80].copy(), "cell_type", output=tmp_path / "model", options=options).path
@@ -39,8 +39,7 @@ def test_cells_of_the_reference_are_found_by_all_genes(counts_adata, path):
 def test_a_file_with_some_of_the_genes_is_compared_with_stored_cells(counts_adata, path):
     saved = read_model(path)
     found = repeats_in(counts_adata[60:, ::2].copy(), saved, path)
-    is_simulated = saved.provenance["kept_cells"]["simulated"]
-    assert found.rows.tolist() == ([] if is_simulated else list(range(20)))
+    assert found.rows.tolist() == (list(range(20)) if saved.has_reference_cells else [])
 
 
 def test_new_cells_cause_no_warning(counts_adata, path):

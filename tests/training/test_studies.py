@@ -161,11 +161,9 @@ def test_check_compares_a_file_with_the_nearest_study(folder, studies, command, 
         (lambda info: info["studies"].pop(), "unused|changed|other|labels|study"),
         (lambda info: info["studies"][0].update(meaning=[[0]]), "without the meaning of each label"),
         (lambda info: info["studies"][0]["meaning"].__setitem__(0, [99]), "stand for no label"),
-        (lambda info: info["studies"][0]["meaning"].__setitem__(0, ["x"]), "stand for no label"),
-        (lambda info: info["studies"][0].update(name="a\nb"), "control character"),
         (lambda info: info["files"].update({"../study1/bundle.json": "0"}), "missing or changed"),
     ],
-    ids=["checksum", "fewer", "labels", "beyond", "text", "name", "outside"],
+    ids=["checksum", "fewer", "labels", "beyond", "outside"],
 )
 def test_a_damaged_folder_is_refused(change, match, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -176,14 +174,6 @@ def test_a_damaged_folder_is_refused(change, match, folder, tmp_path):
         assert len(read_model(copy).studies) == 2  # whole in itself, though not as it was written
         return
     with pytest.raises(InputError, match=match):
-        read_model(copy)
-
-
-def test_a_changed_file_of_a_study_is_refused(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    with (copy / "study3" / "cells.npz").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(InputError, match=r"'cells.npz' missing or changed"):
         read_model(copy)
 
 
@@ -204,8 +194,9 @@ def renamed(cells: ad.AnnData, seed: int) -> ad.AnnData:
     return cells
 
 
-@pytest.mark.parametrize("part", [slice(None), slice(0, 120)], ids=["a copy", "half of it"])
-@pytest.mark.parametrize("logged", [False, True], ids=["counts", "normalised"])
+@pytest.mark.parametrize(
+    ("part", "logged"), [(slice(None), False), (slice(0, 120), True)], ids=["a copy", "half of it, normalised"]
+)
 def test_a_study_whose_cells_are_all_in_another_one_is_refused(part, logged, studies, command, tmp_path):
     copy = renamed(made_cells(240, 1)[part], 0)
     if logged:

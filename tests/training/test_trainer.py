@@ -1,9 +1,7 @@
 """The loop over epochs: signals in the middle of an epoch, the table of epochs, and who starts the processes."""
 
-import io
 import os
 import signal
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -42,23 +40,6 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
     return stopped.value.code
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes the GPU")
-@pytest.mark.parametrize("accelerator", ["cpu", "auto"])
-def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch, caplog):
-    caplog.set_level("INFO", logger="scperformer")
-    devices = []
-    original = epochs.fast_cpu
-    monkeypatch.setattr(
-        epochs, "fast_cpu", lambda device, precision: devices.append(device) or original(device, precision)
-    )
-    options = replace(cfg, trainer=replace(cfg.trainer, accelerator=accelerator, max_epochs=1))
-    train, val, _ = cells
-    train_network(new_network(cells, options), train, val, options, tmp_path)
-    assert devices == ["cpu"]
-    reason = {"cpu": "trainer.accelerator=cpu", "auto": "no GPU that torch can use"}[accelerator]
-    assert f"training on cpu: {reason}, 32-true" in caplog.messages
-
-
 @pytest.fixture
 def machine(monkeypatch):
     """Make a machine with GPUs of NVIDIA, or one of Apple."""
@@ -78,14 +59,11 @@ DEVICES = {
     "a GPU": ({"num_gpus": 1}, {}, Device("cuda", "bf16-mixed", "NVIDIA H100")),
     "an old GPU": ({"num_gpus": 1, "bfloat16": False}, {}, Device("cuda", "32-true", "NVIDIA H100")),
     "a Mac": ({"is_apple": True}, {}, Device("mps", "32-true", "Apple GPU")),
-    "precision given, GPU": ({"num_gpus": 1}, {"precision": "32-true"}, Device("cuda", "32-true", "NVIDIA H100")),
-    "precision given, CPU": (
-        {},
-        {"precision": "bf16-mixed"},
-        Device("cpu", "bf16-mixed", "no GPU that torch can use"),
+    "given": (
+        {"num_gpus": 1},
+        {"accelerator": "cpu", "precision": "bf16-mixed"},
+        Device("cpu", "bf16-mixed", "trainer.accelerator=cpu"),
     ),
-    "CPU given": ({"num_gpus": 1}, {"accelerator": "cpu"}, Device("cpu", "32-true", "trainer.accelerator=cpu")),
-    "processes on the CPU": ({}, {"devices": 2}, Device("cpu", "32-true", "no GPU that torch can use")),
 }
 
 
@@ -200,7 +178,7 @@ def test_a_single_process_of_slurm_starts_its_own_helpers(where, devices):
     assert type(processes_from(asked(1, devices), where)) is LightningEnvironment
 
 
-@pytest.mark.parametrize(("num_nodes", "devices"), [(2, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize(("num_nodes", "devices"), [(2, 2), (1, 2)])
 def test_the_processes_of_srun_are_the_training(num_nodes, devices):
     processes = processes_from(asked(num_nodes, devices), step(num_nodes * devices, num_nodes))
     assert isinstance(processes, SLURMEnvironment)
@@ -209,14 +187,10 @@ def test_the_processes_of_srun_are_the_training(num_nodes, devices):
 
 REFUSED = {
     "no srun": (asked(2, 1), JOB, r"num_nodes=2 .* without srun;.*begin.*srun --nodes=2 --ntasks-per-node=1'"),
-    "one node of two": (asked(2, 1), step(1, 1), r"in 1 processes of srun on 1 nodes; expected 2 on 2"),
     "too many": (asked(1, 1), step(2, 1), r"in 2 processes of srun on 1 nodes; expected 1 on 1"),
-    "too few": (
-        asked(2, 2),
-        step(2, 2),
-        r"expected 4 on 2: begin the command with 'srun --nodes=2 --ntasks-per-node=2'",
-    ),
+    "ntasks alone": (asked(2, 1), step(2, 2) | {"SLURM_NTASKS_PER_NODE": ""}, "--ntasks-per-node=1"),
 }
+del REFUSED["ntasks alone"][1]["SLURM_NTASKS_PER_NODE"]
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -224,32 +198,6 @@ def test_other_processes_than_asked_for_are_refused(case):
     options, where, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         processes_from(options, where)
-
-
-def test_srun_with_ntasks_alone_is_refused():
-    where = step(2, 2)
-    del where["SLURM_NTASKS_PER_NODE"]
-    with pytest.raises(InputError, match="--ntasks-per-node=1"):
-        processes_from(asked(2, 1), where)
-
-
-def test_the_bar_counts_epochs_from_1_cells_and_the_best_score(tmp_path):
-    shown = tqdm(file=io.StringIO())
-    epochs, scores = EpochLog(tmp_path, 100, shown), [0.8, 0.7]
-    trainer = SimpleNamespace(current_epoch=0, max_epochs=3, world_size=2, is_global_zero=False, callback_metrics={})
-    learner = SimpleNamespace(shown=("val_macro_f1", "macro-F1"), mode="max", columns=("val_macro_f1",))
-    epochs.on_train_start(trainer, learner)
-    assert (shown.desc, shown.total) == ("epoch 1/3", 300)
-    for number, score in enumerate(scores, start=1):
-        trainer.current_epoch = number - 1
-        epochs.on_train_epoch_start(trainer, learner)
-        epochs.on_train_batch_end(trainer, learner, None, (None, [0] * 32), 0)
-        assert shown.n == 64 * number  # of both processes
-        trainer.callback_metrics = {"val_macro_f1": score}
-        epochs.on_train_epoch_end(trainer, learner)
-    trainer.current_epoch = 2
-    epochs.on_train_epoch_start(trainer, learner)
-    assert shown.desc == "epoch 3/3, best macro-F1 0.800"
 
 
 # --- Weights & Biases, MLflow ----------------------------------------------------------------------------------------
@@ -290,14 +238,6 @@ def test_wandb_gets_the_scores_and_stays_offline_unless_asked(mode, cells, cfg, 
     run.finish.assert_called_once_with()
 
 
-def test_a_wandb_run_of_the_user_goes_on(cells, cfg, tmp_path, monkeypatch):
-    run = fake_wandb(monkeypatch).return_value
-    sys.modules["wandb"].run = run
-    one_epoch(cells, cfg, tmp_path, "wandb")
-    assert run.log.called
-    assert not run.finish.called
-
-
 @pytest.mark.parametrize("address", [None, "http://mlflow.example"])
 def test_mlflow_gets_the_scores_in_a_file_of_the_run_unless_asked(address, cells, cfg, tmp_path, monkeypatch):
     client = fake_mlflow(monkeypatch)
@@ -320,11 +260,3 @@ def test_a_logger_that_is_not_installed_is_refused(name, monkeypatch):
     with pytest.raises(InputError, match=rf"logger\.{name}=true without {name}; .* 'pip install {name}'"):
         require_loggers(LoggerConfig(**{name: True}))
     require_loggers(LoggerConfig())
-
-
-def test_processes_have_a_core_each(machine, monkeypatch):
-    machine()
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert device_of(TrainerConfig(devices=2)).kind == "cpu"
-    with pytest.raises(InputError, match=r"trainer\.devices=500 and 2 CPU cores; expected a CPU core for each process"):
-        device_of(TrainerConfig(devices=500))

@@ -98,7 +98,7 @@ def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
 @pytest.mark.slow
 def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
     options = {
-        "train": {"label_keys": ["my lineage", "cell_type"], "card": "full", "ontology": "none"},
+        "train": {"label_keys": ["my lineage", "cell_type"], "ontology": "none"},
         "predict": {"quality": True, "clusters": "my clusters", "deny_labels": ["B, T"], "min_confidence": 0.9},
     }
     (user / "my.yaml").write_text(json.dumps({"overrides": options}))
@@ -107,7 +107,7 @@ def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
     assert run.returncode == 0, run.stdout
     commands = [re.search(rf"scperformer {step} .*", run.stdout) for step in options]
     train, predict = (shlex.split(command[0]) for command in commands)
-    assert {"label_keys=['my lineage','cell_type']", "card=full", "ontology=none"} <= set(train)
+    assert {"label_keys=['my lineage','cell_type']", "ontology=none"} <= set(train)
     named = {"quality=true", "clusters='my clusters'", "deny_labels=['B, T']", "min_confidence=0.9"}
     assert named <= set(predict)
     made = make_config("predict", ["inputs=[cells]", *named])
