@@ -582,15 +582,14 @@ def _(cells: ad.AnnData, folder: Path) -> Path:
     return folder / "cells.loom"
 
 
-def mtx(cells: ad.AnnData, folder: Path, names: tuple[str, str, str], *, by_cells: bool = False, header: bool = False,
-        separator: str = "\t", zipped: bool = False) -> Path:  # fmt: skip
+def mtx(cells: ad.AnnData, folder: Path, names: tuple[str, str, str], *, by_cells: bool = False,
+        zipped: bool = False) -> Path:  # fmt: skip
     matrix, barcodes, genes = (folder / "run" / name for name in names)
     (folder / "run").mkdir()
     mmwrite(matrix, cells.X if by_cells else cells.X.T, field="integer")
     ids = [human_genes().ids.get(name, f"none{place}") for place, name in enumerate(cells.var_names)]
-    rows = [f"{one}{separator}{name}" for one, name in zip(ids, cells.var_names, strict=True)]
-    genes.write_text("\n".join([*([f"gene_id{separator}gene_name"] if header else []), *rows]) + "\n")
-    barcodes.write_text("\n".join([*(["barcode"] if header else []), *cells.obs_names]) + "\n")
+    genes.write_text("".join(f"{one}\t{name}\n" for one, name in zip(ids, cells.var_names, strict=True)))
+    barcodes.write_text("".join(f"{name}\n" for name in cells.obs_names))
     if zipped:
         for path in (matrix, barcodes, genes):
             with gzip.open(f"{path}.gz", "wb") as file:
@@ -602,15 +601,10 @@ def mtx(cells: ad.AnnData, folder: Path, names: tuple[str, str, str], *, by_cell
 form("mtx: 10x folder, version 2")(lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "genes.tsv")))
 form("mtx: 10x folder, gzip")(lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "features.tsv"), zipped=True))
 form("mtx: cells in rows")(lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "genes.tsv"), by_cells=True))
-form("mtx: names with a header")(lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "genes.tsv"), header=True))
-PARSE = ("count_matrix.mtx", "cell_metadata.csv", "all_genes.csv")
-form("mtx: Parse Biosciences")(lambda c, f: mtx(c, f, PARSE, by_cells=True, header=True, separator=","))
 KB = ("cells_x_genes.mtx", "cells_x_genes.barcodes.txt", "cells_x_genes.genes.txt")
 form("mtx: kb-python")(lambda c, f: mtx(c, f, KB, by_cells=True))
 ALEVIN = ("quants_mat.mtx", "quants_mat_rows.txt", "quants_mat_cols.txt")
 form("mtx: alevin-fry")(lambda c, f: mtx(c, f, ALEVIN, by_cells=True))
-GEO = ("GSM1_matrix.mtx", "GSM1_barcodes.csv", "GSM1_genes.csv")
-form("mtx: GEO")(lambda c, f: mtx(c, f, GEO, header=True, separator=","))
 
 TABLES = {
     "csv, cells in rows": (",", False, "csv", {}),

@@ -77,8 +77,6 @@ def write_annotation(
             shutil.copyfile(path, temporary)
             require_unchanged(path, seen)
             with hdf5_to_write(temporary, "r+") as file:
-                for name in cells.left_out:  # with these, anndata could not read the copy
-                    del file[name]
                 _add(file, annotation)
         else:
             annotation.write_into(cells)

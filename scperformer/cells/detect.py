@@ -11,29 +11,16 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
-from scperformer.cells.features import gene_columns, probable_antibodies
-from scperformer.cells.values import (
-    ASSUMED_TOTAL,
-    BASE_NAMES,
-    MAX_LOG,
-    Candidate,
-    Logarithm,
-    evenly_spaced,
-    judge,
-    judge_over_all,
-    undo_log1p,
-)
+from scperformer.cells.features import gene_columns
+from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, judge
 from scperformer.io.gene_names import id_kind, require_named
-from scperformer.io.h5ad import LOG1P_KEY, PREPARED_KEY
+from scperformer.io.h5ad import PREPARED_KEY
 from scperformer.io.rows import Matrix, Rows
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
 INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # values of input_base
-NUM_NOTED_CELLS = 500  # sampled to measure how much of the expression probable antibodies and hashtags carry
-MIN_NOTED_SHARE = 0.1  # share of the expression that is worth a note
 
 
 @dataclass(kw_only=True)
@@ -124,7 +111,10 @@ def detect_expression(
     InputError
         No place has usable values, or the values are not what they would be taken for.
     """
-    places = _places(adata)
+    names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)  # counts first
+    matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
+    matrices["raw"] = None if adata.raw is None else adata.raw.X
+    places = {name: x for name, x in matrices.items() if x is not None}
     if source not in ("auto", *places):
         existing = ", ".join(places) or "neither X nor layers nor raw"
         fixes = [f"source={name}" for name in places]
@@ -135,12 +125,15 @@ def detect_expression(
     candidates: list[Candidate] = []
     for name, x in places.items():
         if name not in partial and source in ("auto", name):
-            candidates.append(_judge_place(adata, name, x, prepared, path))
+            candidates.append(_judge_place(adata, name, x, prepared if name == "X" else None, path))
             if candidates[-1].prepared:
                 break
     usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
     if not usable:
-        raise _nothing_usable(candidates, path)
+        reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
+        remedy = "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN"
+        expected = "counts, or log-normalised values without NaN or negative values"
+        raise InputError(f"no usable expression in {path} ({reasons})", expected, remedy)
     chosen, why = _choose(usable, candidates, source, input_kind)
 
     unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
@@ -150,8 +143,12 @@ def detect_expression(
     else:
         unused |= dict.fromkeys(partial, "a part of the counts by its name")
     notes += _interpret(chosen, input_kind, input_total, input_base, path)
-    names = [str(name).strip() for name in gene_table(adata, chosen.source).index]
-    notes += _observations(chosen, _features(adata, chosen.source)[2], names)
+    if num_empty := int((chosen.num_expressed == 0).sum()):
+        notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
+    if chosen.kind == "counts" and chosen.largest == 1:
+        notes.append("no count is above 1: were the values made binary?")
+    if others := _features(adata, chosen.source)[2]:
+        notes.append(f"non-gene features are left out ({_listed(others)})")
     num_cells, num_genes = chosen.x.shape
     # Values other than counts show how many genes a barcode expresses.
     sizes, unit = (chosen.sums, "counts") if chosen.kind == "counts" else (chosen.num_expressed, "genes")
@@ -166,7 +163,7 @@ def detect_expression(
         relative=chosen.log.relative,
         num_cells=num_cells,
         num_genes=num_genes,
-        id_kind=id_kind(names),
+        id_kind=id_kind([str(name).strip() for name in gene_table(adata, chosen.source).index]),
         why=why,
         unused=unused,
         notes=notes,
@@ -174,74 +171,21 @@ def detect_expression(
     )
 
 
-def _places(adata: AnnData) -> dict[str, Matrix]:
-    """Return the matrices of an AnnData by their places: X, layers (counts first), raw."""
-    names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
-    matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
-    matrices["raw"] = None if adata.raw is None else adata.raw.X
-    return {name: x for name, x in matrices.items() if x is not None}
-
-
-def _nothing_usable(candidates: list[Candidate], path: str | Path) -> InputError:
-    """Return the error about a file without usable expression."""
-    texts = [candidate.text for candidate in candidates]
-    reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
-    remedy = "put the counts into X or layers['counts']"
-    if any(candidate.mixed for candidate in candidates):
-        remedy += " for all cells, or save the cells of each kind as a separate file"
-    elif texts and all("no genes" in text for text in texts):
-        remedy = "choose the file that holds the gene expression"
-    elif texts and all("NaN" in text for text in texts):
-        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
-        remedy += f", or set NaN that mean 0 to 0 ({how}), and save the file"
-    else:
-        remedy += ", or the values from before scaling, and save the file"
-    expected = "counts, or log-normalised values without NaN or negative values"
-    return InputError(f"no usable expression in {path} ({reasons})", expected, remedy)
-
-
-def _observations(chosen: Candidate, other_features: Mapping[str, int], names: list[str]) -> list[str]:
-    """Return notes on the values that are used, on non-gene features, and on genes that may be antibodies."""
-    notes = []
-    if num_empty := int((chosen.num_expressed == 0).sum()):
-        notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
-    if chosen.kind == "counts" and chosen.largest == 1:
-        notes.append("no count is above 1: were the values made binary?")
-    if other_features:
-        notes.append(f"non-gene features are left out ({_listed(other_features)})")
-    is_antibody = probable_antibodies(names)
-    if is_antibody.any() and chosen.x.shape[0]:
-        rows = chosen.x.some(evenly_spaced(chosen.x.shape[0], NUM_NOTED_CELLS))
-        rows.data = undo_log1p(rows.data, chosen.log.base)
-        share = float(rows[:, np.flatnonzero(is_antibody)].sum() / max(rows.sum(), 1e-12))
-        if share >= MIN_NOTED_SHARE:
-            examples = ", ".join(shortened(names[number]) for number in np.flatnonzero(is_antibody)[:3])
-            text = f"{int(is_antibody.sum())} features that look like antibodies or hashtags ({examples}) carry "
-            text += f"{share:.0%} of the expression: they are used as genes; if they are none, name their types in "
-            notes.append(f"{text}var['feature_types']")
-    return notes
-
-
 def _listed(features: Mapping[str, int]) -> str:
     return ", ".join(f"{num:,} {kind}" for kind, num in features.items())
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Candidate:
-    """Judge the values of a place, also by the marks of `preprocess` and scanpy in uns.
-
-    `prepared` is the total in the mark of `preprocess`, which is about X; None without a mark.
-    """
+    """Judge the values of a place; `prepared` is the total in the mark of `preprocess`, None without a mark."""
     _, is_gene, others = _features(adata, source)
     try:
         if is_gene is not None and not is_gene.any():
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
         candidate = judge(source, Rows(x, is_gene))
-        if is_gene is not None and candidate.kind == "log1p":
-            judge_over_all(candidate, Rows(x))
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError(found, "arrays that fit each other", "write the file again") from error
-    if source == "X" and prepared is not None:
+    if prepared is not None:
         candidate.prepared = candidate.largest <= MAX_LOG and not (candidate.kind == "counts" and candidate.largest > 1)
         if not candidate.prepared:
             text = f"X of {path} was changed after scperformer had prepared it: its mark is ignored"
@@ -249,25 +193,6 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
         elif candidate.kind != "unusable":
             candidate.kind = "log1p"
             candidate.log = Logarithm(math.e, prepared)
-    if candidate.mixed:
-        parts = []
-        for kind, rows in candidate.mixed:
-            runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)  # of successive cells
-            ranges = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-            first = adata.obs_names[rows[0]]
-            num = "1 cell" if len(rows) == 1 else f"{len(rows)} cells"
-            parts.append(f"{kind} in {num} ({first} ...; rows from 0: {listed(ranges)})")
-        candidate.text = f"a mix: {' and '.join(parts)}"
-    # The mark of `scanpy.pp.log1p` in uns tells the base of unconfirmed logarithms.
-    is_unsure = candidate.kind == "log1p" and not candidate.log.confirmed
-    mark = adata.uns.get(LOG1P_KEY)
-    if is_unsure and source in ("X", "raw") and isinstance(mark, Mapping):
-        marked = math.e if mark.get("base") is None else mark["base"]
-        is_number = isinstance(marked, int | float | np.number)
-        if known := [base for base in BASE_NAMES if is_number and math.isclose(marked, base)]:
-            # If the values are too large for the usual total, a cell's total is the sum of its genes.
-            candidate.log = Logarithm(known[0], candidate.log.total, relative=candidate.log.too_large)
-            candidate.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG1P_KEY}'])"
     return candidate
 
 
@@ -288,15 +213,12 @@ def _choose(
 
     wanted = [candidate for candidate in usable if candidate.kind == input_kind] or usable
     chosen = min(wanted, key=lambda candidate: (rank(candidate), -candidate.x.shape[1]))
-    rivals = [candidate for candidate in usable if candidate is not chosen and rank(candidate) == rank(chosen)]
     reasons = (
         ("prepared by scperformer", chosen.prepared),
         ("as requested", source != "auto"),
         ("the only matrix", len(candidates) == 1),
         ("the only usable matrix", len(usable) == 1),
         (f"fits input_kind={input_kind}", chosen.kind == input_kind),
-        ("the matrix with the most genes", any(candidate.x.shape[1] < chosen.x.shape[1] for candidate in rivals)),
-        ("the first of several equally good matrices", bool(rivals)),
         ("counts are preferred", rank(chosen) == 0),
         ("no other matrix is better", True),
     )
@@ -313,11 +235,14 @@ def _interpret(
     """
     source = candidate.source
     is_told = (input_kind, input_total, input_base) != ("auto", None, "auto")
-    if candidate.doubt and not is_told:
-        expected = "counts, or logarithms of values that were normalised once"
-        remedy = "put counts into X or layers['counts'], or the values from before that step, and save the file; "
-        remedy += f"if the values are right, say so with input_kind={candidate.kind}"
-        raise InputError(f"{source} of {path} looks like {candidate.doubt}", expected, remedy)
+    if (candidate.doubt or candidate.log.too_large) and not is_told:
+        found = f"{source} of {path} looks like {candidate.doubt}"
+        if not candidate.doubt:
+            found = f"values up to {candidate.largest:.4g} in {source} of {path}, too large for "
+            found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
+        remedy = "put counts into X or layers['counts'], or say what the values are, for example input_kind=linear, "
+        remedy += "or input_kind=log1p input_base=2 input_total=1000000"
+        raise InputError(found, "counts, or logarithms of values that were normalised once", remedy)
     notes = []
     if input_kind not in ("auto", candidate.kind):
         if input_kind == "log1p" and candidate.largest > MAX_LOG:
@@ -327,24 +252,11 @@ def _interpret(
         notes.append(f"used as {input_kind} as requested, though {source} looks like {candidate.text}")
         candidate.kind = input_kind
         candidate.log = Logarithm(math.e if input_kind == "log1p" else None)
-    if candidate.log.too_large and not is_told:
-        found = f"values up to {candidate.largest:.4g} in {source} of {path}, too large for "
-        found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
-        remedy = "put counts into X or layers['counts'], or say what the values are, for example input_kind=linear, "
-        remedy += "or input_kind=log1p input_base=2 input_total=1000000"
-        expected = "counts, or logarithms whose base and total can be recognised"
-        raise InputError(found, expected, remedy, ["input_kind=linear", "input_kind=log1p"])
-    if candidate.kind == "log1p":
-        return notes + _interpret_logarithm(candidate, input_total, input_base)
-    for option, is_set in (("input_base", input_base != "auto"), ("input_total", input_total is not None)):
-        if is_set:
-            warnings.warn(f"{option} is not used: {source} holds {candidate.kind}", stacklevel=3)
-    return notes
-
-
-def _interpret_logarithm(candidate: Candidate, input_total: float | None, input_base: str) -> list[str]:
-    """Set base and total of the chosen log1p values as requested; return notes on requests and assumptions."""
-    notes = []
+    if candidate.kind != "log1p":
+        for option, is_set in (("input_base", input_base != "auto"), ("input_total", input_total is not None)):
+            if is_set:
+                warnings.warn(f"{option} is not used: {source} holds {candidate.kind}", stacklevel=3)
+        return notes
     if input_base != "auto":
         base = INPUT_BASES[input_base]
         # With another base than the recognised one, the recognised total is wrong, too.
@@ -358,8 +270,6 @@ def _interpret_logarithm(candidate: Candidate, input_total: float | None, input_
     if input_total is not None:
         notes.append(f"used as {input_total:g} counts per cell as requested")
         candidate.log = candidate.log._replace(total=float(input_total), relative=False)
-    elif candidate.log.over_all:
-        notes.append("cells were normalised with non-gene features: totals are taken over the genes again")
     elif candidate.log.relative:
         used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         notes.append(f"{unknown}, or differs between cells; {used}")

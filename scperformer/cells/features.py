@@ -5,7 +5,6 @@ They are recognised by a column of var with the type of each feature, as 10x wri
 
 import re
 from collections import Counter
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -39,30 +38,6 @@ ANY_NAME = re.compile("|".join(f"^(?:{pattern})$" for pattern in NAME_PATTERNS.v
 UNSPLICED_SUFFIXES = ("-U", "-A")
 UNSPLICED = "unspliced or ambiguous counts"
 MIN_UNSPLICED_SHARE = 0.25  # share of the names with such a suffix; the name of a gene, such as HLA-A, may have one
-# Names that are probably antibodies or hashtags.
-PROBABLY_ANTIBODY = re.compile(
-    r"(?:CD3|CD8a|CD10|CD11[abc]|CD16|CD20|CD25|CD31|CD45(?:R[AO])?|CD56|CD57|CD62L|CD64|CD127|CD197)"
-    r"|(?:.*[-_. ])?(?:anti|isotype|igg\d?[ab]?|hashtag|hto|adt|prot|protein|antibody)(?:[-_. ].*)?",
-)
-# An antibody whose name was made unique, if the gene of the same name is in the file.
-MADE_UNIQUE = re.compile(r"(CD\d+\w*|TIGIT|CTLA4|PDCD1|HLA-DR)[-.]\d")
-
-
-def _types(var: pd.DataFrame) -> pd.Series | None:
-    """Return the type of each feature, as stored; None if there is no column with types."""
-    # Reversed, so that the first of several columns that differ only in case is used.
-    columns = {str(name).lower(): name for name in reversed(list(var.columns))}
-    name = next((columns[name] for name in TYPE_COLUMNS if name in columns), None)
-    return None if name is None else var[name].astype(object).where(var[name].notna(), "").astype(str)
-
-
-@lru_cache(maxsize=8)  # gene tables that several steps ask about: of X, of raw
-def _kinds_by_name(names: tuple[str, ...]) -> dict[int, str]:
-    """Return the positions of non-gene features by their names, and the kind of each."""
-    if not ANY_NAME.search("\n".join(names)):
-        return {}
-    kinds = (next((kind for kind, pattern in KINDS_BY_NAME.items() if pattern.fullmatch(name)), "") for name in names)
-    return {feature: kind for feature, kind in enumerate(kinds) if kind}
 
 
 def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
@@ -74,8 +49,9 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
     """
     is_gene = np.ones(len(var), dtype=bool)
     left_out = Counter[str]()
-    types = _types(var)
-    if types is not None:
+    columns = {str(name).lower(): name for name in reversed(list(var.columns))}
+    if (column := next((columns[name] for name in TYPE_COLUMNS if name in columns), None)) is not None:
+        types = var[column].astype(object).where(var[column].notna(), "").astype(str)
         plain = types.map({kind: re.sub(r"[\s_.-]+", " ", kind).strip().lower() for kind in types.unique()})
         others = plain.isin(OTHER_TYPES)
         if (plain == GENE_TYPE).any():
@@ -83,11 +59,13 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
         is_gene &= ~others.to_numpy()
         left_out.update(types[others.to_numpy()].tolist())
     names = [str(name).strip() for name in var.index]
-    for feature, kind in _kinds_by_name(tuple(names)).items():
-        if is_gene[feature]:
-            is_gene[feature] = False
-            left_out[kind] += 1
     joined = "\n".join(names)
+    if ANY_NAME.search(joined):  # one search is faster than some for each of 30,000 names
+        for feature, name in enumerate(names):
+            kind = next((kind for kind, pattern in KINDS_BY_NAME.items() if pattern.fullmatch(name)), None)
+            if kind is not None and is_gene[feature]:
+                is_gene[feature] = False
+                left_out[kind] += 1
     if any(f"{suffix}\n" in joined for suffix in UNSPLICED_SUFFIXES):
         existing = set(names)
         is_unspliced = np.array([name.endswith(UNSPLICED_SUFFIXES) and name[:-2] in existing for name in names])
@@ -95,14 +73,3 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
             left_out[UNSPLICED] += int((is_unspliced & is_gene).sum())
             is_gene &= ~is_unspliced
     return (None if is_gene.all() else is_gene), dict(left_out)
-
-
-def probable_antibodies(names: list[str]) -> np.ndarray:
-    """Return which names are probably antibodies or hashtags, although a gene might have them; boolean."""
-    existing = set(names)
-
-    def is_probable(name: str) -> bool:
-        match = MADE_UNIQUE.fullmatch(name)
-        return PROBABLY_ANTIBODY.fullmatch(name) is not None or (match is not None and match[1] in existing)
-
-    return np.array([is_probable(name) for name in names], dtype=bool)

@@ -121,15 +121,17 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
 
 def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
     """Return which genes have a symbol that matches from its start, in any case, or a human Ensembl id of one."""
-    stored = list(map(str, var.index))
-    plain = without_affixes(without_affixes(stored, "human")[0], "mouse")[0]
-    ids: set[str | None] = set()
+    plain = without_affixes(without_affixes(list(map(str, var.index)), "human"), "mouse")
+    known: set[str | None] = set()
     matches = np.zeros(len(plain), dtype=bool)
-    for names in (stored, plain, *name_columns(var).values()):  # MT- itself may be the prefix of most stored names
-        pairs = ids_and_symbols([name.strip() for name in names])
-        if not ids and any(gene_id for gene_id, _ in pairs):  # the table takes a while to read
-            ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
-        matches |= [bool(pattern.match((symbol or "").upper())) or gene_id in ids for gene_id, symbol in pairs]
+    for names in (plain, *name_columns(var).values()):
+        ids, symbols = ids_and_symbols([name.strip() for name in names])
+        if not known and any(ids):  # the table takes a while to read
+            known = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
+        matches |= [
+            bool(pattern.match((symbol or "").upper())) or gene_id in known
+            for gene_id, symbol in zip(ids, symbols, strict=True)
+        ]
     return matches
 
 

@@ -4,14 +4,14 @@
 - gene_lists: Lists of genes, such as a panel's: a text file, a column of a table, or the panel of Xenium in JSON.
 - gene_matching: Match the genes of a file to the genes of a model, by any names, with the help of a table of human
   genes.
-- gene_names: Names of genes: kinds of gene id, compound names, names as R writes them, species, and repeated names.
+- gene_names: Names of genes: kinds of gene id, compound names, species, and repeated names.
 - gene_overlap: Gene overlap between files and a model, a panel or each other; files with too few genes are refused.
 - gene_table: The table of human genes in the package: ids, current and former symbols, mouse orthologs.
-- h5ad: Read h5ad files, also irregular ones, into memory or with matrices on disk; write h5ad files.
+- h5ad: Read h5ad files into memory or with matrices on disk; write h5ad files. A zarr store is opened in the same
+  way.
 - hdf5_guard: Open an HDF5 file only after a child process has inspected it: libhdf5 hangs or crashes on some
   damaged files.
-- mtx: Read a matrix in the MatrixMarket format, and the names of its genes and cells from other files of the
-  folder.
+- mtx: Read a matrix in the MatrixMarket format, and the names of its genes and cells from two files beside it.
 - pickles: Pickles, read in a child process without executing anything: functions and classes stay names.
 - read: Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables. The content shows the kind.
 - rows: Read a matrix of cells block by block, from memory or from disk, so that it may be larger than memory.

@@ -1,4 +1,4 @@
-"""Names of genes: kinds of gene id, compound names, names as R writes them, species, and repeated names."""
+"""Names of genes: kinds of gene id, compound names, species, and repeated names."""
 
 import re
 from collections import Counter
@@ -40,43 +40,26 @@ def id_kind(names: Sequence[str]) -> str:
     return "symbol" if letters > 0.5 else "unknown"
 
 
-def id_and_symbol(name: str) -> tuple[str | None, str | None]:
-    """Return the Ensembl id in a name (upper case, without version) and the symbol; None if the name has none."""
-    if "ENS" not in name.upper():
-        return None, name or None
-    match = ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name)
-    return (match["id"].upper(), match["symbol"]) if match else (None, name)
-
-
-def ids_and_symbols(names: Sequence[str]) -> list[tuple[str | None, str | None]]:
-    """Return the `id_and_symbol` of each name."""
+def ids_and_symbols(names: Sequence[str]) -> tuple[list[str | None], list[str | None]]:
+    """Return the Ensembl id in each name (upper case, without version), and its symbol; None if a name has none."""
     if not ANY_ID.search("\n".join(names)):  # one search is faster than one for each of 30,000 symbols
-        return [(None, name or None) for name in names]
-    return [id_and_symbol(name) for name in names]
-
-
-def as_in_r(name: str) -> str:
-    """Return a name as R's make.names writes it: invalid characters become dots, a digit gets an X in front.
-
-    HLA-A becomes HLA.A, 5S_rRNA becomes X5S_rRNA.
-    """
-    if name.isalnum() and name[0].isalpha():
-        return name
-    valid = re.sub(r"[^\w.]", ".", name)
-    return valid if re.match(r"[^\W\d_]|\.(?!\d)", valid) else f"X{valid}"
+        return [None] * len(names), [name or None for name in names]
+    matches = [ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name) for name in names]
+    ids = [match["id"].upper() if match else None for match in matches]
+    return ids, [match["symbol"] if match else name or None for match, name in zip(matches, names, strict=True)]
 
 
 def guess_species(names: Sequence[str]) -> str:
     """Return the species of most names: human, mouse, other (Ensembl ids of another species) or unknown."""
-    pairs = ids_and_symbols(names)
-    prefixes = Counter(identifier.rstrip("0123456789") for identifier, _ in pairs if identifier)
-    if prefixes.total() > len(pairs) / 2:
+    ids, symbols = ids_and_symbols(names)
+    prefixes = Counter(identifier.rstrip("0123456789") for identifier in ids if identifier)
+    if prefixes.total() > len(ids) / 2:
         return SPECIES_OF_PREFIX.get(prefixes.most_common(1)[0][0], "other")
     # Symbols differ in capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
-    symbols = [symbol for _, symbol in pairs if symbol and any(map(str.isalpha, symbol))]
-    if sum(symbol.isupper() for symbol in symbols) > len(symbols) / 2:
+    known = [symbol for symbol in symbols if symbol and any(map(str.isalpha, symbol))]
+    if sum(map(str.isupper, known)) > len(known) / 2:
         return "human"
-    return "mouse" if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in symbols) > len(symbols) / 2 else "unknown"
+    return "mouse" if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in known) > len(known) / 2 else "unknown"
 
 
 def require_named(names: Sequence[str], where: str) -> None:

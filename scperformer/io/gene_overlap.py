@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.io.axes import AXIS_SHARE, axis_shares, without_affixes
-from scperformer.io.gene_matching import EXACT, GeneMap, map_genes
-from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
+from scperformer.io.axes import AXIS_SHARE, axis_shares
+from scperformer.io.gene_matching import GeneMap, map_genes
+from scperformer.io.gene_names import KIND_NAMES, id_kind
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +97,9 @@ def require_overlap(
         return
     if can_adapt and overlap.num_shared >= max(MIN_PANEL, overlap.num_file / 2):
         return
-    _, patterns = without_affixes(file_genes, guess_species(model_genes))
     # Examples from the middle: the first names of a sorted list are often unusual (5_8S_rRNA, AL627309.1).
     middle = (list(genes)[len(genes) // 2 :][:2] for genes in (file_genes, model_genes))
     of_file, of_model = (", ".join(repr(str(name)) for name in names) for names in middle)
-    of_file += f", read as {' and '.join(patterns)}" if patterns else ""
     found = f"{overlap.num_shared} of {overlap.num_model} model genes ({100 * overlap.share_of_model:.1f} %) found in "
     found += f"{path}, with {100 * overlap.informative_share:.1f} % of the model's informative expression "
     found += f"(e.g. {of_file}; model has e.g. {of_model})"
@@ -181,7 +179,7 @@ def map_genes_of_files(
             target = mapping.target.copy()
             target[is_new] = len(genes) + np.arange(is_new.sum())
             genes += [name for name, new in zip(names, is_new, strict=True) if new]
-            mapping = replace(mapping, target=target, how=np.where(is_new, EXACT, mapping.how))
+            mapping = replace(mapping, target=target)
         elif vocabulary is None and is_new.mean() > 1 - MIN_SHARED:
             found = f"{KIND_NAMES[first_kind]} in {files[0]} and {KIND_NAMES[kind]} in {file}"
             expected = "one kind of gene id in all files, or names that can be translated"

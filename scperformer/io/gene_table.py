@@ -3,10 +3,8 @@
 import gzip
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-
-from scperformer.io.gene_names import as_in_r
 
 GENE_TABLE = Path(__file__).with_name("gene_table.tsv.gz")  # from HGNC's complete set, GENCODE 44 and Ensembl 105
 
@@ -23,13 +21,6 @@ class HumanGenes:
     former: dict[str, str]  # HGNC: previous symbol or alias, in upper case and not current -> current symbol
     orthologs: dict[str, str]  # Ensembl 105: mouse symbol -> human symbol
     hgnc_date: str  # date of the last change of HGNC's table
-
-    @cached_property
-    def r_ids(self) -> dict[str, str]:
-        """Symbol as R writes it, if that differs -> Ensembl id."""
-        written = ((as_in_r(symbol), symbol, identifier) for symbol, identifier in self.ids.items())
-        pairs = ((in_r, identifier) for in_r, symbol, identifier in written if in_r != symbol and in_r not in self.ids)
-        return unambiguous(pairs)
 
 
 def parse_genes(lines: Sequence[str]) -> HumanGenes:

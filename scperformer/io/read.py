@@ -18,17 +18,7 @@ from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_cell
 from scperformer.io.gene_matching import name_columns
-from scperformer.io.h5ad import (
-    NO_SLASHES,
-    PREPARED_KEY,
-    BackedH5ad,
-    irregular,
-    is_array,
-    nested_names,
-    open_stored,
-    read_h5ad,
-    read_parts,
-)
+from scperformer.io.h5ad import PREPARED_KEY, BackedH5ad, is_array, open_stored, read_h5ad
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
 from scperformer.io.safety import (
@@ -51,27 +41,22 @@ ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 NAMES_AT_ONCE = 2**16  # cell names that are read at a time
 NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-RNA_MODALITIES = ("rna", "gex", "gene expression")  # in lower case
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
 # Names of matrices that Cell Ranger gives in each sample's folder.
 CELL_RANGER_NAMES = tuple(
     f"{prefix}{kind}_feature_bc_matrix" for prefix in ("", "sample_") for kind in ("filtered", "raw")
 )
-FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
-UTF16 = "text in UTF-16", "convert it, for example 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"
 # Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
 UNSUPPORTED = (
-    (b"PK\x03\x04", "a zip archive", "unpack it; save a sheet of Excel as CSV"),
-    (b"BZh", "compressed with bzip2", "unpack it"),
-    (b"\xfd7zXZ", "compressed with xz", "unpack it"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it"),
-    (b"RDX", "an RData file", FROM_R),
-    (b"X\n\x00\x00", "an RDS file", FROM_R),
-    (b"\x93NUMPY", "a NumPy array, without names of cells and genes", SAVE),
-    (b"\xff\xfe", *UTF16),
-    (b"\xfe\xff", *UTF16),
-    (HDF5_SIGNATURE, "HDF5 compressed with gzip", "unpack it with gunzip"),
+    ((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "an archive", "unpack it; save Excel as CSV"),
+    ((HDF5_SIGNATURE,), "HDF5 compressed with gzip", "unpack it with gunzip"),
+    ((b"RDX", b"X\n\x00\x00"), "a file of R", "write it from R as h5ad (zellkonverter::writeH5AD)"),
+    (
+        (b"\xff\xfe", b"\xfe\xff"),
+        "text in UTF-16",
+        "convert it: 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'",
+    ),
 )
 
 
@@ -79,7 +64,7 @@ def _folder_kind(path: Path) -> str:
     if any((path / name).is_file() for name in ZARR_ROOTS):
         require_contained_folder(path)
         if (path / "mod").is_dir():
-            raise _mudata(path, sorted(part.name for part in (path / "mod").iterdir() if part.is_dir()))
+            raise _mudata(path)
         if not all((path / name).exists() for name in ("obs", "var")):
             found = f"{path} is a zarr store without obs and var"
             raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
@@ -91,10 +76,9 @@ def _folder_kind(path: Path) -> str:
     raise InputError(found, SUPPORTED_KINDS, "name the h5ad file itself, or the folder that contains matrix.mtx")
 
 
-def _mudata(path: Path, modalities: list[str]) -> InputError:
-    rna = next((name for name in modalities if name.lower() in RNA_MODALITIES), modalities[0] if modalities else "rna")
-    remedy = f"it looks like MuData: save its RNA alone, mdata.mod['{rna}'].write_h5ad(...)"
-    return InputError(f"{path} holds the modalities {', '.join(modalities[:5])}", SUPPORTED_KINDS, remedy)
+def _mudata(path: Path) -> InputError:
+    remedy = "save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
+    return InputError(f"{path} holds several modalities (MuData)", SUPPORTED_KINDS, remedy)
 
 
 def _file_kind(path: Path) -> str:
@@ -108,16 +92,14 @@ def _file_kind(path: Path) -> str:
     if is_gzip(path):
         with reading(path, "a complete gzip file"), open_bytes(path) as unpacked:
             start = unpacked.read(512)
-    for signature, kind, remedy in UNSUPPORTED:
-        if start.startswith(signature):
+    for signatures, kind, remedy in UNSUPPORTED:
+        if start.startswith(signatures):
             raise InputError(f"{path} is {kind}", SUPPORTED_KINDS, remedy)
     if start[257:262] == b"ustar":
         raise InputError(f"{path} is a tar archive", SUPPORTED_KINDS, "unpack it and name the folder of a sample")
-    if b"\x00" in start:
-        raise InputError(f"{path} is of no known kind", SUPPORTED_KINDS, SAVE)
-    if not start.strip():
-        raise InputError(f"{path} is empty", SUPPORTED_KINDS, SAVE)
-    if start.removeprefix(b"\xef\xbb\xbf").lower().startswith(b"%%matrixmarket"):
+    if b"\x00" in start or not start.strip():
+        raise InputError(f"{path} is {'of no known kind' if start.strip() else 'empty'}", SUPPORTED_KINDS, SAVE)
+    if start.lower().startswith(b"%%matrixmarket"):
         matrix_size(find_matrix(path)[0])
         return "mtx"
     sniff(path)
@@ -129,7 +111,7 @@ def _hdf5_kind(path: Path) -> str:
         require_contained(file, path)
         parts = sorted(file)
         if isinstance(file.get("mod"), h5py.Group) and "X" not in parts:
-            raise _mudata(path, sorted(file["mod"]))
+            raise _mudata(path)
         if {"obs", "var"} <= set(parts):
             return "h5ad"
         if isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(parts):
@@ -137,9 +119,7 @@ def _hdf5_kind(path: Path) -> str:
         if matrix_groups(file):
             return "10x h5"
     found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
-    remedy = SAVE
-    if "assays" in parts:
-        remedy = "it looks like h5Seurat: convert it with SeuratDisk::Convert(..., dest='h5ad')"
+    remedy = "convert it with SeuratDisk::Convert(..., dest='h5ad')" if "assays" in parts else SAVE
     raise InputError(found, SUPPORTED_KINDS, remedy)
 
 
@@ -183,8 +163,7 @@ def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path:
         return
     columns = list(map(str, var.index))
     if all(axis_shares(names)[0] < AXIS_SHARE for names in (columns, *name_columns(var).values())):
-        found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}') and other names in var_names "
-        found += f"(e.g. '{columns[len(columns) // 2]}')"
+        found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}'), not in var_names"
         raise InputError(found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it")
 
 
@@ -215,15 +194,8 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
         if kind == "h5ad":
             adata = read_h5ad(path)
         elif kind == "zarr":
-            import zarr  # takes a while to import
-
             with reading(path, "a complete AnnData in zarr"):
-                root = zarr.open_group(str(path), mode="r")
-                if nested_names(root):
-                    adata, left_out = read_parts(root)
-                    warnings.warn(irregular(path, NO_SLASHES, left_out, "zarr store"), stacklevel=3)
-                else:
-                    adata = ad.read_zarr(path)
+                adata = ad.read_zarr(path)
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
@@ -256,8 +228,6 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
             for start in range(0, stored.n_obs, NAMES_AT_ONCE):
                 stored.names(start, start + NAMES_AT_ONCE)
         _require_genes_in_columns(stored.names(0, NUM_NAMES_CHECKED), stored.var, Path(path))
-        if stored.left_out:
-            warnings.warn(irregular(path, NO_SLASHES, stored.left_out), stacklevel=3)
         yield stored
 
 
@@ -314,25 +284,20 @@ def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
 
     For an output of `preprocess`, both are those that it has recorded of its input.
     """
-    found = [
-        _made_of(Path(path)) or (Path(path).name if Path(path).is_absolute() else str(path), checksum(path))
-        for path in paths
-    ]
-    names, digests = zip(*found, strict=True)
+    names = []
+    digests = []
+    for path in map(Path, paths):
+        origin = [path.name if path.is_absolute() else str(path), ""]
+        if path.suffix == ".h5ad":
+            with reading(path), open_hdf5(path) as file:
+                mark = file.get(f"uns/{PREPARED_KEY}")
+                if isinstance(mark, h5py.Group) and all(is_array(mark.get(name)) for name in ("path", "sha256")):
+                    recorded = [str(mark[name].asstr()[()]) for name in ("path", "sha256")]
+                    origin = recorded if re.fullmatch("[0-9a-f]{64}", recorded[1]) else origin
+        names.append(origin[0])
+        digests.append(origin[1] or checksum(path))
     joined = hashlib.sha256(" ".join(digests).encode()).hexdigest()
-    return list(names), digests[0] if len(digests) == 1 else joined
-
-
-def _made_of(path: Path) -> tuple[str, str] | None:
-    """Return the path and SHA-256 that `preprocess` has recorded in its output; None for other files."""
-    if path.suffix != ".h5ad":
-        return None
-    with reading(path), open_hdf5(path) as file:
-        mark = file.get(f"uns/{PREPARED_KEY}")
-        if not isinstance(mark, h5py.Group) or not {"path", "sha256"} <= set(mark):
-            return None
-        made_of, digest = (str(mark[name].asstr()[()]) if is_array(mark[name]) else "" for name in ("path", "sha256"))
-    return (made_of, digest) if re.fullmatch("[0-9a-f]{64}", digest) else None
+    return names, digests[0] if len(digests) == 1 else joined
 
 
 def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:

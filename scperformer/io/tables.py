@@ -7,10 +7,9 @@ import codecs
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,7 +20,6 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene
-from scperformer.io.gene_names import ENSEMBL
 from scperformer.io.mtx import MAX_LINE, open_bytes
 from scperformer.io.safety import READ_ERRORS, damaged
 
@@ -34,15 +32,9 @@ TABLE_OF_NUMBERS = "a table of numbers with the names of genes and cells in the 
 
 CELLS_BY_GENES = "cells_by_genes"
 GENES_BY_CELLS = "genes_by_cells"
-# Names of columns that describe genes.
-ABOUT_GENES = (
-    *("gene_id", "gene_ids", "geneid", "ensembl", "ensembl_id", "ensembl_gene_id", "entrez", "entrez_id"),
-    *("gene_name", "gene_names", "genename", "gene_symbol", "symbol", "gene_type", "gene_biotype", "biotype"),
-    *("description", "chromosome", "chr", "start", "end", "strand", "length"),
-)
 # Names of columns that identify cells, alone or together, such as fov and cell_ID of CosMx.
 IDENTIFIES_CELLS = r"barcodes?|cells?|cell_?(id|name|index)s?|fov|slide(_?(id|name))?"
-# Names of columns or rows that describe cells, as Scanpy, Seurat and users call them.
+# Names of columns that describe cells, as Scanpy, Seurat and users call them, and names of columns that describe genes.
 ABOUT_CELLS = re.compile(
     r"n_?(counts?|genes?|umis?|features?)(_\w+)?|(log1?p?_?)?(total_counts|n_genes_by_counts|n_counts)(_\w+)?"
     r"|(pct|percent|fraction|frac)_\w+|(mt|mito|ribo)_(pct|percent|fraction|frac|ratio)|size_?factors?"
@@ -50,6 +42,10 @@ ABOUT_CELLS = re.compile(
     r"|cell_?types?|labels?|annotations?|batch|orig_ident|phase|(s|g2m)_score"
     r"|(sample|donor|patient)(_?(id|name))?|condition|treatment|disease|tissue|sex|age"
     rf"|{IDENTIFIES_CELLS}"
+)
+ABOUT_GENES = re.compile(
+    r"id|(gene_?|ensembl_?(gene_?)?|entrez_?)ids?|ensembl|entrez|(gene_?)?(names?|symbols?)|(gene_)?(bio)?types?"
+    r"|description|chr(omosome)?|start|end|strand|length"
 )
 
 
@@ -59,7 +55,6 @@ class Layout(NamedTuple):
     delimiter: str
     corner: str  # the field above the row names; R's write.table leaves it out
     header: list[str]  # the first row without the corner
-    num_about_genes: int  # number of leading columns that describe genes, by their names or because of Ensembl ids
     num_comments: int  # number of lines above the first row
 
 
@@ -115,22 +110,15 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
 
 
 def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
-    """Recognise the layout of a table from its first lines.
+    """Recognise the layout of a table from its first lines; lines above the header that begin with # are comments.
 
-    Lines above the header that begin with # are comments, but the last of them may be the header itself. A table
-    without a common delimiter is refused; a table of numbers with decimal commas, too.
+    `expected` describes the table in the error about a file without a common delimiter.
     """
-    comments: list[str] = []
     with _open_table(path) as stream:
-        for line in stream:
-            if not line.lstrip('"').startswith("#") or len(comments) == MAX_COMMENTS:
-                break
-            comments.append(line)
-        else:
-            line = ""
-        lines = [line, *islice(stream, NUM_SNIFFED - 1)]
-    if comments and _is_header(comments[-1], lines):
-        lines.insert(0, comments.pop())
+        is_comment = (line.lstrip('"').startswith("#") for line in stream)
+        num_comments = sum(1 for _ in takewhile(bool, islice(is_comment, MAX_COMMENTS)))
+    with _open_table(path) as stream:
+        lines = list(islice(stream, num_comments, num_comments + NUM_SNIFFED))
     tried: dict[str, list[list[str]]] = {}
     for delimiter in DELIMITERS:
         try:
@@ -146,27 +134,14 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
         if len(set(others)) == 1 and others[0] >= 2 and first in (others[0], others[0] - 1)
     ]
     if not fitting:
-        widest = max(widths.values(), key=max)
-        numbers = ", ".join(map(str, widest[:5]))
-        why = f"its lines have different numbers of fields ({numbers}, ...)"
-        if len(widest) == 1:
-            why = "it has a single line"
-        found = f"{path} is not a table: {why}"
+        widest = ", ".join(map(str, max(widths.values(), key=max)[:5]))
+        found = f"{path} is not a table (numbers of fields in its first lines: {widest})"
         raise InputError(found, f"{expected}, the same number of fields in each row", "write it again")
     # Labels may contain blanks and commas, by chance as many in each row.
     delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
     first, *rows = tried[delimiter]
-    commas = (field for row in rows for field in row[1:] if re.fullmatch(r"-?\d+,\d+", field))
-    if delimiter != "," and expected == TABLE_OF_NUMBERS and (comma := next(commas, "")):
-        remedy = f"write it with dots (write.csv in R), or convert it, for example 'tr , . < {path.name} > dots.csv'"
-        raise InputError(f"{path} with decimal commas (e.g. '{comma}')", "numbers with decimal points", remedy)
     corner, header = (first[0], first[1:]) if len(first) == len(rows[0]) else ("", first)
-    num_about_genes = 0
-    for name, *fields in zip(header, *(row[1:] for row in rows), strict=True):
-        if name.strip().lower().replace(" ", "_") not in ABOUT_GENES and not all(re.match(ENSEMBL, f) for f in fields):
-            break
-        num_about_genes += 1
-    return Layout(delimiter, corner, header, num_about_genes, len(comments))
+    return Layout(delimiter, corner, header, num_comments)
 
 
 def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
@@ -178,19 +153,6 @@ def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
     with _open_table(path, layout) as stream:
         table = pd.read_csv(stream, header=None, sep=layout.delimiter, dtype=str, index_col=0)
     return table.set_axis(layout.header, axis=1), DELIMITERS[layout.delimiter]
-
-
-def _is_header(comment: str, lines: list[str]) -> bool:
-    """Whether a line that begins with # has a name for each field of the lines below it, which are numbers."""
-    for delimiter in DELIMITERS:
-        names, values = (line.rstrip("\r\n").split(delimiter) for line in (comment, lines[0]))
-        if len(values) > 1 and len(names) in (len(values), len(values) - 1) and all(names):
-            return bool(pd.to_numeric(pd.Series(values[1:]), errors="coerce").notna().all())
-    return False
-
-
-def _describes_cells(name: str) -> bool:
-    return ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.strip().lower())) is not None
 
 
 def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Path) -> tuple[str, str]:
@@ -214,75 +176,50 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
 def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     """Read the cells of a table of text; also return notes for the log.
 
-    Leading columns that describe genes go into var; columns or rows that describe cells go into obs.
+    Columns that describe cells go into obs, or into var if they describe genes in rows.
     """
     layout = sniff(path)
     reason = "as requested"
     if orientation == "auto":
         with _open_table(path, layout) as stream:
             first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in stream]
-        orientation, reason = find_orientation(first_fields, layout.header[layout.num_about_genes :], path)
-    if orientation == CELLS_BY_GENES:
-        if layout.num_about_genes:
-            raise _not_numeric(layout.header[: layout.num_about_genes], path)
-        is_annotation = np.array([_describes_cells(name) for name in layout.header], dtype=bool)
-    else:
-        is_annotation = np.arange(len(layout.header)) < layout.num_about_genes
+        orientation, reason = find_orientation(first_fields, layout.header, path)
+    cells_in_rows = orientation == CELLS_BY_GENES
+    about = ABOUT_CELLS if cells_in_rows else ABOUT_GENES
+    plain = [re.sub(r"\W+", "_", name.strip().lower()) for name in layout.header]
+    is_annotation = np.array([about.fullmatch(name) is not None for name in plain], dtype=bool)
     rows, x, annotations = _parse(path, layout, is_annotation)
     columns = [name for name, annotates in zip(layout.header, is_annotation, strict=True) if not annotates]
     notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"orientation={orientation} ({reason})"]
     if layout.num_comments:
         notes.append(f"{layout.num_comments} lines of comments above the header")
-    if orientation == CELLS_BY_GENES and (joined := _join_names(rows, layout.corner, annotations)):
-        rows, annotations, note = joined
-        notes.append(note)
-    _require_names(rows, columns, layout.corner, orientation == CELLS_BY_GENES, path)
-    is_gene_row = np.array([not _describes_cells(name) for name in rows], dtype=bool)
-    about_cells = list(annotations.columns)
-    if orientation == GENES_BY_CELLS:
-        about_cells = [name for name, gene in zip(rows, is_gene_row, strict=True) if not gene]
-    repeated = [name for name, count in Counter(about_cells).items() if count > 1]
-    if repeated:
-        found = f"{path} with more than one column or row {repeated[0]!r}"
-        raise InputError(found, "a unique name for each column or row about cells", "rename or remove the repetitions")
-    row_index = pd.Index(rows, dtype=object)
-    column_index = pd.Index(columns, dtype=object)
-    if orientation == CELLS_BY_GENES:
-        adata = AnnData(x, obs=annotations.set_axis(row_index), var=pd.DataFrame(index=column_index))
-    else:
-        obs = pd.DataFrame(x[~is_gene_row].T.toarray(), columns=about_cells, index=column_index)
-        obs = obs.astype({name: np.int64 for name in about_cells if (obs[name] % 1 == 0).all()})
-        adata = AnnData(sparse.csr_matrix(x[is_gene_row].T), obs=obs, var=annotations.set_axis(row_index)[is_gene_row])
-    described = {"genes, not cells": list(adata.var.columns), "cells, not genes": about_cells}
-    return adata, notes + [f"about {what}: {', '.join(map(repr, names))}" for what, names in described.items() if names]
+    if is_annotation.any():
+        described = "cells, not genes" if cells_in_rows else "genes, not cells"
+        notes.append(f"about {described}: {', '.join(map(repr, annotations.columns))}")
+    keys = [name for name in annotations.columns if re.fullmatch(IDENTIFIES_CELLS, name.strip().lower())]
+    if cells_in_rows and keys and annotations.columns.is_unique and len(set(rows)) < len(rows):
+        # Several columns together identify a cell, such as fov and cell_ID of CosMx.
+        names = pd.Series(rows).str.cat([annotations[key].astype(str) for key in keys], sep="_")
+        if names.is_unique:
+            annotations.insert(0, layout.corner, rows, allow_duplicates=True)
+            rows = names.tolist()
+            notes.append(f"cells named by {' and '.join(map(repr, [layout.corner, *keys]))}")
+    _require_names(rows, columns, layout.corner, cells_in_rows, path)
+    annotations.index = pd.Index(rows, dtype=object)
+    others = pd.DataFrame(index=pd.Index(columns, dtype=object))
+    if cells_in_rows:
+        return AnnData(x, obs=annotations, var=others), notes
+    return AnnData(sparse.csr_matrix(x.T), obs=others, var=annotations), notes
 
 
-def _join_names(rows: list[str], corner: str, annotations: pd.DataFrame) -> tuple[list[str], pd.DataFrame, str] | None:
-    """Join cell names from several columns, such as fov and cell_ID of CosMx, if the first column repeats names.
-
-    Returns the names, the columns about cells including the first one, called `corner`, and a note; None if the names
-    do not repeat, or no columns together identify each cell.
-    """
-    names = rows
-    joined = [corner]
-    for name in annotations.columns if annotations.columns.is_unique and corner not in annotations else ():
-        if len(set(names)) < len(names) and re.fullmatch(IDENTIFIES_CELLS, name.strip().lower()):
-            names = [f"{first}_{second}" for first, second in zip(names, annotations[name], strict=True)]
-            joined.append(name)
-    if len(joined) == 1 or len(set(names)) < len(names):
-        return None
-    table = _as_numbers(pd.DataFrame({corner: rows})).join(annotations)
-    return names, table, f"cells named by {' and '.join(map(repr, joined))}"
-
-
-def _require_names(rows: list[str], columns: list[str], corner: str, rows_are_cells: bool, path: Path) -> None:
+def _require_names(rows: list[str], columns: list[str], corner: str, cells_in_rows: bool, path: Path) -> None:
     """Refuse numbers as names, unless they name cells of a table whose other axis is genes.
 
     In a table without names, the field above the first column is a gene, or the column repeats a number.
     """
     for what, names, others, are_cells in (
-        ("row", columns, rows, not rows_are_cells),
-        ("column", rows, columns, rows_are_cells),
+        ("row", columns, rows, not cells_in_rows),
+        ("column", rows, columns, cells_in_rows),
     ):
         numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce")
         are_numbered = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[0] in (0, 1)
@@ -292,16 +229,6 @@ def _require_names(rows: list[str], columns: list[str], corner: str, rows_are_ce
         if not could_be_cells or is_gene(corner.strip()) or axis_shares(others)[0] < AXIS_SHARE:
             found = f"{path} with numbers in the first {what} (e.g. {', '.join(names[:3])})"
             raise InputError(found, TABLE_OF_NUMBERS, f"write the names into the first {what}")
-
-
-def _as_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Convert columns of text that contain only numbers; codes such as 01 stay text."""
-    for place in range(table.shape[1]):
-        texts = table.iloc[:, place].astype(str)
-        numbers = pd.to_numeric(texts, errors="coerce")
-        if numbers.notna().all() and not texts.str.match(r"0\d").any():
-            table.isetitem(place, numbers)
-    return table
 
 
 def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[str], sparse.csr_matrix, pd.DataFrame]:
@@ -326,22 +253,20 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
             fields = chunk.iloc[:, 1:].set_axis(header, axis=1)
             annotations.append(fields.loc[:, is_annotation])
             values = fields.loc[:, ~is_annotation]
-            is_number = [dtype.kind in "iuf" for dtype in values.dtypes]
-            if not all(is_number):
-                wrong = [name for name, number in zip(values.columns, is_number, strict=True) if not number]
-                raise _not_numeric(wrong, path, values.iloc[:, is_number.index(False)])
+            for name, column in values.items():
+                if column.dtype.kind not in "iuf":
+                    is_bad = pd.to_numeric(column, errors="coerce").isna() | (column.dtype.kind == "b")
+                    example = repr(str(column[is_bad].iloc[0])[:40])
+                    found = (
+                        f"column '{str(name)[:40]}' of {path} with {example}, not a number, or rows that are too short"
+                    )
+                    remedy = "remove such columns, or write an h5ad file with them in obs or var"
+                    raise InputError(found, TABLE_OF_NUMBERS, remedy)
             blocks.append(sparse.csr_matrix(values.to_numpy()))
-    table = _as_numbers(pd.concat(annotations, ignore_index=True))
+    table = pd.concat(annotations, ignore_index=True)
+    for place in range(table.shape[1]):  # numbers become numbers; codes such as 01 stay text
+        texts = table.iloc[:, place]
+        numbers = pd.to_numeric(texts, errors="coerce")
+        if numbers.notna().all() and not texts.str.match(r"0\d").any():
+            table.isetitem(place, numbers)
     return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), table
-
-
-def _not_numeric(names: Sequence[str], path: Path, values: pd.Series | None = None) -> InputError:
-    """Return the error about columns with these names; `values` are the fields of the first of them."""
-    shown = ", ".join(repr(name[:40]) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    example = ""
-    if values is not None:
-        texts = values.astype(str)
-        bad = texts[pd.to_numeric(texts, errors="coerce").isna()]
-        example = f" (e.g. {str((bad if len(bad) else texts).iloc[0])[:40]!r})"
-    found = f"columns of {path} that are not numbers, or rows that are too short: {shown}{example}"
-    return InputError(found, TABLE_OF_NUMBERS, "remove these columns, or write an h5ad file with them in obs or var")

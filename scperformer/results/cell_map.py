@@ -130,8 +130,8 @@ def _symbols(names: pd.Index) -> pd.Index:
     if id_kind(texts) not in ("ensembl", "ensembl_versioned"):
         return pd.Index(texts, dtype=object)
     symbols = human_genes().symbols
-    split = zip(ids_and_symbols(texts), texts, strict=True)
-    return pd.Index([symbol or symbols.get(str(gene_id), name) for (gene_id, symbol), name in split], dtype=object)
+    split = zip(*ids_and_symbols(texts), texts, strict=True)
+    return pd.Index([symbol or symbols.get(str(gene_id), name) for gene_id, symbol, name in split], dtype=object)
 
 
 def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:

@@ -139,7 +139,7 @@ def test_unusable_expression(step, case, counts_adata, write, problem):
     change, words = EXPRESSION[case]
     counts_adata.X = change(counts_adata.X.toarray()).astype(np.float32)
     write(counts_adata, "bad.h5ad")
-    assert mentions(problem(step), "no usable expression in bad.h5ad", *words, "put the counts into X")
+    assert mentions(problem(step), "no usable expression in bad.h5ad", *words, "into X or layers")
 
 
 def test_genes_without_names(counts_adata, write, problem):

@@ -1,6 +1,5 @@
-"""h5ad files: reading regular, irregular and damaged files; writing; matrices that stay on disk."""
+"""h5ad files: reading and writing, damaged files, matrices that stay on disk."""
 
-from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import anndata as ad
@@ -9,15 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
-import zarr
 from anndata.tests.helpers import assert_equal
-from support.inputs import NUM_CELLS, nullable, same, write_loom, write_nullable
+from support.inputs import nullable, write_loom, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
 
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import sha256
-from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed, open_stored, write_h5ad
-from scperformer.io.read import open_cells, read_cells, require_h5ad
+from scperformer.io.h5ad import nullable_strings_allowed, open_stored, write_h5ad
+from scperformer.io.read import read_cells, require_h5ad
 
 OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
 
@@ -131,182 +128,6 @@ def test_files_with_nullable_names_stay_on_disk(kind, counts_adata, tmp_path):
     assert stored.names(0, 5) + stored.names(5, stored.n_obs) == expected
     assert stored.names(2, 5) == ["cell2", "<NA>", "cell4"]
     assert list(map(str, stored.obs_names)) == expected
-
-
-# files that other programs wrote
-
-
-def slashes(file, places=("layers",)):
-    """Store names with slashes as anndata before 0.13 does."""
-    for place in places:
-        group = file.require_group(place)
-        group.create_group("norm")
-        for name in ("norm/log", "norm/a/b"):
-            group[name] = np.ones((NUM_CELLS, 60 if place == "layers" else 2))
-            group[name].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-
-
-PLACES = [("layers",), ("obsm",), ("layers", "obsm")]
-
-
-@pytest.mark.parametrize("places", PLACES, ids="-".join)
-@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
-def test_names_with_slashes_are_left_out_with_a_warning(kind, places, cells, tmp_path):
-    cells.layers["sound"] = cells.X.copy()
-    cells.obs.index = cells.obs.index.astype("string")  # nullable, although no name is missing
-    cells.obsm["table"] = cells.obs[["label"]].copy()
-    path = write_nullable(cells, tmp_path / f"run.{kind}")
-    with h5py.File(path, "r+") if kind == "h5ad" else nullcontext(zarr.open_group(path, mode="r+")) as file:
-        if kind == "h5ad":
-            slashes(file, places)
-        else:
-            for place in places:
-                inner = file[place].create_group("norm")
-                ad.io.write_elem(inner, "log", cells.X if place == "layers" else np.ones((NUM_CELLS, 2)))
-    if kind == "zarr":
-        zarr.consolidate_metadata(file.store)
-    text = ", ".join(f"{place}/norm" for place in places)
-    with pytest.warns(UserWarning, match=rf"cannot read names with a slash\); it is read without {text}$"):
-        found = read_cells(path)
-    assert same(found, cells)
-    assert (list(found.layers), list(found.obsm)) == (["sound"], ["table"])
-    with ExitStack() as opened:
-        with pytest.warns(UserWarning, match=text):
-            stored = opened.enter_context(open_cells(path))
-        assert isinstance(stored, BackedH5ad) == (kind == "h5ad")
-        assert list(stored.layers) == ["sound"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("output", ["h5ad", "zarr"])
-@pytest.mark.filterwarnings("ignore::")
-def test_copies_of_files_with_slashes_can_be_read(output, counts_adata, write, tiny_model, tmp_path, command):
-    counts_adata.layers["sound"] = counts_adata.X.copy()
-    counts_adata.obs["a/b"] = np.arange(counts_adata.n_obs)
-    counts_adata.uns["a/b"] = "text"
-    for place, size in (("layers", 200), ("obsm", 2), ("varm", 2), ("obsp", 120)):
-        rows = 200 if place == "varm" else 120
-        getattr(counts_adata, place)["c|d"] = np.ones((rows, size))
-    counts_adata.raw = counts_adata.copy()
-    path = write(counts_adata)
-    with h5py.File(path, "r+") as file:
-        for place in ("layers", "obsm", "varm", "obsp", "raw/varm"):
-            file[place].move("c|d", "c/d")
-    before = sha256(path)
-    assert command("predict", path, f"model_path={tiny_model}", f"output=out.{output}").code == 0
-    assert sha256(path) == before
-    found = (ad.read_h5ad if output == "h5ad" else ad.read_zarr)(tmp_path / f"out.{output}")
-    assert list(found.layers) == ["sound"]
-    assert list(found.obs["a/b" if output == "h5ad" else "a|b"]) == list(range(120))
-    assert found.uns["a"] == {"b": "text"}
-    assert {*found.obsm} >= {"X_scperformer", "scperformer_proba"}
-    assert [len(entries) for entries in (found.varm, found.obsp, found.raw.varm)] == [0, 0, 0]
-    assert found.obs["scperformer_label"].notna().all()
-
-
-def drop_encodings(file):
-    """As anndata 0.6 and SeuratDisk write files: only X has an attribute, its shape."""
-    file.visititems(lambda _, node: [node.attrs.pop(key, None) for key in ("encoding-type", "encoding-version")])
-    file["X"].attrs["h5sparse_format"], file["X"].attrs["h5sparse_shape"] = "csr", file["X"].attrs.pop("shape")
-
-
-def drop_every_attribute(file):
-    file.visititems(lambda _, node: [node.attrs.pop(key) for key in list(node.attrs)])
-
-
-def old_categories(file):
-    group = file["obs"]
-    codes, values = group["label/codes"][:], group["label/categories"][:]
-    del group["label"]
-    group["label"] = codes
-    group["__categories/label"] = values
-    drop_encodings(file)
-
-
-def compound_tables(file):
-    for name in ("obs", "var"):
-        table = np.zeros(len(file[name]["_index"]), dtype=[("index", "S30"), ("number", "i4")])
-        table["index"] = file[name]["_index"][:]
-        del file[name]
-        file[name] = table
-
-
-def rename_index(file):
-    file["obs"].move("_index", "cell_name")
-    file["obs"].attrs["_index"] = "cell_name"
-
-
-def lose_index(file):
-    del file["obs"].attrs["_index"]
-
-
-def misname_index(file):
-    file["var"].attrs["_index"] = "nothing_there"
-
-
-def index_as_list(file):
-    file["obs"].attrs["_index"] = np.array(["_index"], dtype=h5py.string_dtype())
-
-
-def index_as_column(file):
-    for name in ("obs", "var", "raw/var"):
-        order = ["_index", *file[name].attrs["column-order"]]
-        file[name].attrs["column-order"] = np.array(order, dtype=h5py.string_dtype())
-
-
-def column_twice(file):
-    order = [*file["obs"].attrs["column-order"]] * 2
-    file["obs"].attrs["column-order"] = np.array(order, dtype=h5py.string_dtype())
-
-
-def unknown_in_uns(file):
-    file["uns"].create_group("new").attrs.update({"encoding-type": "of-the-future", "encoding-version": "9"})
-
-
-def misshapen_obsm(file):
-    del file["obsm/X_pca"]
-    file["obsm/X_pca"] = np.zeros((3, 2))
-
-
-def no_shape(file):
-    del file["X"].attrs["shape"]
-
-
-ODD = {
-    change.__name__: change
-    for change in (
-        *(drop_encodings, drop_every_attribute, old_categories, compound_tables, rename_index, lose_index),
-        *(misname_index, index_as_list, index_as_column, column_twice, unknown_in_uns, misshapen_obsm, no_shape),
-    )
-}
-
-
-@pytest.mark.parametrize("change", ODD)
-@pytest.mark.filterwarnings("ignore:.*not a regular h5ad file")
-def test_irregular_h5ad_files_are_read(change, cells, tmp_path):
-    cells.raw = cells.copy()
-    cells.obs["label"] = cells.obs["label"].astype("category")
-    cells.obsm["X_pca"] = np.zeros((NUM_CELLS, 2))
-    path = write_h5ad_file(cells, tmp_path)
-    with h5py.File(path, "r+") as file:
-        ODD[change](file)
-    found = read_cells(path)
-    assert same(found, cells)
-    assert found.raw.shape == cells.shape
-    assert found.obs.columns.is_unique
-    assert not {"_index"} & {*found.obs, *found.var, *found.raw.var}
-    if change != "compound_tables":
-        assert list(found.obs["label"]) == list(cells.obs["label"])
-    found.write_h5ad(tmp_path / "again.h5ad")
-    assert same(read_cells(tmp_path / "again.h5ad"), cells)
-
-
-def test_a_warning_names_what_is_left_out_of_an_irregular_file(cells, tmp_path):
-    path = write_h5ad_file(cells, tmp_path)
-    with h5py.File(path, "r+") as file:
-        unknown_in_uns(file)
-    with pytest.warns(UserWarning, match=r"run.h5ad is not a regular h5ad file \(.*\); it is read without uns/new"):
-        read_cells(path)
 
 
 def test_no_x_but_layers_or_raw(cells, tmp_path):
