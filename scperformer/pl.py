@@ -20,6 +20,7 @@ from scperformer.base.pictures import colour_of, text_colour_on
 from scperformer.labels.texts import require_no_containers
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.cell_map import MAX_CELLS, MIN_CELLS, draw_cells
+from scperformer.results.explanation_page import dot_plot
 from scperformer.results.read_annotations import of_cells, with_details
 from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels, value_colours
 
@@ -58,12 +59,12 @@ def _column_of_obs(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> s
     return column
 
 
-def _colours(adata: AnnData, column: str, key: str) -> dict[str, str]:
+def _colours(adata: AnnData, obs: pd.DataFrame, column: str, key: str) -> dict[str, str]:
     """Return the colour of each category of a column, as in the report: unknown is grey, and has no other colour.
 
     Columns of the user have the colours of their categories, whichever of these occur.
     """
-    values = _obs(adata, key)[column]
+    values = obs[column]
     categories = values.astype("category").cat.categories
     if not column.startswith(f"{key}_"):
         return {category: colour_of(place) for place, category in enumerate(categories)}
@@ -76,12 +77,13 @@ def _own_axes(ax: Axes | None, width: float, height: float) -> Axes:
     return ax if ax is not None else pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def _finish(axes: Axes, show: bool, save: File | None) -> None:
-    """Write the figure of some axes into a file, and show it, if that is wanted."""
+def _finish(axes: Axes, show: bool, save: File | None) -> Axes:
+    """Write the figure of some axes into a file, and show it, if that is wanted; return the axes."""
     if save is not None:
         axes.get_figure(root=True).savefig(save, bbox_inches="tight")  # type: ignore[union-attr]
     if show:
         pyplot.show()
+    return axes
 
 
 def embedding(
@@ -142,7 +144,7 @@ def embedding(
         cells.obsm[basis] = coordinates
     for name in columns:
         if name in cells.obs and isinstance(cells.obs[name].dtype, pd.CategoricalDtype):
-            colour = _colours(adata, name, key_added)
+            colour = _colours(adata, obs, name, key_added)
             cells.obs[name] = cells.obs[name].cat.remove_unused_categories()
             cells.uns[f"{name}_colors"] = [colour[category] for category in cells.obs[name].cat.categories]
     limits = [(0, 1) if name == f"{key_added}_confidence" else (None, None) for name in columns]
@@ -191,15 +193,14 @@ def composition(
     groups = "all" if groupby is None else obs[_column_of_obs(obs, adata.var_names, groupby, key_added)]
     shares = pd.crosstab(groups, obs[label], normalize="index")
     axes = _own_axes(ax, 8, max(1 + 0.4 * len(shares), 0.5 + 0.25 * shares.shape[1]))  # the legend has a line a value
-    shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata, label, key_added))
+    shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata, obs, label, key_added))
     axes.set(xlabel="share of cells", ylabel=groupby or "cells", xlim=(0, 1))
     for bars in axes.containers:
         if bars.get_label() == NO_CALL:
             for bar in bars:
                 bar.set(facecolor="white", edgecolor=UNKNOWN_COLOUR, hatch="////")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    _finish(axes, show, save)
-    return axes
+    return _finish(axes, show, save)
 
 
 def confusion(
@@ -234,8 +235,7 @@ def confusion(
     axes.set_yticks(range(table.shape[0]), table.index)
     axes.set(xlabel="predicted label", ylabel="true label")
     axes.get_figure().colorbar(image, ax=axes, label="% of the true label" if normalize else "cells")  # type: ignore[union-attr]
-    _finish(axes, show, save)
-    return axes
+    return _finish(axes, show, save)
 
 
 def markers(
@@ -255,13 +255,4 @@ def markers(
     num_genes
         Number of genes of each label.
     """
-    cells = explanation.adata
-    key = explanation.key
-    means = cells.varm[f"{key}_contributions"][cells.var["listed"]]
-    labels = [str(label) for label in cells.uns[key]["labels"]]
-    order = zip(labels, means.columns, strict=True)
-    genes = {label: means[column].nlargest(num_genes).index.tolist() for label, column in order}
-    options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
-    axes = sc.pl.dotplot(cells, genes, f"{key}_label", ax=ax, show=False, **options)["mainplot_ax"]
-    _finish(axes, show, save)
-    return axes
+    return _finish(dot_plot(explanation.adata, explanation.key, num_genes, ax), show, save)

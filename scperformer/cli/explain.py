@@ -2,12 +2,17 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scperformer.base.outputs import require_absent
 from scperformer.config.options import SEED, ExpressionOptions, option, require
+
+if TYPE_CHECKING:
+    from scperformer.model.load import Model
+    from scperformer.results.explain import Explanation
+    from scperformer.results.read_annotations import Annotated
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +32,7 @@ class ExplainConfig(ExpressionOptions):
     key_added: str = "scperformer"  # prefix of the annotation to read
     output: str | None = None  # a folder; null: INPUT.explanation beside the input
     label: str | None = None  # explain the logit of this label in all cells; null: of the label of each cell
-    cells: Any = 200  # cells of each label, a random sample, or all
+    cells: int | str = 200  # cells of each label, a random sample, or all
     seed: int = option(0, SEED)  # seed of the samples of cells and genes
 
     def __post_init__(self) -> None:
@@ -38,22 +43,34 @@ class ExplainConfig(ExpressionOptions):
     @property
     def num_cells(self) -> int | None:
         """The largest number of cells of each label; None: all."""
-        return None if self.cells == "all" else self.cells
+        return None if self.cells == "all" else int(self.cells)
 
 
 def run(cfg: ExplainConfig) -> Path:
     """Write the folder of an explanation and return its path, by default `<input>.explanation` next to the input."""
     from scperformer.io.read import default_output
+
+    start = time.perf_counter()
+    output = cfg.output or str(default_output(cfg.inputs[0], ".explanation"))
+    explain_sample(replace(cfg, output=output))
+    log.info("explained in %.1f s", time.perf_counter() - start)
+    return Path(output)
+
+
+def explain_sample(
+    cfg: ExplainConfig, sample: "Annotated | None" = None, model: "Model | None" = None
+) -> "Explanation":
+    """Explain an annotated file, or a sample in memory; write a folder if `cfg.output` names one."""
     from scperformer.model.load import load_model
     from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
     from scperformer.results.read_annotations import read_annotated
 
-    start = time.perf_counter()
-    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".explanation")
-    require_absent(output, cfg.overwrite, EXPLANATION)
-    (annotated,) = read_annotated(cfg.inputs, cfg.key_added)
-    model = None if cfg.model_path is None else load_model(cfg.model_path)
-    explanation = explain_cells(annotated, cfg, model, label=cfg.label, num_cells=cfg.num_cells, seed=cfg.seed)
-    write_explanation(explanation, output, cfg.key_added, annotated.name, overwrite=cfg.overwrite)
-    log.info("explained in %.1f s", time.perf_counter() - start)
-    return output
+    if cfg.output is not None:
+        require_absent(cfg.output, cfg.overwrite, EXPLANATION)
+    sample = sample or read_annotated(cfg.inputs, cfg.key_added)[0]
+    if model is None and cfg.model_path is not None:
+        model = load_model(cfg.model_path)
+    explanation = explain_cells(sample, cfg, model, label=cfg.label, num_cells=cfg.num_cells, seed=cfg.seed)
+    if cfg.output is not None:
+        write_explanation(explanation, Path(cfg.output), sample.name, overwrite=cfg.overwrite)
+    return explanation

@@ -31,7 +31,7 @@ from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
 from scperformer.model.load import Model, load_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.results.contributions import SUM_TOLERANCE, Contributions, find_contributions
+from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
 from scperformer.results.explanation_page import (
     NUM_FOR,
     NUM_TOP,
@@ -53,14 +53,8 @@ EXPLANATION = FolderKind("an explanation")
 GENES_PER_LABEL = "genes_per_label.csv"
 ATTENTION_PER_LABEL = "attention_per_label.csv"
 DELETION = "deletion.csv"
-EXPRESSION_OPTIONS = (
-    "source",
-    "input_kind",
-    "input_total",
-    "input_base",
-    "species",
-    "genes",
-)  # as in the run of predict
+# Options of `predict` that an explanation repeats.
+EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species", "genes")
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
 MAX_TESTED = 500  # cells of the deletion test
 MAX_OTHER = 0.01  # share of cells whose label may differ from the file; close calls do on a GPU or in bfloat16
@@ -108,7 +102,7 @@ def explain_cells(
     label: str | None = None,
     num_cells: int | None = 200,
     seed: int = 0,
-) -> AnnData:
+) -> Explanation:
     """Explain a random sample of annotated cells.
 
     Parameters
@@ -122,57 +116,70 @@ def explain_cells(
     num_cells
         Cells of each label; None: all.
 
-    Returns
-    -------
-    The explained cells x genes of the model, with contributions in X; docs/formats.md lists the other entries.
-
     Raises
     ------
     InputError
         The model is not the model of the annotation, or does not give the cells their labels.
     """
     facts = annotated.facts
+    key = annotated.key
     model = model or load_model(find_model(facts))
+    labels = model.saved.labels
     if model.saved.hash != facts["model"]["hash"]:
         found = f"{annotated.path} annotated by the {annotated.model_id}"
         expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
         raise InputError(found, expected, "set model_path to the model of the calls")
-    if label is not None and label not in model.saved.labels:
-        expected = f"one of {', '.join(model.saved.labels)}"
-        raise InputError(f"label={label}", expected, "choose a label of the model")
-    source = (
-        open_cells(annotated.path, options.orientation) if annotated.cells is None else nullcontext(annotated.cells)
-    )
+    if label is not None and label not in labels:
+        raise InputError(f"label={label}", f"one of {', '.join(labels)}", "choose a label of the model")
+    in_memory = annotated.cells
+    source = open_cells(annotated.path, options.orientation) if in_memory is None else nullcontext(in_memory)
     with source as cells:
         adapted = _adapt_as_predict(model, cells, annotated, options)
         with torch_state_kept(threads=1):
-            sample = _draw_sample(adapted, annotated, label, num_cells, seed)
+            rows, x, own, proba = _draw_sample(adapted, annotated, num_cells, seed)
+            explained = own if label is None else np.full(len(rows), labels.index(label))
             network = adapted.model.network
             if not network.only_sums:
                 text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
-                log.info(text, annotated.path, len(sample.rows))
+                log.info(text, annotated.path, len(rows))
             measured = adapted.query.measured
-            chosen = Cells(sample.x, adapted.model.tokens, measured=measured)
-            contributions = find_contributions(network, chosen, sample.explained)
-            deletion = delete_genes(adapted.model, sample.x, contributions.genes, sample.explained, seed, measured)
-            names = cells.obs_names[sample.rows].astype(str)
-    saved = adapted.model.saved
-    key = annotated.key
-    ranks = rank_markers(model, saved)
+            contributions = find_contributions(network, Cells(x, adapted.model.tokens, measured=measured), explained)
+            deletion = delete_genes(adapted.model, x, contributions.genes, explained, seed, measured)
+            names = cells.obs_names[rows].astype(str)
+    genes = adapted.model.saved.genes
+    obs = {
+        f"{key}_label": pd.Categorical.from_codes(own, labels).remove_unused_categories(),
+        f"{key}_probability": proba[np.arange(len(rows)), explained],
+        f"{key}_logit": contributions.logits,
+        f"{key}_bias": contributions.bias,
+        f"{key}_error": contributions.errors,
+    }
+    var = pd.DataFrame({"listed": ~technical(genes)}, index=pd.Index(genes, dtype=object))
+    made = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
+    made.layers["expression"] = x
+    present = [labels[code] for code in np.unique(own)]
+    columns: dict[str, Any] = {"index": made.var_names, "columns": without_slashes(present)}
+    by_label = [own == code for code in np.unique(own)]
+    for name, values in {"contributions": contributions.genes, "attention": contributions.attention}.items():
+        if values is not None:
+            means = [values[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
+            made.varm[f"{key}_{name}"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
+    ranks = rank_markers(model, adapted.model.saved)
     if ranks is None:
         log.info("the model stores no reference cells, so its marker genes are unknown")
-    explanation = _as_anndata(sample, contributions, ranks, names, saved.genes, key)
-    explanation.var["listed"] = ~technical(saved.genes)
-    explanation.uns[key] = {
-        "model": {"name": saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
+    else:
+        first = [explained[has_label][0] for has_label in by_label]  # all cells of a label have the same explained one
+        made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, first], **columns)
+    made.uns[key] = {
+        "model": {"name": adapted.model.saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
         "label": label or "",
         "num_cells": len(annotated.obs),
-        "labels": np.array(sample.present, dtype=object),  # labels of the cells, as the columns of varm
+        "labels": np.array(present, dtype=object),  # labels of the cells, as the columns of varm
         "deletion": deletion,
         "versions": facts["versions"],
     }
-    _log_explanation(explanation, key, annotated.path)
-    return explanation
+    _log_explanation(made, key, annotated.path)
+    return Explanation(made, key)
 
 
 def _adapt_as_predict(
@@ -210,41 +217,27 @@ def _adapt_as_predict(
     weight = float(shift.get("encoder_weight", 1.0))
     factors = shift.get("gene_factors")  # not estimated anew, because cells may have been left out since
     num_genes = len(adapted.model.saved.genes)
-    problem = "" if 0 <= weight <= 1 else f"encoder_weight={weight:g}, expected a share"
     if factors is not None and not (len(factors) == num_genes and np.isfinite(factors).all() and (factors > 0).all()):
-        problem = f"gene_factors that are not {num_genes} positive numbers"
-    if problem:
-        found = f"{problem}, in uns['{annotated.key}']['shift'] of {path}"
+        found = f"gene_factors that are not {num_genes} positive numbers, in uns['{annotated.key}']['shift'] of {path}"
         raise InputError(found, "an annotation as predict writes it", "annotate the file again")
     return replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
 
 
-@dataclass(kw_only=True)
-class Sample:
-    """The cells to explain, N, whose labels the model reproduces."""
-
-    rows: np.ndarray  # N row numbers in the file, ascending
-    x: csr_matrix  # N x genes of the model, normalised expression
-    labels: list[str]  # labels of the model, to which codes refer
-    own: np.ndarray  # codes of the labels of the cells, N
-    explained: np.ndarray  # codes of the labels whose logits are explained, N
-    proba: np.ndarray  # N x labels
-
-    @property
-    def present(self) -> list[str]:
-        """Labels that the cells have, in the order of the model."""
-        return [self.labels[code] for code in np.unique(self.own)]
-
-
-def _draw_sample(adapted: Adapted, annotated: Annotated, label: str | None, num_cells: int | None, seed: int) -> Sample:
+def _draw_sample(
+    adapted: Adapted, annotated: Annotated, num_cells: int | None, seed: int
+) -> tuple[np.ndarray, csr_matrix, np.ndarray, np.ndarray]:
     """Draw cells of each label, and refuse them if the model gives more than 1 % another label.
 
     Cells without expression, and the few cells with another label, are left out.
+
+    Returns
+    -------
+    Of N cells: their ascending rows in the file; the expression, N x genes of the model; the codes of their labels; and
+    the probabilities, N x labels.
     """
     query = adapted.query
-    labels = adapted.model.saved.labels
     path = annotated.path
-    codes = pd.Index(labels).get_indexer(pd.Index(annotated.labels))
+    codes = pd.Index(adapted.model.saved.labels).get_indexer(pd.Index(annotated.labels))
     rng = np.random.default_rng(seed)
     candidates = codes[query.cells]
     drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num_cells] for code in np.unique(candidates)]
@@ -266,49 +259,7 @@ def _draw_sample(adapted: Adapted, annotated: Annotated, label: str | None, num_
         raise InputError(found, "the same labels by the same model", remedy)
     if num_other:
         log.warning("%s: skipping %d cells with another label here than in the file", path, num_other)
-        x = x[is_same]
-        rows = rows[is_same]
-        proba = proba[is_same]
-    own = codes[rows]
-    explained = own if label is None else np.full(len(rows), labels.index(label))
-    return Sample(rows=rows, x=x, labels=labels, own=own, explained=explained, proba=proba)
-
-
-def _as_anndata(
-    sample: Sample,
-    contributions: Contributions,
-    ranks: np.ndarray | None,
-    names: pd.Index,
-    genes: list[str],
-    key: str,
-) -> AnnData:
-    """Return cells x genes with contributions in X, expression, and by label the mean contributions and marker ranks.
-
-    If the cells read genes, the mean attention to these is there, too.
-
-    `ranks` are the marker ranks of genes x labels; `names` are the names of the cells.
-    """
-    obs = {
-        f"{key}_label": pd.Categorical.from_codes(sample.own, sample.labels).remove_unused_categories(),
-        f"{key}_probability": sample.proba[np.arange(len(sample.rows)), sample.explained],
-        f"{key}_logit": contributions.logits,
-        f"{key}_bias": contributions.bias,
-        f"{key}_error": contributions.errors,
-    }
-    var = pd.DataFrame(index=pd.Index(genes, dtype=object))
-    explanation = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
-    explanation.layers["expression"] = sample.x
-    columns: dict[str, Any] = {"index": explanation.var_names, "columns": without_slashes(sample.present)}
-    by_label = [sample.own == code for code in np.unique(sample.own)]
-    for name, values in {"contributions": contributions.genes, "attention": contributions.attention}.items():
-        if values is not None:
-            means = [values[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
-            explanation.varm[f"{key}_{name}"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
-    if ranks is not None:
-        # With the option `label`, all cells have the same explained label.
-        explained = [sample.explained[has_label][0] for has_label in by_label]
-        explanation.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, explained], **columns)
-    return explanation
+    return rows[is_same], x[is_same], codes[rows[is_same]], proba[is_same]
 
 
 def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
@@ -407,15 +358,16 @@ def _log_explanation(explanation: AnnData, key: str, path: Path) -> None:
         log.info(text, mean, NUM_TOP, NUM_TOP)
 
 
-def write_explanation(explanation: AnnData, output: Path, key: str, sample: str, *, overwrite: bool = False) -> None:
+def write_explanation(explanation: Explanation, output: Path, sample: str, *, overwrite: bool = False) -> None:
     """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
-    page = render_explanation(explanation, key, sample)
+    page = render_explanation(explanation.adata, explanation.key, sample)
+    tables = {GENES_PER_LABEL: explanation.genes, ATTENTION_PER_LABEL: explanation.attention}
     with new_folder(output, EXPLANATION, overwrite) as folder:
         with nullable_strings_allowed():
-            write_anndata(explanation, folder / CELLS, compression="gzip")
-        genes_per_label(explanation, key).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
-        if len(attention := attention_per_label(explanation, key)):
-            attention.to_csv(folder / ATTENTION_PER_LABEL, index=False, float_format="%.6g")
-        explanation.uns[key]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
+            write_anndata(explanation.adata, folder / CELLS, compression="gzip")
+        for name, table in (tables | {DELETION: explanation.deletion}).items():
+            if len(table):
+                table.to_csv(folder / name, index=False, float_format="%.6g")
         (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    explanation.path = output
     log.info("written: %s", output)

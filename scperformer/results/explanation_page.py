@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scperformer.base.messages import escape_formula
@@ -22,23 +23,27 @@ DELETED = {"contribution": "largest contributions", "random": "random", "express
 DPI = 140
 
 
-def gene_tables(explanation: AnnData, key: str, *, listed: bool = True) -> dict[str, pd.DataFrame]:
-    """Return a table of genes for each label of the cells, in descending order of the mean contribution.
+def gene_table(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
+    """Return a row for each gene of each label of the cells, in descending order of the mean contribution.
 
-    Only `listed` genes are in it (column `listed` of var), or else all.
-
-    Its columns are `mean`; `rank` among the markers of the explained label (NaN: unknown); and the mean `attention` to
-    the gene, if cells read genes.
+    The columns are those of genes_per_label.csv. Only `listed` genes are in it (column `listed` of var), or else all.
     """
-    names = {"mean": "contributions", "rank": "marker_ranks", "attention": "attention"}
-    known = {column: explanation.varm.get(f"{key}_{name}") for column, name in names.items()}
-    tables = {}
+    tables = []
+    means = {"mean_contribution": "contributions", "mean_attention": "attention", "marker_rank": "marker_ranks"}
     for place, label in enumerate(explanation.uns[key]["labels"]):
-        columns = {column: table.iloc[:, place] for column, table in known.items() if table is not None}
-        columns = {"mean": columns["mean"], "rank": np.nan} | columns
-        table = pd.DataFrame(columns)[explanation.var["listed"] | (not listed)]
-        tables[label] = table.sort_values("mean", ascending=False, kind="stable")
-    return tables
+        cells = explanation[explanation.obs[f"{key}_label"] == label]
+        table = pd.DataFrame({"label": label, "gene": explanation.var_names, "marker_rank": np.nan})
+        for column, name in means.items():
+            if f"{key}_{name}" in explanation.varm:
+                table[column] = explanation.varm[f"{key}_{name}"].iloc[:, place].to_numpy()
+        table["num_expressing"] = cells.layers["expression"].getnnz(axis=0)
+        table["num_cells"] = cells.n_obs
+        if listed:
+            table = table[explanation.var["listed"].to_numpy()]
+        tables.append(table.sort_values("mean_contribution", ascending=False, kind="stable"))
+    columns = ["label", "gene", "mean_contribution", "mean_attention", "num_expressing", "num_cells", "marker_rank"]
+    table = pd.concat(tables, ignore_index=True).astype({"marker_rank": "Int64"})
+    return table[[name for name in columns if name in table]]
 
 
 def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
@@ -48,46 +53,36 @@ def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
     count, because other cells need not express its markers.
     """
     explained = explanation.uns[key]["label"]
-    tables = gene_tables(explanation, key, listed=False)
-    ranks = {label: table["rank"] for label, table in tables.items() if explained in ("", label)}
-    return {label: int((rank.head(NUM_TOP) <= NUM_TOP).sum()) for label, rank in ranks.items() if rank.notna().any()}
+    groups = gene_table(explanation, key, listed=False).groupby("label", sort=False)["marker_rank"]
+    return {
+        label: int((ranks.head(NUM_TOP) <= NUM_TOP).sum())
+        for label, ranks in groups
+        if explained in ("", label) and ranks.notna().any()
+    }
 
 
 def genes_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
     """Return the 100 genes with the largest absolute mean contributions to each label, in descending order."""
-    chosen = {
-        label: genes[genes["mean"].abs().rank(ascending=False, method="first") <= NUM_LISTED]
-        for label, genes in gene_tables(explanation, key).items()
-    }
-    return _table_of(chosen, explanation, key)
+    table = gene_table(explanation, key)
+    sizes = table["mean_contribution"].abs().groupby(table["label"])
+    return _without_formulas(table[sizes.rank(ascending=False, method="first") <= NUM_LISTED])
 
 
 def attention_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
     """Return the 100 genes with the highest mean attention in the cells of each label; empty if cells read no genes."""
     if f"{key}_attention" not in explanation.varm:
         return pd.DataFrame()
-    chosen = {
-        label: genes.sort_values("attention", ascending=False, kind="stable").head(NUM_LISTED)
-        for label, genes in gene_tables(explanation, key).items()
-    }
-    return _table_of(chosen, explanation, key)
+    groups = gene_table(explanation, key).groupby("label", sort=False)
+    return _without_formulas(pd.concat([_most_attended(genes, NUM_LISTED) for _, genes in groups]))
 
 
-def _table_of(genes_of_label: dict[str, pd.DataFrame], explanation: AnnData, key: str) -> pd.DataFrame:
-    """Return one table of some rows of `gene_tables`, with the numbers of cells that express each gene."""
-    tables = []
-    for label, chosen in genes_of_label.items():
-        cells = explanation[explanation.obs[f"{key}_label"] == label, chosen.index]
-        columns = {
-            "label": escape_formula(label),
-            "gene": map(escape_formula, chosen.index),
-            "mean_contribution": chosen["mean"],
-        }
-        if "attention" in chosen:
-            columns["mean_attention"] = chosen["attention"]
-        columns |= {"num_expressing": cells.layers["expression"].getnnz(axis=0), "num_cells": cells.n_obs}
-        tables.append(pd.DataFrame(columns | {"marker_rank": chosen["rank"].astype("Int64")}))
-    return pd.concat(tables, ignore_index=True)
+def _most_attended(genes: pd.DataFrame, num: int) -> pd.DataFrame:
+    return genes.sort_values("mean_attention", ascending=False, kind="stable").head(num)
+
+
+def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    texts = {name: table[name].map(escape_formula) for name in ("label", "gene")}
+    return table.assign(**texts).reset_index(drop=True)
 
 
 def deletion_text(table: pd.DataFrame) -> str:
@@ -100,28 +95,28 @@ def deletion_text(table: pd.DataFrame) -> str:
     )
 
 
-def draw_dots(explanation: AnnData, key: str) -> bytes:
-    """Return a dot plot of the expression of the first genes of each label in the cells of each label, as PNG."""
-    import matplotlib
+def dot_plot(explanation: AnnData, key: str, num_genes: int, ax: Axes | None = None) -> Axes:
+    """Draw the expression of the first genes of each label in the cells of each label; return the axes of the dots."""
     import scanpy as sc  # takes seconds to import
-    from matplotlib import pyplot as plt
 
-    tables = gene_tables(explanation, key)
-    num = int(np.clip(MAX_DRAWN // len(tables), 1, MAX_DRAWN_PER_LABEL))
-    genes = {label: list(table.index[:num]) for label, table in tables.items()}
+    groups = gene_table(explanation, key).groupby("label", sort=False)["gene"]
+    genes = {label: list(names.head(num_genes)) for label, names in groups}
     options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
-    backend = matplotlib.get_backend()
-    plt.switch_backend("agg")  # draws without a screen
-    figures = plt.get_fignums()
-    try:  # names of genes are no formulas
-        with plt.rc_context({"text.parse_math": False, "figure.dpi": DPI, "savefig.dpi": DPI, "savefig.bbox": "tight"}):
-            plot = sc.pl.dotplot(explanation, genes, f"{key}_label", return_fig=True, **options)
-            plot.make_figure()
-            return png(plot.fig)
-    finally:
-        for number in set(plt.get_fignums()).difference(figures):
-            plt.close(number)
-        plt.switch_backend(backend)
+    plot = sc.pl.dotplot(explanation, genes, f"{key}_label", ax=ax, return_fig=True, **options)
+    axes: Axes = plot.get_axes()["mainplot_ax"]
+    return axes
+
+
+def draw_dots(explanation: AnnData, key: str) -> bytes:
+    """Return a dot plot of up to 60 genes as PNG."""
+    import matplotlib
+
+    num_labels = len(explanation.uns[key]["labels"])
+    num = int(np.clip(MAX_DRAWN // num_labels, 1, MAX_DRAWN_PER_LABEL))
+    with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):  # names of genes are no formulas
+        figure = Figure(figsize=(3 + 0.35 * num * num_labels, 1.2 + 0.35 * num_labels), dpi=DPI)
+        dot_plot(explanation, key, num, figure.subplots())
+        return png(figure)
 
 
 def draw_deletion(table: pd.DataFrame) -> bytes:
@@ -139,17 +134,17 @@ def draw_deletion(table: pd.DataFrame) -> bytes:
 def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
     """Return a row of the page for each label: its cells, overlap with markers, and genes for, against and read."""
     overlap = marker_overlap(explanation, key)
-    counts = explanation.obs[f"{key}_label"].value_counts()
     rows = []
-    for label, genes in gene_tables(explanation, key).items():
-        row: dict[str, Any] = {"label": label, "num_cells": int(counts[label]), "overlap": overlap.get(label)}
-        sides = {"for": genes[genes["mean"] > 0].head(NUM_FOR)}
-        sides["against"] = genes[genes["mean"] < 0].iloc[::-1].head(NUM_AGAINST)
-        if "attention" in genes:
-            sides["attention"] = genes.sort_values("attention", ascending=False, kind="stable").head(NUM_FOR)
-        for side, first in sides.items():
-            numbers = first["attention" if side == "attention" else "mean"]
-            row[side] = list(zip(first.index, numbers, first["rank"] <= NUM_TOP, strict=True))
+    for label, genes in gene_table(explanation, key).groupby("label", sort=False):
+        means = genes["mean_contribution"]
+        parts = {"for": genes[means > 0].head(NUM_FOR), "against": genes[means < 0].iloc[::-1].head(NUM_AGAINST)}
+        if "mean_attention" in genes:
+            parts["attention"] = _most_attended(genes, NUM_FOR)
+        row: dict[str, Any] = {"label": label, "num_cells": genes["num_cells"].iloc[0], "overlap": overlap.get(label)}
+        for side, part in parts.items():
+            numbers = part["mean_attention" if side == "attention" else "mean_contribution"]
+            is_marker = (part["marker_rank"] <= NUM_TOP).fillna(False)
+            row[side] = list(zip(part["gene"], numbers, is_marker, strict=True))
         rows.append(row)
     return rows
 
@@ -158,19 +153,14 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
     """Return the HTML page of an explanation; `sample` is the name of the sample."""
     facts = explanation.uns[key]
     table = facts["deletion"]
-    pictures = {
-        "dots": draw_dots(explanation, key),
-        "deletion": draw_deletion(table),
-    }
+    pictures = {"dots": draw_dots(explanation, key), "deletion": draw_deletion(table)}
     rows = _rows(explanation, key)
     overlaps = [row["overlap"] for row in rows if row["overlap"] is not None]
-    at_20 = table.set_index("num_genes").loc[NUM_TOP]
     return render_page(
         "explanation.html.jinja",
         sample=sample,
         facts=facts,
         num_cells=explanation.n_obs,
-        num_genes=explanation.n_vars,
         rows=rows,
         has_attention="attention" in rows[0],
         num_top=NUM_TOP,
@@ -180,7 +170,6 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
         bias=float(explanation.obs[f"{key}_bias"].mean()),
         deletion=table.to_dict("records"),
         names=DELETED,
-        at_20=at_20,
-        is_passed=bool(at_20["contribution"] < at_20["random"]),
+        at_20=table.set_index("num_genes").loc[NUM_TOP],
         pictures={name: base64.b64encode(content).decode("ascii") for name, content in pictures.items()},
     )
