@@ -9,8 +9,7 @@ ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 import scperformer  # noqa: E402  (from the checkout)
-from scperformer.cli.option_texts import option_texts  # noqa: E402
-from scperformer.cli.words import FIRST_WORDS  # noqa: E402
+from scperformer.cli.help import option_texts  # noqa: E402
 
 project = "scperformer"
 copyright = "the authors of scperformer"
@@ -61,7 +60,7 @@ HOME = {ROOT / file: DOCS / f"{page}.md" for page, file in PAGES.items()}
 def option_table(name: str) -> str:
     """Return the table of the options of a step, of a group, or of `files`."""
     lines = ["| Option | Default | Meaning |", "|---|---|---|"]
-    for option in option_texts(name, FIRST_WORDS.get(name)):
+    for option in option_texts(name):
         default = option.default if option.default == "required" else f"`{option.default}`"
         meaning = re.sub(r"docs/((\w+\.md)[#\w-]*)", r"[\2](\1)", option.meaning)
         lines.append(f"| `{option.name}` | {default} | {meaning} |")

@@ -27,7 +27,7 @@ from scperformer.cli.check import CheckConfig
 from scperformer.cli.compose import config_from
 from scperformer.cli.evaluate import EvaluateConfig
 from scperformer.cli.explain import ExplainConfig
-from scperformer.cli.option_texts import option_texts
+from scperformer.cli.help import option_texts
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.pretrain import PretrainConfig
 from scperformer.cli.report import ReportConfig, write_page

@@ -9,7 +9,7 @@
 - metrics: Scores of predicted against true labels: accuracy, F1, the confusion matrix, and losses.
 - outputs: Write files and folders so that they appear complete or not at all, and remove only folders that we have
   made.
-- pictures: Label colours, the reliability diagram, scores of runs, and figures as PNG.
+- pictures: Label colours, the reliability diagram, and figures as PNG.
 - progress: Progress of long blocks: tqdm's bar on a terminal or in a notebook, an occasional log line elsewhere.
 - signals: Signals end a command cleanly: unfinished outputs are removed, and one line reports the signal.
 - yaml_files: YAML that may come from anywhere: plain values alone, of a limited size and depth.

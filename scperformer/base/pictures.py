@@ -1,7 +1,7 @@
-"""Label colours, the reliability diagram, scores of runs, and figures as PNG."""
+"""Label colours, the reliability diagram, and figures as PNG."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,39 +50,6 @@ def draw_reliability(bins: Mapping[str, Any]) -> bytes:
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
     axes.spines[["top", "right"]].set_visible(False)
     return png(figure)
-
-
-def draw_scores(panels: Mapping[str, Sequence[tuple[str, float]]], score: str, baselines: Mapping[str, float]) -> bytes:
-    """Return a PNG with a panel for each option: a dot for the value and the score of each run, and the means by value.
-
-    `score` names the axis of scores, and `baselines` are drawn as dashed lines. Numbers are in their order, other
-    values in the order of the runs.
-    """
-    figure = Figure(figsize=(1.2 + 3.2 * len(panels), 3.6), dpi=150, layout="constrained")
-    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (option, runs) in zip(drawn, panels.items(), strict=True):
-        values = _in_order([value for value, _ in runs])
-        place = {value: number for number, value in enumerate(values)}
-        axes.scatter([place[value] for value, _ in runs], [number for _, number in runs], color=PALETTE[0], s=22)
-        means = [np.mean([number for value, number in runs if value == wanted]) for wanted in values]
-        axes.plot(range(len(values)), means, color=PALETTE[0], linewidth=1.2)
-        for name, number in baselines.items():
-            axes.axhline(number, color="#999999", linewidth=1, linestyle="--", label=name)
-        axes.set_xticks(range(len(values)), values)
-        axes.set_xlabel(option)
-        axes.spines[["top", "right"]].set_visible(False)
-    drawn[0].set_ylabel(score)
-    drawn[-1].legend(frameon=False, fontsize=8)
-    return png(figure)
-
-
-def _in_order(values: Sequence[str]) -> list[str]:
-    """Return values without repeats: numbers by size, others as they come."""
-    unique = list(dict.fromkeys(values))
-    try:
-        return sorted(unique, key=float)
-    except ValueError:
-        return unique
 
 
 def png(figure: Figure) -> bytes:

@@ -7,13 +7,9 @@
   one line.
 - evaluate: `scperformer evaluate`: compare with true labels, beside logistic regression.
 - explain: `scperformer explain`: find the genes on which calls depend.
-- help: What `scperformer --help` and `scperformer STEP --help` print.
+- help: What `scperformer --help` and `scperformer STEP --help` print: the options as a user reads them.
 - main: The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py.
 - models: `scperformer models`: list models, or import one from somewhere else.
-- option_file: Options from a YAML file in the format of the workflow (config/config.yaml), for one step: `--config
-  FILE`.
-- option_texts: The options of each step as a user reads them: their defaults and meanings, and the one that a wrong
-  word meant.
 - overrides: Options as words of a command, `name=value` in the grammar of Hydra's overrides.
 - predict: `scperformer predict`: annotate the cells of files.
 - preprocess: `scperformer preprocess`: filter, normalise and log-transform a file.
@@ -21,8 +17,7 @@
 - pretrain: `scperformer pretrain`: train an encoder on unlabelled cells.
 - report: `scperformer report`: make one HTML page about annotated files.
 - steps: The commands by their names: `scperformer predict` is cli/predict.py.
-- sweep: The table of a sweep, with a row for each run: its options, its scores and its error; and a picture of the
-  scores.
+- sweep: A sweep: a record of each run in its folder, and a table of all runs with their options, scores and errors.
 - train: `scperformer train`: train a model on a labelled reference.
 - words: The words of a command line, sorted into input files, options and flags before Hydra sees any of them.
 - workflow: `scperformer workflow`: annotate many samples with Snakemake, and make one report.

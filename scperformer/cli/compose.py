@@ -9,18 +9,17 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from scperformer.base.errors import InputError
-from scperformer.cli.option_texts import closest_option
+from scperformer.cli.help import closest_option, options_of
 from scperformer.cli.overrides import option_words
 from scperformer.cli.presets import conf_dir, give_to_hydra, preset_groups
 from scperformer.cli.steps import SCHEMAS
-from scperformer.config.options import is_option
 
 OF_HYDRA = re.compile(r"[+~]*hydra[./]")  # words about Hydra itself, such as its launcher
 LOCK = RLock()  # Hydra has one global state
@@ -79,30 +78,15 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: b
     return list(checked.values())
 
 
-@cache
-def _kinds(step: str) -> dict[str, Any]:
-    """Return the type of each option of a step by its full name, without the options of a mechanism of attention."""
-    kinds: dict[str, Any] = {}
-    hints = get_type_hints(SCHEMAS[step])
-    for name in (entry.name for entry in fields(SCHEMAS[step])):
-        if is_dataclass(kind := hints[name]):
-            inside = get_type_hints(kind)
-            kinds |= {f"{name}.{entry.name}": inside[entry.name] for entry in fields(kind) if is_option(entry)}
-        else:
-            kinds[name] = kind
-    return kinds
-
-
 def _is_fixed(step: str, name: str) -> bool:
     """Return whether a value inside of a group is set by presets alone."""
     group = name.partition(".")[0]
-    return name == "attention.name" or (
-        group != "attention" and group in preset_groups(step) and name not in _kinds(step)
-    )
+    is_of_group = group != "attention" and group in preset_groups(step)
+    return name == "attention.name" or (is_of_group and name not in options_of(step))
 
 
 def _is_list(step: str, name: str) -> bool:
-    kind = _kinds(step).get(name)
+    kind = options_of(step)[name][1] if name in options_of(step) else None
     return any(get_origin(part) is list for part in (kind, *get_args(kind)))
 
 
@@ -112,16 +96,11 @@ def _unknown(name: str, step: str, text: str) -> InputError:
     names = {entry.name for entry in fields(SCHEMAS[step])}
     if name == "model" and "model_path" in names:  # model=FOLDER was meant to name a trained model
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
-        return InputError(f"a preset of 'model' ({text})", f"an option of '{step}'", remedy)
-    if name.startswith("attention."):
+    elif name.startswith("attention."):
         remedy = f"choose the mechanism with attention=NAME; 'scperformer {step} --cfg job' shows its options"
-        return InputError(f"option {text}", "an option of the mechanism of attention", remedy)
-    near = closest_option(name, step)
-    near = f"did you mean {near}? " if near in _kinds(step) and near != name else ""
-    group = name.partition(".")[0]
-    inside = [known for known in _kinds(step) if known.startswith(f"{group}.")]
-    expected = f"one of {', '.join(inside)}" if "." in name and inside else f"an option of '{step}'"
-    return InputError(f"option {text}", expected, near + remedy)
+    elif (near := closest_option(name, step)) in options_of(step) and near != name:
+        remedy = f"did you mean {near}? {remedy}"
+    return InputError(f"option {text}", f"an option of '{step}'", remedy)
 
 
 def _explained(error: Exception, step: str) -> InputError:
@@ -130,7 +109,7 @@ def _explained(error: Exception, step: str) -> InputError:
     if found := re.match(r"Could not override '([^']+)'", text):
         return _unknown(found[1], step, found[1])
     if found := re.match(r"Error merging override ([^= ]+)=(.*)", text):
-        kind = str(_kinds(step).get(found[1], ""))
+        kind = str(options_of(step).get(found[1], (None, ""))[1])
         expected = next((text for part, text in EXPECTED.items() if part in kind), "a value of its kind")
         return InputError(f"{found[1]}={found[2]}", expected, f"set {found[1]} accordingly")
     return InputError(text, "options of scperformer", f"'scperformer {step} --help' lists them")
@@ -138,26 +117,6 @@ def _explained(error: Exception, step: str) -> InputError:
 
 # The first part of the name of a type that fits.
 EXPECTED = {"list": "a list", "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
-
-
-def composed(step: str, words: Sequence[str] = (), own: Path | None = None) -> Any:
-    """Return all options of a step as a tree of OmegaConf, composed by Hydra; required ones may be "???"."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    with LOCK:
-        checked = checked_words(words, step, own)
-        program = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
-        GlobalHydra.instance().clear()
-        try:
-            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-                return compose(step, checked)
-        except (HydraException, OmegaConfBaseException, OverflowError) as error:
-            raise _explained(error, step) from error
-        finally:
-            GlobalHydra.instance().hydra = program
 
 
 def config_of_tree(step: str, tree: Any) -> Any:
@@ -184,7 +143,23 @@ def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -
     InputError
         An option or a preset does not exist, is missing, or has a value of another type or out of its range.
     """
-    return config_of_tree(step, composed(step, words, own))
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    with LOCK:
+        checked = checked_words(words, step, own)
+        program = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                tree = compose(step, checked)
+        except (HydraException, OmegaConfBaseException, OverflowError) as error:
+            raise _explained(error, step) from error
+        finally:
+            GlobalHydra.instance().hydra = program
+    return config_of_tree(step, tree)
 
 
 def config_from(step: str, options: Mapping[str, Any]) -> Any:

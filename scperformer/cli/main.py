@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -10,7 +11,6 @@ import traceback
 import warnings
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from scperformer.cli.compose import command_line, config_of_tree, hand_to_hydra,
 from scperformer.cli.help import help_text, program_text
 from scperformer.cli.overrides import quoted
 from scperformer.cli.steps import STEPS
-from scperformer.cli.words import FLAGS, PLUGIN, first_line, own_presets, to_overrides
+from scperformer.cli.words import PLUGIN, own_presets, sort_words
 
 log = logging.getLogger(__name__)
 
 # In a sweep with trainer=ddp, Lightning appends these words to the command that starts each further process.
 FROM_LIGHTNING = ("hydra.run.dir=", "hydra.output_subdir=", "hydra.job.name=")
 MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
+MAX_LINE_LENGTH = 300  # characters of the line that a command logs first
 
 
 def _run(name: str, config: Any) -> None:
@@ -50,32 +51,19 @@ def load_plugins(files: list[str]) -> None:
 def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     """Run a step, once or as a sweep (-m), or print its configuration (--cfg); return the exit code.
 
-    Parameters
-    ----------
-    plugins
-        Files with mechanisms of attention.
-
-    Raises
-    ------
-    InputError
-        The words or the input of the step cannot be used; or it cannot be run as a sweep.
-    SystemExit
-        Snakemake failed: with its exit code.
+    `plugins` are files with mechanisms of attention. Raises SystemExit with the exit code of Snakemake if that fails.
     """
     if name == "workflow" and plugins:
         remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
         raise InputError(f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
     load_plugins(plugins)
-    overrides = to_overrides(words, name)
-    first_flag = next((place for place, word in enumerate(overrides) if word in FLAGS), len(overrides))
-    flags = overrides[first_flag:]
-    overrides = overrides[:first_flag]
+    overrides, flags = sort_words(words, name)
     own = own_presets(flags)
-    shown = dict(pairwise(flags)).get("--cfg")
-    if shown is not None:
-        hand_to_hydra(name, overrides, ["--cfg", shown], lambda _: None, own)
+    if "--cfg" in flags:
+        hand_to_hydra(name, overrides, ["--cfg", flags["--cfg"]], lambda _: None, own)
         return 0
-    log.info("%s", first_line(name, words))
+    line = shlex.join(["scperformer", name, *words])
+    log.info("%s", line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} ...")
     if "-m" in flags:
         if not STEPS[name].swept_output:
             raise InputError(f"'{name}' with -m", f"one run of the {name}", "leave -m out")
@@ -91,8 +79,6 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
 
     Parameters
     ----------
-    name
-        The step.
     overrides
         Options of the step with one or several values, and options of Hydra.
     own
@@ -130,9 +116,8 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
                 config = replace(config, output=str(folder / Path(config.output or STEPS[name].swept_output).name))
                 record_output(config.output)
                 # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
-                with command_line(
-                    program, *_plugin_words(plugins), name, *chosen, f"output={quoted(config.output)}", *presets
-                ):
+                words = [*_plugin_words(plugins), name, *chosen, f"output={quoted(config.output)}", *presets]
+                with command_line(program, *words):
                     _run(name, config)
         except Exception as error:  # noqa: BLE001 - the other jobs of the sweep run all the same
             refuse(error)
@@ -141,9 +126,8 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
         with sweep.to_its_end():
             hand_to_hydra(name, overrides, ["-m"], run_job, own)
     finally:
-        if sweep.rows:
-            print(sweep.markdown(), flush=True)
-            sweep.draw()
+        if sweep.records:
+            print(sweep.text(), flush=True)
     return 2 if sweep.num_failed else 0
 
 
@@ -218,17 +202,6 @@ def _plugin_words(files: list[str]) -> list[str]:
     return [word for file in files for word in (PLUGIN, file)]
 
 
-def _plugins_of(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split words into the files of --plugin before the step, and the step with its words."""
-    files = []
-    while words[:1] == [PLUGIN]:
-        if len(words) < 3:
-            raise InputError(" ".join(words), f"{PLUGIN} FILE.py STEP ...", "add what is missing")
-        files.append(words[1])
-        words = words[2:]
-    return files, words
-
-
 def run_words(words: list[str]) -> int:
     """Print help or run a step; return the exit code."""
     if not words or words[0] in ("-h", "--help", "help"):
@@ -238,15 +211,21 @@ def run_words(words: list[str]) -> int:
         print(version("scperformer"))
         return 0
     try:
-        plugins, (step, *rest) = _plugins_of(words)
+        plugins = []
+        while words[0] == PLUGIN:
+            if len(words) < 3:
+                raise InputError(" ".join(words), f"{PLUGIN} FILE.py STEP ...", "add what is missing")
+            plugins.append(words[1])
+            words = words[2:]
+        step, *rest = words
         if step not in STEPS:
             remedy = f"{did_you_mean(step, STEPS)}'scperformer --help' shows examples"
             raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
         own_words = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
-        help_flag = next((place for place, word in enumerate(own_words) if word in ("-h", "--help")), None)
-        if help_flag is not None:
-            print(help_text(step, next(iter(own_words[help_flag + 1 :]), None)))
-            return 0
+        for place, word in enumerate(own_words):
+            if word in ("-h", "--help"):
+                print(help_text(step, next(iter(own_words[place + 1 :]), None)))
+                return 0
         set_up_logging()
         return run_step(step, rest, plugins)
     except BrokenPipeError:

@@ -7,7 +7,6 @@ of scperformer and nothing else, and is given to Hydra.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
@@ -78,44 +77,35 @@ def give_to_hydra(step: str, group: str, name: object, own: Path | None, within:
 
 
 def _read(path: Path, step: str, group: str) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Return the content of a user's preset, the presets that it chooses by group, and the package of its options."""
+    """Return the content of a user's preset, the presets that it chooses by group, and the package of its options.
+
+    Hydra refuses names inside of groups that are no options.
+    """
     try:
         with path.open(encoding="utf-8-sig") as file:
             package = "_global_" if GLOBAL.match(file.readline().rstrip()) else group
         content = read_yaml_file(path) or {}
         if not isinstance(content, dict):
             raise ValueError("no mapping of names to values")
-        _require_options(content.keys() - {"defaults"}, SCHEMAS[step], package)
-        chosen = _choices(content.get("defaults", []), preset_groups(step))
-        if package == "_global_" and "attention" in content:
-            raise ValueError("'attention', which only a preset of attention sets")
+        known = {entry.name for entry in fields(SCHEMAS[step])} - {"attention"}  # which only its own presets set
+        if package == "_global_" and (unknown := [name for name in content if name not in {*known, "defaults"}]):
+            raise ValueError(f"'{unknown[0]}', which is no option")
+        chosen = {}
+        defaults = content.get("defaults", [])
+        for entry in defaults if isinstance(defaults, list) else [defaults]:
+            word, name = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
+            other = re.fullmatch(r"override /(\w+)", str(word))
+            is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
+            if other is not None and other[1] in preset_groups(step) and is_name:
+                chosen[other[1]] = str(name)
+            elif entry != "_self_":
+                raise ValueError(f"'{entry}' among its defaults, not '_self_' or such as 'override /head: mean'")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
     if package == "attention" and content.get("name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
         raise InputError(f"a preset with the mechanism {content.get('name')}", expected, "correct its name")
     return _plain(content), chosen, package
-
-
-def _require_options(names: Iterable[Any], schema: Any, package: str) -> None:
-    """Refuse names at the top of a preset that are no options; Hydra refuses those inside of groups."""
-    known = {entry.name for entry in fields(schema)}
-    if package == "_global_" and (unknown := [name for name in names if name not in known]):
-        raise ValueError(f"'{unknown[0]}', which is no option")
-
-
-def _choices(defaults: Any, groups: Iterable[str]) -> dict[str, str]:
-    """Return the presets of other groups that the `defaults` of a preset choose: group -> name."""
-    chosen = {}
-    for entry in defaults if isinstance(defaults, list) else [defaults]:
-        if entry == "_self_":
-            continue
-        word, name = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
-        group = re.fullmatch(r"override /(\w+)", str(word))
-        if group is None or group[1] not in groups or not isinstance(name, str) or NAME.fullmatch(name) is None:
-            raise ValueError(f"'{entry}' among its defaults, not '_self_' or such as 'override /head: mean'")
-        chosen[group[1]] = name
-    return chosen
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,8 @@
-"""The configuration of the workflow and its sample sheet, checked: for the command, and for the Snakefile itself."""
+"""The configuration of the workflow and its sample sheet, checked: for the command, and for the Snakefile itself.
+
+A YAML file with a configuration may come from anywhere. It can set the options of scperformer, and nothing else:
+`make_config` refuses words of Hydra, which can call any function.
+"""
 
 import os
 import re
@@ -7,21 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
-
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import MARK
-from scperformer.cli.compose import make_config
-from scperformer.cli.option_file import workflow_options
-from scperformer.cli.overrides import option_word
-from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.cli.compose import config_from, make_config
+from scperformer.cli.overrides import option_word, option_words, without_interpolation
+from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
-from scperformer.io.tables import sniff
 from scperformer.model.library import resolve_model
 
+KEYS = (*WORKFLOW_KEYS, "overrides")
+EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
 # What the workflow writes into its `output_dir`.
 OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted"}
 OWN |= {"prepared", "report.html", "samples", "samples.csv"}
@@ -43,6 +45,51 @@ class Workflow:
     gpu: int
     container: str | None
     options: dict[str, list[str]]  # the user's options of each step, as words of its command
+
+
+def workflow_options(content: Any, where: str = "configuration") -> tuple[WorkflowConfig, dict[str, list[str]]]:
+    """Return the configuration of the workflow, and the options of each of its steps as words of the command.
+
+    Keys that are missing or null have their defaults. `where` is the file, for errors.
+
+    Raises
+    ------
+    InputError
+        A key, a step, an option or a value is wrong.
+    """
+    content = _mapping(content or {}, where, KEYS)
+    given = {key: value for key, value in content.items() if value is not None and key != "overrides"}
+    cfg = config_from("workflow", WORKFLOW_DEFAULTS | given)
+    named = _mapping(content.get("overrides") or {}, f"{where}: overrides", WORKFLOW_STEPS)
+    required = {"train": [option_word("label_key", cfg.label_key)], "evaluate": ["truth_key=a"]}
+    words = {}
+    for step in WORKFLOW_STEPS:
+        try:
+            words[step] = _words_of(named.get(step) or {})
+            make_config(step, ["inputs=[a]", *required.get(step, []), *words[step]])
+        except InputError as error:
+            raise InputError(f"{where}: overrides: {step}: {error.found}", error.expected, error.remedy) from error
+    return cfg, words
+
+
+def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return content if it is a mapping with known keys; refuse anything else."""
+    if not isinstance(content, dict):
+        raise InputError(f"{where} is no mapping of names to values", EXPECTED, "see docs/workflow.md")
+    for key in content:
+        if key not in known:
+            raise InputError(f"{where}: '{key}'", f"one of {', '.join(known)}", f"{did_you_mean(key, known)}rename it")
+    return content
+
+
+def _words_of(content: Any) -> list[str]:
+    """Return the options of a step as words: from a mapping of full names to values, or a list of `option=value`."""
+    if isinstance(content, Mapping):
+        return option_words(content)
+    if not isinstance(content, list) or not all(isinstance(word, str) and "=" in word for word in content):
+        expected = "options by their names, such as {trainer.max_epochs: 30}, or a list such as [model=base]"
+        raise InputError(f"a value of type {type(content).__name__}", expected, "see docs/workflow.md")
+    return [without_interpolation(word) for word in content]
 
 
 def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
@@ -71,18 +118,19 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if references and cfg.model_path:
         remedy = "drop model_path= to train, reference= to use the model"
         raise InputError("reference= and model_path=", "one of them", remedy)
-    if (references or cfg.model_path) and not cfg.sample_sheet:
-        remedy = "write one with the columns sample and path, add sample_sheet=samples.tsv"
-        raise InputError("no sample_sheet=", "a sample sheet", remedy)
-    if cfg.sample_sheet and not (references or cfg.model_path):
-        remedy = "add reference=labelled.h5ad, or model_path=FOLDER or the name of a model"
-        raise InputError("sample_sheet= alone", "what to annotate them with", remedy)
+    if bool(cfg.sample_sheet) != bool(references or cfg.model_path):
+        found = "sample_sheet= alone" if cfg.sample_sheet else "no sample_sheet="
+        remedy = "name both: scperformer workflow samples.tsv reference=labelled.h5ad"
+        raise InputError(found, "a sample sheet, and what to annotate its samples with", remedy)
     if not cfg.sample_sheet and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
     if not OUTDIR.fullmatch(cfg.output_dir):
         raise InputError(f"output_dir={cfg.output_dir}", "a folder without braces in its name", "choose another")
-    _require_own_output_dir(cfg.output_dir)
+    there = set(os.listdir(cfg.output_dir)) if os.path.isdir(cfg.output_dir) else set()
+    if there & OWN and MARK not in there and not there <= OWN:  # Snakemake removes outputs before it makes them anew
+        found = f"{cfg.output_dir}/{min(there & OWN)} exists, and this workflow may not have made it"
+        raise InputError(found, "a folder without it", "move it away, or choose another output_dir")
     for path in references:
         _require_input(path, "the labelled file named by reference=")
     stems = [Path(path).stem for path in references]
@@ -92,28 +140,18 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if cfg.model_path:
         model = _require_input(str(resolve_model(cfg.model_path)[0]), f"the model named by model_path={cfg.model_path}")
     samples = _read_samples(cfg.sample_sheet) if cfg.sample_sheet else {}
-    truth_key = _truth_key(samples, cfg.label_key)
-    _require_columns(references, samples, cfg.label_key, truth_key, options)
     return Workflow(
         references=references,
         model=model,
         samples=samples,
         label_key=cfg.label_key,
-        truth_key=truth_key,
+        truth_key=_truth_key(samples, cfg.label_key),
         output_dir=os.path.normpath(cfg.output_dir),
         predict_jobs=cfg.predict_jobs,
         gpu=cfg.gpu,
         container=cfg.container,
         options=options,
     )
-
-
-def _require_own_output_dir(output_dir: str) -> None:
-    """Refuse a folder with other files in the place of ours: Snakemake removes outputs before it makes them anew."""
-    there = set(os.listdir(output_dir)) if os.path.isdir(output_dir) else set()
-    if there & OWN and MARK not in there and not there <= OWN:
-        found = f"{output_dir}/{min(there & OWN)} exists, and this workflow may not have made it"
-        raise InputError(found, "a folder without it", "move it away, or choose another output_dir")
 
 
 def _require_input(path: str, what: str) -> str:
@@ -174,42 +212,3 @@ def _truth_key(samples: Mapping[str, Mapping[str, str]], label_key: str) -> str:
             f"truth in {found}", "the same kind of truth for all samples", "give all of them a truth table alike"
         )
     return next((key for _, key in columns), label_key)
-
-
-def _columns_of(path: str) -> list[str] | None:
-    """Return the columns of a table, or of obs of an h5ad file; None for a file that the job which reads it refuses."""
-    try:
-        if not path.endswith(".h5ad"):
-            return sniff(Path(path)).header
-        with open_hdf5(path) as file:
-            obs = file["obs"]
-            return list(map(str, obs.dtype.names if isinstance(obs, h5py.Dataset) else obs.attrs["column-order"]))
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _require_columns(
-    references: list[str],
-    samples: Mapping[str, Mapping[str, str]],
-    label_key: str,
-    truth_key: str,
-    options: Mapping[str, list[str]],
-) -> None:
-    """Refuse names of columns that a reference, a sample or a table of true labels lacks."""
-    train = make_config("train", ["inputs=[a]", option_word("label_key", label_key), *options["train"]])
-    of_reference = {"label_key": [train.label_key], "label_keys": train.label_keys}
-    of_reference |= {"ontology_key": [train.ontology_key], "data.split_key": [train.data.split_key]}
-    clusters = make_config("predict", ["inputs=[a]", *options["predict"]]).clusters
-    named = [
-        (path, name, column) for path in references for name, columns in of_reference.items() for column in columns
-    ]
-    for row in samples.values():
-        named.append((row["path"], "clusters", None if clusters == "auto" else clusters))
-        if "truth" in row or "truth_key" in row:
-            named.append((row.get("truth", row["path"]), "truth_key", truth_key))
-    for path, name, column in named:
-        columns = _columns_of(path) if column else None
-        if columns is not None and column not in columns:
-            found, expected = f"{name}={column}, which is no column of {path}", f"one of {', '.join(columns) or 'none'}"
-            remedy = f"{did_you_mean(column, columns)}set {name} to the column that is meant"
-            raise InputError(found, expected, remedy)

@@ -33,7 +33,6 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions, ModelOptions
 from scperformer.config.training import DataConfig, ReferenceOptions
 from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
-from scperformer.io.gene_overlap import Overlap
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
@@ -143,11 +142,6 @@ def in_words(result: Checked) -> str:
     return "\n".join([*lines, ""])
 
 
-def _cells_and_share(num: int, total: int) -> str:
-    """Return a number of cells with its share as text."""
-    return f"{num:,} cell{'s' if num > 1 else ''} ({num / total:.1%})" if num and total else "no cell"
-
-
 @dataclass
 class Checker:
     """A model and options, against which files are checked."""
@@ -166,42 +160,42 @@ class Checker:
         """
         path = source if isinstance(source, str) else IN_MEMORY
         result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "rows": {}, "notes": []}
-        step = "predict" if self.label_key is None else "train"
-        output = default_output(path, ".annotated.h5ad" if self.label_key is None else ".model")
+        step, ending = ("predict", ".annotated.h5ad") if self.label_key is None else ("train", ".model")
+        output = default_output(path, ending)
+        cells: AbstractContextManager[AnnData | BackedH5ad]
         try:
-            with self._opened(source) as cells:
-                self._check_tables(cells, path, result)
+            # As the next step does: `train` reads whole files, `predict` leaves matrices on disk.
+            if isinstance(source, AnnData):
+                cells = nullcontext(source)
+            elif self.label_key is not None:
+                cells = nullcontext(read_cells(source, self.options.orientation))
+            else:
+                cells = open_cells(source, self.options.orientation)
+            with cells as opened:
+                self._describe_tables(opened, path, result)
                 if output.exists():
                     result["notes"].append(f"{output} exists: {step} needs output=..., or overwrite=true to replace it")
-                self._check_expression(cells, path, result)
+                self._check_expression(opened, path, result)
             if isinstance(source, str) and not output.exists():
                 require_absent(output, overwrite=False)  # refuses a folder that cannot be written
         except InputError as error:
             result["problem"] = str(error)
             result["fixes"] = list(error.fixes)
         if isinstance(source, str):
-            other = []
+            more = []
             if output.exists():
                 numbered = (output.with_name(f"{output.stem}-{number}{output.suffix}") for number in count(2))
-                other = [f"output={next(path for path in numbered if not path.exists())}"]
-            result["fixes"] = [self._next_command(path, *other, fix) for fix in result["fixes"]]
-            result["command"] = self._next_command(path, *other) if result["problem"] is None else None
+                more = [f"output={next(path for path in numbered if not path.exists())}"]
+            result["fixes"] = [self._next_command(step, path, *more, fix) for fix in result["fixes"]]
+            result["command"] = self._next_command(step, path, *more) if result["problem"] is None else None
         return result
-
-    def _opened(self, source: str | AnnData) -> AbstractContextManager[AnnData | BackedH5ad]:
-        """Open cells as the next step does: `train` reads whole files, `predict` leaves matrices on disk."""
-        if isinstance(source, AnnData):
-            return nullcontext(source)
-        if self.label_key is not None:
-            return nullcontext(read_cells(source, self.options.orientation))
-        return open_cells(source, self.options.orientation)
 
     def _shared_with(self, kind: type[ExpressionOptions]) -> dict[str, Any]:
         """Return the options that a step with options of this kind has, too."""
         names = [field.name for field in fields(kind) if field.name not in ("inputs", "overwrite")]
         return {name: getattr(self.options, name) for name in names}
 
-    def _next_command(self, path: str, *more: str) -> str:
+    def _next_command(self, step: str, path: str, *more: str) -> str:
         """Return the next command for a file, quoted for a shell, with the options of `check` that it needs.
 
         The options `more`, such as `output=b.h5ad`, replace the options of `check`.
@@ -212,10 +206,9 @@ class Checker:
         texts = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in values.items()}
         texts |= dict(option.split("=", 1) for option in more)
         file = f"./{path}" if path.startswith("-") else path
-        step = "predict" if self.label_key is None else "train"
         return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in texts.items())])
 
-    def _check_tables(self, cells: AnnData | BackedH5ad, path: str, result: Checked) -> None:
+    def _describe_tables(self, cells: AnnData | BackedH5ad, path: str, result: Checked) -> None:
         """Add the findings that do not need the expression: cells, genes and the columns of obs."""
         names = list(map(str, cells.var.index))
         result["num_cells"] = cells.n_obs
@@ -224,16 +217,17 @@ class Checker:
         self._add_genes(result, cells.n_vars, id_kind(names), species)
         try:
             with reading(path):
-                result["label_columns"] = columns = label_columns(cells.obs)
+                columns = label_columns(cells.obs)
         except InputError:  # predict works without obs
             result["label_columns"] = None
             result["notes"].append("the columns of obs cannot be read")
-        else:
-            if columns:
-                texts = [f"{shortened(key)} ({num} values)" for key, num in columns.items()]
-                result["rows"]["obs columns"] = [", ".join(texts)]
-            if num := int(cells.obs_names.duplicated().sum()):
-                result["notes"].append(f"repeated cell names, which are kept: {num:,}")
+            return
+        result["label_columns"] = columns
+        if columns:
+            texts = [f"{shortened(key)} ({num} values)" for key, num in columns.items()]
+            result["rows"]["obs columns"] = [", ".join(texts)]
+        if num := int(cells.obs_names.duplicated().sum()):
+            result["notes"].append(f"repeated cell names, which are kept: {num:,}")
         if self.label_key is None:
             return
         with suppress(InputError):  # make_reference raises the same error later
@@ -258,11 +252,11 @@ class Checker:
         shared = self._shared_with(ExpressionOptions)
         predict = AnnotationOptions(inputs=[path], min_overlap=self.options.min_overlap, **shared)
         findings, rows = find_expression(cells, predict, path)
-        self._add_findings(result, findings)
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
             var = gene_table(cells, findings.source)
-            self._add_quality(result, measure_quality(rows, var, findings, self.doublets))
+            quality = measure_quality(rows, var, findings, self.doublets)
+        self._add_expression(result, findings, quality)
         try:
             plan = map_to_model(var, findings, self.model, self.options, path)
         except InputError:
@@ -271,7 +265,16 @@ class Checker:
             text = "cannot annotate these cells: they are of another species, or their genes have no names"
             result["notes"].append(f"{self.model.name} {text}")
         else:
-            self._add_overlap(result, plan.overlap)
+            overlap = plan.overlap
+            result["overlap"] = asdict(overlap)
+            text = f"{self.model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found"
+            text += (
+                f" ({overlap.share_of_model:.1%}), with {overlap.informative_share:.1%} of its informative expression"
+            )
+            if overlap.absent:
+                text += f"; missing: {', '.join(overlap.absent[:3])}" + (" ..." if overlap.num_absent > 3 else "")
+            result["rows"]["model"] = [text]
+            result["notes"] += overlap.notes
             self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
         if self.label_key is not None:
             assert isinstance(cells, AnnData), "train reads the whole file"
@@ -290,51 +293,37 @@ class Checker:
         require_regular(cells, path)
         require_not_annotated(cells, AnnotationOptions.key_added, path)
 
-    def _add_findings(self, result: Checked, findings: Findings) -> None:
-        """Add the place of the expression, and the places that are not used."""
+    def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
+        """Add the used and unused matrices, genes, counts, mitochondrial expression and doublets."""
         droplets = findings.droplets
         values = asdict(replace(findings, droplets=None)) | {"text": findings.text}
         del values["droplets"]  # a JSON of its own, below
-        result["findings"] = values
-        if droplets is not None:
-            result["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
-        result["rows"]["expression"] = [f"{findings.text}: {findings.why}"]
-        unused = findings.unused
-        result["rows"]["not used"] = [f"{shortened(source)}: {text}" for source, text in unused.items()]
-        shown = {f"{source} is not used: {text}" for source, text in unused.items()}
-        result["notes"] += [note for note in findings.notes if note not in shown]
-
-    def _add_quality(self, result: Checked, quality: dict[str, Any]) -> None:
-        """Add genes, counts, mitochondrial expression and doublets."""
-        result["quality"] = quality
-        num_measured = quality["num_seen"]
+        result |= {"findings": values, "quality": quality}
+        num_seen = quality["num_seen"]
         counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
         text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
         if quality["median_mitochondrial"] is not None:
-            high = _cells_and_share(quality["num_high_mitochondrial"], num_measured)
+            high = _cells_and_share(quality["num_high_mitochondrial"], num_seen)
             text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
-        if droplets := result.get("droplets"):
-            text += f"; measured on {num_measured:,} barcodes with {droplets['floor']:,} {droplets['unit']} or more"
-        elif num_measured < result["num_cells"]:
-            text += f"; measured on {num_measured:,} cells, evenly spread over the file"
-        result["rows"]["quality"] = [text]
-        if num_few := quality["num_few_genes"]:
-            text = f"{_cells_and_share(num_few, num_measured)} with fewer than {FEW_GENES} genes"
-            result["notes"].append(text)
+        if droplets is not None:
+            result["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
+            text += f"; measured on {num_seen:,} barcodes with {droplets.floor:,} {droplets.unit} or more"
+        elif num_seen < result["num_cells"]:
+            text += f"; measured on {num_seen:,} cells, evenly spread over the file"
         doublets = quality["doublet_note"]
         if quality["num_doublets"] is not None:
             doublets = f"about {_cells_and_share(quality['num_doublets'], result['num_cells'])} by Scrublet"
-        result["rows"]["doublets"] = [doublets]
-
-    def _add_overlap(self, result: Checked, overlap: Overlap) -> None:
-        """Add the genes of the model that the file has."""
-        result["overlap"] = asdict(overlap)
-        text = f"{self.model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found"
-        text += f" ({overlap.share_of_model:.1%}), with {overlap.informative_share:.1%} of its informative expression"
-        if overlap.absent:
-            text += f"; missing: {', '.join(overlap.absent[:3])}" + (" ..." if overlap.num_absent > 3 else "")
-        result["rows"]["model"] = [text]
-        result["notes"] += overlap.notes
+        unused = findings.unused
+        result["rows"] |= {
+            "expression": [f"{findings.text}: {findings.why}"],
+            "not used": [f"{shortened(source)}: {why}" for source, why in unused.items()],
+            "quality": [text],
+            "doublets": [doublets],
+        }
+        shown = {f"{source} is not used: {why}" for source, why in unused.items()}
+        result["notes"] += [note for note in findings.notes if note not in shown]
+        if num_few := quality["num_few_genes"]:
+            result["notes"].append(f"{_cells_and_share(num_few, num_seen)} with fewer than {FEW_GENES} genes")
 
     def _add_shift(self, result: Checked, found: list[Checked], values: str) -> None:
         """Add the comparison with the reference; of several studies, with the nearest one."""
@@ -355,6 +344,11 @@ class Checker:
         numbers = {name: None if (value := getattr(shift, name)) != value else value for name in names}
         result["shift"] = numbers | {"text": file_text(shift, warning)}
         result["rows"]["shift"] = [result["shift"]["text"]]
+
+
+def _cells_and_share(num: int, total: int) -> str:
+    """Return a number of cells with its share as text."""
+    return f"{num:,} cell{'s' if num > 1 else ''} ({num / total:.1%})" if num and total else "no cell"
 
 
 def _compared(query: Query, model: SavedModel, reference_cells: ReferenceCells) -> Checked:

@@ -57,12 +57,8 @@ class Annotated:
         return self.obs[f"{self.key}_{name}"]
 
     def flag(self, name: str) -> npt.NDArray[np.bool_] | None:
-        """Return the flag `obs["KEY_name"]` of each cell; None if the sample does not have it.
-
-        Doublets may also be flagged by scanpy, in `predicted_doublet`.
-        """
-        names = [f"{self.key}_{name}", *(["predicted_doublet"] if name == "doublet" else [])]
-        column = next((self.obs[name] for name in names if name in self.obs), None)
+        """Return the flag `obs["KEY_name"]` of each cell; None if the sample does not have it."""
+        column = self.obs.get(f"{self.key}_{name}")
         return None if column is None or column.dtype != bool else column.to_numpy(bool)
 
     @property
@@ -93,25 +89,15 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     Other columns are added if all samples have them: `baseline` (the label by logistic regression) and `novelty`, which
     imported models may lack; `set` (labels joined by |) and `set_size`; `cluster_label`.
     """
-    texts = ("baseline_label", "set", "cluster_label")
-    names = (*texts, "set_size", "novelty")
-    shared = [name for name in names if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
-    columns = [
-        {
-            "sample": sample.name,
-            "label": sample.labels,
-            "call": as_text(sample.column("call")),
-            "confidence": sample.column("confidence").to_numpy(float),
-            "unknown": sample.column("unknown").to_numpy(bool),
-            **{
-                name: as_text(sample.column(name)) if name in texts else sample.column(name).to_numpy()
-                for name in shared
-            },
-        }
-        for sample in samples
-    ]
-    cells = pd.concat([pd.DataFrame(content) for content in columns], ignore_index=True)
-    return cells.rename(columns={"baseline_label": "baseline"})
+    texts = ("label", "call", "baseline_label", "set", "cluster_label")
+    names = [*texts, "confidence", "unknown", "set_size", "novelty"]
+    names = [name for name in names if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
+    tables = []
+    for sample in samples:
+        columns = {name: sample.column(name) for name in names}
+        values = {name: as_text(column) if name in texts else column.to_numpy() for name, column in columns.items()}
+        tables.append(pd.DataFrame({"sample": sample.name} | values))
+    return pd.concat(tables, ignore_index=True).rename(columns={"baseline_label": "baseline"})
 
 
 def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
@@ -140,16 +126,37 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
 
 def of_cells(adata: AnnData, key: str) -> Annotated:
     """Return the annotation of cells in memory."""
-    required = [("obs", f"{key}_{column}") for column in REQUIRED_COLUMNS] + [("uns", key)]
-    for place, entry in required:
-        if entry not in getattr(adata, place):
-            missing = f"no obs column '{entry}'" if place == "obs" else f"no {place}['{entry}']"
-            raise InputError(f"{missing} in the data", "annotated cells", "call scperformer.annotate first")
-    umap = _coordinates(adata.obsm.get(UMAP))
-    obs = with_details(adata.obs, adata.obsm.get(f"{key}_details"), key)
     path = Path("the data")
-    require_facts(adata.uns[key], obs, key, "the data")
-    return Annotated(name="cells", path=path, key=key, obs=obs, umap=umap, facts=adata.uns[key], cells=adata)
+    obsm = {name: adata.obsm.get(name) for name in (f"{key}_details", UMAP)}
+    return _annotated("cells", path, key, adata.obs, obsm, adata.uns.get(key), cells=adata)
+
+
+def _annotated(
+    name: str, path: Path, key: str, obs: Any, obsm: dict[str, Any], facts: Any, cells: AnnData | None = None
+) -> Annotated:
+    """Return the annotation in the places of an AnnData; refuse one that `predict` would not write.
+
+    `obsm` has the details of the annotation and a UMAP, or None for those that are missing.
+    """
+    columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
+    required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
+    missing = [f"obs column '{column}'" for column in required if column not in columns]
+    if missing or facts is None:
+        missing.append(f"uns['{key}']")
+        others = [column.removesuffix("_call") for column in columns if column.endswith("_call")]
+        remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
+        if cells is not None:
+            remedy = "call scperformer.annotate first"
+        if other := next((other for other in others if f"{other}_confidence" in columns), None):
+            remedy = f"add key_added={other}, the key of the annotation in this file"
+        raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
+    obs = with_details(obs, obsm[f"{key}_details"], key)
+    require_facts(facts, obs, key, path)
+    umap = obsm[UMAP]
+    if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
+        umap = None
+    xy = None if umap is None else np.asarray(umap, np.float32)
+    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, facts=facts, cells=cells)
 
 
 def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
@@ -159,14 +166,6 @@ def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
     if f"{key}_call" in obs:
         obs = obs.assign(**{f"{key}_unknown": as_text(obs[f"{key}_call"]) == NO_CALL})
     return obs
-
-
-def _coordinates(stored: Any) -> npt.NDArray[np.float32] | None:
-    """Return stored coordinates of a map as float32, N x 2; None if they are not finite numbers of this shape."""
-    if stored is None or getattr(stored, "ndim", 0) != 2 or stored.shape[1] != 2:
-        return None
-    xy = np.asarray(stored, dtype=np.float32)
-    return xy if np.isfinite(xy).all() else None
 
 
 def find_model(facts: dict[str, Any]) -> Path | None:
@@ -195,24 +194,11 @@ def _read(path: Path, name: str, key: str) -> Annotated:
     require_h5ad(path)
     with reading(path), open_hdf5(path) as file:
         obs = read_elem(file["obs"])
-        facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
-        details = read_elem(file[f"obsm/{key}_details"]) if f"obsm/{key}_details" in file else None
-        umap = read_elem(file[f"obsm/{UMAP}"]) if f"obsm/{UMAP}" in file else None
-    columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
-    required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
-    missing = [f"obs column '{column}'" for column in required if column not in columns]
-    if missing or facts is None:
-        missing.append(f"uns['{key}']")
-        suffix = "_call"
-        keys = [column.removesuffix(suffix) for column in columns if column.endswith(suffix)]
-        other_key = next((other for other in keys if f"{other}_confidence" in columns), None)
-        remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
-        if other_key is not None:
-            remedy = f"add key_added={other_key}, the key of the annotation in this file"
-        raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
-    obs = with_details(obs, details, key)
-    require_facts(facts, obs, key, path)
-    return Annotated(name=name, path=path, key=key, obs=obs, umap=_coordinates(umap), facts=facts)
+        facts, details, umap = (
+            read_elem(file[place]) if place in file else None
+            for place in (f"uns/{key}", f"obsm/{key}_details", f"obsm/{UMAP}")
+        )
+    return _annotated(name, path, key, obs, {f"{key}_details": details, UMAP: umap}, facts)
 
 
 def _reason_of(path: Path, error: InputError) -> str:

@@ -110,7 +110,6 @@ def test_a_model_of_the_same_name_is_kept(model, library, command):
     ("words", "said"),
     [
         (("delete",), "action=delete; expected one of list, show, import"),
-        (("action=list",), "action=list; expected list, show or import, as the first word"),
         (("import",), "0 words after 'models import'; expected a model folder, archive or file"),
         (("list", "x"), "1 words after 'models list'; expected none"),
         (("import", "nothing"), "no file or folder nothing"),

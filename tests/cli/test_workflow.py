@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.cli.steps import STEPS
-from scperformer.cli.words import to_overrides
-from scperformer.cli.workflow import WorkflowConfig, snakemake_words, workflow_folder
-from scperformer.cli.workflow import run as run_workflow
+from scperformer.cli.words import sort_words
+from scperformer.cli.workflow import snakemake_words, workflow_folder
 
 ROOT = Path(__file__).parents[2]
 
 
 def words_of(*words: str) -> list[str]:
-    found = snakemake_words(make_config("workflow", to_overrides(list(words), "workflow")))
+    found = snakemake_words(make_config("workflow", sort_words(list(words), "workflow")[0]))
     snakefile = found.index("--snakefile")
     assert found[snakefile + 1] == str(workflow_folder() / "Snakefile")
     return found[:snakefile] + found[snakefile + 2 :]
@@ -38,10 +36,6 @@ def test_cores_are_given_unless_the_user_does():
     for word in ("--cores=4", "--profile", "-j"):
         assert "--cores" not in words_of("samples.tsv", "--", word)
     assert "--cores" in words_of("samples.tsv", "--", "--jobscript", "job.sh")
-
-
-def test_the_file_of_options_is_read_by_snakemake():
-    assert words_of("--config", "my file.yaml", "--", "-j2") == ["-j2", "--configfile", "my file.yaml"]
 
 
 def test_help_after_two_dashes_is_for_snakemake(command, monkeypatch):
@@ -63,12 +57,6 @@ def test_without_samples_and_example_data_a_sheet_is_asked_for(command, monkeypa
     ran = command("workflow")
     assert ran.code == 2
     assert "no sample sheet; expected one with the columns sample and path" in ran.err
-
-
-def test_without_snakemake_it_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr("scperformer.cli.workflow.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"no snakemake; expected .*: pip install snakemake"):
-        run_workflow(WorkflowConfig(sample_sheet="samples.tsv"))
 
 
 # Modules that the command line, Snakemake or Python's own runpy import.

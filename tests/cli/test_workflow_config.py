@@ -4,8 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import anndata as ad
-import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
@@ -99,7 +97,7 @@ REFUSED = {
     "out of range": (overrides(predict={"alpha": 2}), r"overrides: predict: alpha=2.*; expected a number between"),
     "options of an option": (
         overrides(train={"trainer": {"max_epochs": 3}}),
-        r"overrides: train; expected options by their names, such as \{trainer.max_epochs: 30\}",
+        r"overrides: train: options inside of the option trainer; expected the full name of each option",
     ),
     "no number of GPUs": ({"gpu": "yes"}, r"gpu=yes; expected a whole number"),
     "too many GPUs": ({"gpu": 17}, r"gpu=17; expected a number from 0 to 16"),
@@ -107,7 +105,7 @@ REFUSED = {
     "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
     "braces": ({"output_dir": "a{b}"}, r"output_dir=a\{b\}; expected a folder without braces"),
     "reference alone": ({"reference": "reference.h5ad"}, r"no sample_sheet=; expected a sample sheet"),
-    "samples alone": ({"sample_sheet": "samples.tsv"}, r"sample_sheet= alone; .* add reference=.* or model_path="),
+    "samples alone": ({"sample_sheet": "samples.tsv"}, r"sample_sheet= alone; expected a sample sheet, and what"),
     "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
     "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, r"braces in \{x\}\.h5ad, the labelled file"),
     "braces in the model": (MODEL | {"model_path": "my{m}"}, r"braces in my\{m\}, the model"),
@@ -153,36 +151,6 @@ def test_bad_sheet_is_refused_in_one_line(user, case):
     with pytest.raises(InputError, match=message) as refusal:
         read(REFERENCE)
     assert "\n" not in str(refusal.value)
-
-
-COLUMNS = {
-    "label_key": (
-        {"label_key": "celltype"},
-        r"label_key=celltype, which is no column of reference\.h5ad; expected one of"
-        r" cell_type, donor: did you mean 'cell_type'\? set label_key",
-    ),
-    "split_key": (
-        overrides(train={"data.split": "group", "data.split_key": "patient"}),
-        r"data.split_key=patient, which",
-    ),
-    "label_keys": (overrides(train={"label_keys": ["lineage", "cell_type"]}), r"label_keys=lineage, which is no col"),
-    "clusters": (overrides(predict={"clusters": "leyden"}), r"clusters=leyden, .* of a\.h5ad; .*'leiden'\?"),
-    "truth_key": ({}, r"truth_key=cell_type, which is no column of a\.csv; expected one of type"),
-}
-
-
-@pytest.mark.parametrize("case", COLUMNS)
-def test_columns_that_do_not_exist_are_refused(user, case):
-    obs = {"reference.h5ad": ["cell_type", "donor"]} | {f"{name}.h5ad": ["leiden"] for name in "abc"}
-    for name, columns in obs.items():
-        cells = ad.AnnData(np.zeros((2, 1), np.float32), obs={column: ["a", "b"] for column in columns})
-        cells.write_h5ad(user / name)
-    column = "type" if case == "truth_key" else "cell_type"
-    for name in ("a.csv", "b.csv"):
-        (user / name).write_text(f"cell,{column}\n0,a\n1,b\n")
-    config, message = COLUMNS[case]
-    with pytest.raises(InputError, match=message):
-        read(REFERENCE | config)
 
 
 def test_an_output_dir_with_folders_of_the_users_is_refused(user):

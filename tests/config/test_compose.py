@@ -68,24 +68,10 @@ def test_a_choice_beside_scbert_wins():
     assert make_config("train", [*TRAIN, "model=scbert", "model.dim=64", VECTORS]).model.dim == 64
 
 
-def test_sizes_grow_with_the_presets():
-    names = ("tiny", "base", "scbert")
-    sizes = [make_config("train", [*TRAIN, f"model={name}", VECTORS]).model for name in names]
-    assert [size.dim for size in sizes] == sorted({size.dim for size in sizes})
-    assert [size.depth for size in sizes] == sorted({size.depth for size in sizes})
-
-
 @pytest.mark.parametrize("option", ["colour=red", "+colour=red", "+trainer.max_epoch=5", "trainer.max_epoch=5"])
 def test_unknown_options_are_refused(option):
     with pytest.raises(InputError, match=r"expected .*--help. lists the options"):
         make_config("train", [*TRAIN, option])
-
-
-def test_number_as_a_choice_is_refused():
-    with pytest.raises(
-        InputError, match=r"model=5; expected a preset of .model. .base, performer, pooled, scbert, tiny"
-    ):
-        make_config("train", [*TRAIN, "model=5"])
 
 
 def test_required_options():
@@ -93,17 +79,8 @@ def test_required_options():
         make_config("train", ["inputs=[a.h5ad]"])
 
 
-@pytest.mark.parametrize("override", ["foo.bar=3", "hydra.foo=1", "attention.foo=1", "colour=red"])
-def test_unknown_options_are_refused_in_one_line(override):
-    with pytest.raises(InputError) as refused:
-        make_config("train", [*TRAIN, override])
-    assert "\n" not in str(refused.value)
-
-
 def test_an_unknown_option_of_a_mechanism():
-    with pytest.raises(
-        InputError, match=r"option attention\.num_features; expected an option of the mechanism of attention"
-    ):
+    with pytest.raises(InputError, match=r"option attention\.num_features; .*'scperformer train --cfg job' shows"):
         make_config("train", [*TRAIN, "attention=window", "attention.num_features=3"])
 
 
@@ -126,9 +103,8 @@ def test_quoted_text_survives_the_whole_way(text):
 
 
 @pytest.mark.parametrize("recipe", [path.stem for path in (conf_dir() / "experiment").glob("*.yaml")])
-def test_every_recipe_changes_something_and_is_explained(recipe):
-    is_default = make_config("train", [*TRAIN, f"experiment={recipe}"]) == make_config("train", TRAIN)
-    assert not is_default
+def test_every_experiment_changes_something_and_is_explained(recipe):
+    assert make_config("train", [*TRAIN, f"experiment={recipe}"]) != make_config("train", TRAIN)
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert f"experiment={recipe}" in page.read_text(encoding="utf-8")
 
@@ -163,7 +139,7 @@ def test_options_of_python_are_those_of_the_command_line(options, words):
         ({"seed": np.array([1, 2])}, r"seed=\[1,2\]; expected a whole number"),
         ({"optim.lr": float("inf")}, "optim.lr=inf; expected a number"),
         ({"unlabelled": None}, r"unlabelled=null; expected a list: set unlabelled"),
-        ({"trainer": "gpu", "trainer.dim": 3}, "option trainer.dim=3; expected one of trainer.accelerator"),
+        ({"trainer": "gpu", "trainer.dim": 3}, "option trainer.dim=3; expected an option of 'train'"),
         ({"hydra.run.dir": "x"}, "option hydra.run.dir=x; expected an option of 'train'"),
         ({"_target_": "os.system"}, "option _target_; expected an option"),
     ],
@@ -185,4 +161,4 @@ def test_threads_make_options_at_the_same_time():
         return config_from("train", {"inputs": ["a"], "label_key": "x", "model": "tiny", "seed": seed}).seed
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(make, range(64))) == list(range(64))
+        assert list(pool.map(make, range(16))) == list(range(16))

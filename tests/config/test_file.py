@@ -1,89 +1,12 @@
-"""Options from a YAML file in the format of the workflow."""
+"""Options from YAML files: of a workflow, and presets of users. They set options, and nothing else."""
 
 import json
-import logging
 
 import pytest
 
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
-from scperformer.cli.words import to_overrides
-
-CONFIG = """
-reference: my reference.h5ad
-sample_sheet: samples.tsv
-label_key: cell type
-model_path: my_model
-overrides:
-  train: {seed: 3, trainer.max_epochs: 4, tissue: "blood, of = me", label_tree: null}
-  predict: [min_confidence=0.1, "deny_labels=[DC,Platelet]"]
-"""
-
-
-@pytest.fixture
-def file(tmp_path) -> str:
-    (tmp_path / "my.yaml").write_text(CONFIG)
-    return str(tmp_path / "my.yaml")
-
-
-def test_options_of_the_step_are_read_and_named(file, caplog):
-    with caplog.at_level(logging.INFO, "scperformer"):
-        cfg = make_config("train", to_overrides(["--config", file], "train"))
-    assert (cfg.inputs, cfg.label_key, cfg.seed) == (["my reference.h5ad"], "cell type", 3)
-    assert (cfg.trainer.max_epochs, cfg.tissue) == (4, "blood, of = me")
-    assert f"{file}: my reference.h5ad label_key='cell type' seed=3" in caplog.text
-    cfg = make_config("predict", to_overrides(["a.h5ad", "--config", file], "predict"))
-    assert (cfg.inputs, cfg.model_path, cfg.min_confidence, cfg.deny_labels) == (
-        ["a.h5ad"],
-        "my_model",
-        0.1,
-        ["DC", "Platelet"],
-    )
-
-
-def test_the_command_line_goes_before_the_file(file):
-    words = ["other.h5ad", "--config", file, "seed=1", "label_key=type"]
-    cfg = make_config("train", to_overrides(words, "train"))
-    assert (cfg.inputs, cfg.label_key, cfg.seed, cfg.trainer.max_epochs) == (["other.h5ad"], "type", 1, 4)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("overides: {}", "'overides'; expected one of sample_sheet, .*: did you mean 'overrides'"),
-        ("overrides: {predct: {}}", "overrides: 'predct'; .*: did you mean 'predict'"),
-        ("overrides: {predict: {trainer: {seed: 1}}}", "overrides: predict; expected options by their names"),
-        ("overrides: {predict: [alpha]}", "overrides: predict; expected options by their names"),
-        ("- alpha", "no mapping of names to values"),
-        ("a: [", "cannot be read"),
-        ("!!python/object/apply:os.system [ls]", "cannot be read"),
-        (None, "cannot be read"),
-        ("overrides: {predict: {alpha: 1, alpha: 2}}", "'alpha' twice"),
-        ("a: &a [1]\noverrides: *a", r"cannot be read \(an alias, \*a"),
-        ("a: &a [x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]", "an alias"),
-        ("overrides: {predict: {alpha: !!binary aGk=}}", "cannot be read .could not determine a constructor"),
-        ("overrides: {predict: {alpha: !!set {a, b}}}", "cannot be read .could not determine a constructor"),
-        ("overrides: {predict: {deny_labels: [[a]]}}", "deny_labels, a value of type list; expected a text, a number"),
-        ("overrides: " + 30 * "[", "more than 20 lists or mappings in each other"),
-        ("overrides: " + 30 * "{a: ", "more than 20 lists or mappings in each other"),
-        ("#" + (2**20) * "x", "more than 1,048,576 bytes"),
-        ("\xff\xfe", "cannot be read"),
-    ],
-)
-def test_wrong_files_are_refused(tmp_path, content, message):
-    path = tmp_path / "my.yaml"
-    if content is not None:
-        path.write_text(content, encoding="latin-1")
-    with pytest.raises(InputError, match=message):
-        to_overrides(["--config", str(path)], "predict")
-
-
-def test_the_value_of_the_flag_is_needed():
-    with pytest.raises(InputError, match="--config without a value"):
-        to_overrides(["--config"], "predict")
-
-
-# A file from elsewhere sets options of the step, and nothing else.
+from scperformer.cli.workflow_config import workflow_options
 
 HOSTILE = {
     "callback": ["+hydra.callbacks.x._target_=pandas.read_pickle", "+hydra.callbacks.x.filepath_or_buffer=e.pkl"],
@@ -116,31 +39,40 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-@pytest.mark.parametrize("flags", [(), ("-m", "seed=1,2"), ("--config-dir", "."), ("--cfg", "hydra")], ids=" ".join)
-def test_a_hostile_file_is_refused_and_nothing_runs(case, flags, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
+def test_a_hostile_file_is_refused_and_nothing_runs(case, tmp_path, command):
     (tmp_path / "evil.py").write_text("open('marked', 'w')")
     (tmp_path / "e.pkl").write_bytes(b"cbuiltins\nopen\n(S'marked'\nS'w'\ntR.")
     (tmp_path / "my.yaml").write_text(json.dumps({"overrides": {"train": HOSTILE[case]}}))
-    ran = command("train", "a.h5ad", "label_key=x", "--config", "my.yaml", *flags)
+    ran = command("workflow", "--config", "my.yaml")
     assert ran.code == 2
-    lines = [line for line in ran.err.splitlines() if not line.startswith("scperformer train")]
-    assert len(lines) == 1, ran.err
-    assert lines[0].startswith("error: my.yaml: overrides: train")
+    assert ran.err.splitlines()[-1].startswith("error: my.yaml: overrides: train")
+    assert len(ran.err.splitlines()) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.pkl", "evil.py", "my.yaml"]
 
 
-def test_a_date_is_a_text(tmp_path):
-    (tmp_path / "my.yaml").write_text("overrides: {train: {tissue: 2026-11-26}}")
-    words = to_overrides(["a.h5ad", "label_key=x", "--config", str(tmp_path / "my.yaml")], "train")
-    assert make_config("train", words).tissue == "2026-11-26"
+@pytest.mark.parametrize(
+    "content", ["a: [", "!!python/object/apply:os.system [ls]", "a: &a [1]\nb: *a", "\xff\xfe", None]
+)
+def test_files_that_are_no_plain_yaml_are_refused(content, tmp_path, command):
+    if content is not None:
+        (tmp_path / "my.yaml").write_text(content, encoding="latin-1")
+    ran = command("workflow", "--config", "my.yaml")
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1].startswith("error: my.yaml cannot be read (")
 
 
-@pytest.mark.parametrize("words", ["['tissue=${oc.env:HOME}']", "{tissue: '${oc.env:HOME}'}"])
-def test_nothing_is_put_in_place_of_a_text_of_a_file(words, tmp_path):
-    (tmp_path / "my.yaml").write_text(f"overrides: {{train: {words}}}")
-    words = to_overrides(["a.h5ad", "label_key=x", "--config", str(tmp_path / "my.yaml")], "train")
-    assert make_config("train", words).tissue == "${oc.env:HOME}"
+@pytest.mark.parametrize("options", [["tissue=${oc.env:HOME}"], {"tissue": "${oc.env:HOME}"}], ids=["words", "mapping"])
+def test_nothing_is_put_in_place_of_a_text_of_a_file(options):
+    _, words = workflow_options({"overrides": {"train": options}})
+    assert make_config("train", ["inputs=[a]", "label_key=x", *words["train"]]).tissue == "${oc.env:HOME}"
+
+
+def test_presets_that_choose_each_other_are_refused(tmp_path):
+    for group, other in (("head", "tokens"), ("tokens", "head")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_text(f"defaults: [{{override /{other}: mine}}]")
+    with pytest.raises(InputError, match="the preset tokens=mine, which chooses head=mine; expected presets of groups"):
+        make_config("train", ["inputs=[a]", "label_key=x", "head=mine"], tmp_path)
 
 
 PRESETS = {
@@ -163,7 +95,7 @@ PRESETS = {
 
 
 @pytest.mark.parametrize("case", PRESETS)
-@pytest.mark.parametrize("flags", [(), ("-m", "seed=1,2"), ("--cfg", "job"), ("--cfg", "hydra")], ids=" ".join)
+@pytest.mark.parametrize("flags", [(), ("-m", "seed=1,2")], ids=" ".join)
 def test_a_hostile_preset_is_refused_and_nothing_runs(case, flags, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "experiment").mkdir(parents=True)

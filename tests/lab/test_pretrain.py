@@ -17,7 +17,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.cli.compose import make_config
 from scperformer.cli.pretrain import run as run_pretrain
-from scperformer.cli.words import to_overrides
+from scperformer.cli.words import sort_words
 from scperformer.model.content import INFO
 from scperformer.model.folder import CARD, read_model
 from scperformer.training import run_folder
@@ -89,7 +89,7 @@ def test_the_folder_says_everything(corpus, tmp_path):
     assert made["command"] in card
     program, step, *words = shlex.split(made["command"])
     assert (program, step, words[:2]) == ("scperformer", "pretrain", ["part0.h5ad", "part1.h5ad"])
-    again = make_config("pretrain", to_overrides(words, "pretrain"))
+    again = make_config("pretrain", sort_words(words, "pretrain")[0])
     assert (again.tokens.name, again.trainer.max_epochs) == ("bins", 1)
     assert sorted(path.name for path in (tmp_path / "enc.run").iterdir()) == sorted(
         [".scperformer.json", "config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]

@@ -35,7 +35,7 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.overrides import quoted
 from scperformer.cli.train import TrainConfig
 from scperformer.cli.train import run as run_train
-from scperformer.cli.words import to_overrides
+from scperformer.cli.words import sort_words
 from scperformer.model.content import INFO
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.reference_cells import ReferenceCells
@@ -196,7 +196,7 @@ def test_the_command_on_record_can_be_run(counts_adata, write, tmp_path):
     program, step, *words = shlex.split(saved.provenance["command"])
     assert (program, step) == ("scperformer", "train")
     assert words[0] == "my reference.h5ad"
-    again = make_config("train", to_overrides(words, "train"))
+    again = make_config("train", sort_words(words, "train")[0])
     assert again.label_key == key
     assert again.head.hidden == [8, 4]
     assert again.trainer.max_epochs == 1
