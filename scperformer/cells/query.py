@@ -138,7 +138,6 @@ def require_fit(
         path,
         file_genes=[str(name).strip() for name in var.index],
         model_genes=model.genes,
-        var=var,
         can_adapt=(model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies))
         and cfg.adapts,
         own_totals=plan.own_totals,

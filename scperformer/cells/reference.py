@@ -19,8 +19,6 @@ from scperformer.cells.reference_labels import (
     LabelSelection,
     Terms,
     deepest_labels,
-    log_coarser,
-    log_left_out,
     read_batches,
     read_terms,
     treat_rare_labels,
@@ -74,7 +72,7 @@ class Reference:
     @property
     def notes(self) -> list[str]:
         """Sentences about the labels and the split, for users."""
-        return [f"{note}." for note in (self.rare.note, self.rare.few_note) if note] + self.split.notes
+        return [f"{self.rare.note}."] * bool(self.rare.note) + self.split.notes
 
 
 def _label(
@@ -85,16 +83,15 @@ def _label(
     `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
     Returns the rows with a label to train on, and a reference without their expression.
     """
-    log_coarser(obs, labels, cfg.label_key)
     rare = treat_rare_labels(labels, cfg.data, path)
-    if few := rare.few_note:
-        log.warning("%s", few)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"
         raise InputError(found, "two or more labels", "choose another label_key or add cells")
     if not usable.all():
-        log_left_out(label_texts(obs[cfg.label_key]), labels, rare)
+        no_labels = label_texts(obs[cfg.label_key])[labels.isna()].value_counts().to_dict()
+        means_none = f" (no label: {named(no_labels)}; to keep one as a type, rename it)" if no_labels else ""
+        log.warning("%d cells without a label to train on are left out%s", (~usable).sum(), means_none)
     obs = obs[usable]
     texts = rare.labels[usable].to_numpy(str)
     names = sorted(set(texts.tolist()))

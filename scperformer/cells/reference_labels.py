@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_SHOWN_CHARACTERS = 80  # length of an invalid label in a message
-FEW_CELLS = 25  # with fewer, a label is recognised less well (docs/limits.md)
 MAX_OUTLINE = 240  # characters of a label tree in the log
 MERGED_LABEL = "other"  # of rare labels with `data.rare_labels=merge`
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
@@ -77,29 +76,6 @@ def deepest_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path) -
     return labels
 
 
-def log_coarser(obs: pd.DataFrame, labels: pd.Series, label_key: str) -> None:
-    """Log the cells that have no label in the column of the finest level, but keep one of a coarser level."""
-    is_coarser = labels.notna() & without_no_labels(label_texts(obs[label_key])).isna()
-    if is_coarser.any():
-        text = "%d cells have no label in obs['%s'] and keep the label of a coarser level: %s"
-        log.info(text, is_coarser.sum(), label_key, named(labels[is_coarser].value_counts().to_dict()))
-
-
-def log_left_out(texts: pd.Series, labels: pd.Series, rare: "LabelSelection") -> None:
-    """Log the cells that are left out: without a label, with a text that means no label, and of rare labels.
-
-    `texts` is the column of labels; in `labels`, texts that mean no label are NaN.
-    """
-    no_labels = texts[labels.isna()].value_counts().to_dict()
-    numbers = {
-        "without a label": int((labels.isna() & texts.isna()).sum()),
-        "of rare labels": int((labels.notna() & rare.labels.isna()).sum()),
-        f"whose label means none: {named(no_labels)}; to keep one as a type, rename it": sum(no_labels.values()),
-    }
-    shown = ", ".join(f"{num} {what}" for what, num in numbers.items() if num)
-    log.warning("%d cells are left out: %s", sum(numbers.values()), shown)
-
-
 def rare_labels(labels: pd.Series, min_cells: int) -> dict[str, int]:
     """Return the labels with fewer than `min_cells` cells and their numbers of cells, sorted by name."""
     counts = labels.value_counts()
@@ -121,13 +97,6 @@ class LabelSelection:
     done: dict[str, Any] = field(default_factory=dict)
     note: str = ""  # the record as a sentence; "": no label is rare
 
-    @property
-    def few_note(self) -> str:
-        """A sentence, without its full stop, about further labels with fewer than 25 cells; "" if there are none."""
-        few = rare_labels(self.labels, FEW_CELLS)
-        few = {label: num for label, num in few.items() if label not in self.done.get("labels", {})}
-        return f"{rare_note(few, FEW_CELLS)}; with more cells, they would be predicted better" if few else ""
-
 
 def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
     """Treat labels with fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
@@ -148,10 +117,6 @@ def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> 
     num_rare = sum(rare.values())
     done: dict[str, Any] = {"policy": policy, "min_cells": least, "labels": rare}
     note = rare_note(rare, least)
-    if policy == "error":
-        found = f"{len(rare)} of {labels.nunique()} labels of {path} have fewer than {least} cells: {named(rare)}"
-        remedy = "set data.rare_labels=keep, merge or drop"
-        raise InputError(found, f"at least {least} cells of each label", remedy)
     if policy == "merge":
         labels = labels.where(~is_rare, MERGED_LABEL)
         done["into"] = MERGED_LABEL
@@ -161,7 +126,7 @@ def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> 
         note += f"; their {num_rare} cells are left out"
     else:
         note += "; kept, but the model will hardly recognise them"
-    log.warning("%s%s", note, " (data.rare_labels=merge, drop or error changes this)" if policy == "keep" else "")
+    log.warning("%s%s", note, " (data.rare_labels=merge or drop changes this)" if policy == "keep" else "")
     return LabelSelection(labels, done, note)
 
 

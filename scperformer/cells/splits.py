@@ -21,7 +21,6 @@ VAL = "val"
 TEST = "test"
 SIDES = (TRAIN, VAL, TEST)
 NUM_ORDERS_TRIED = 20  # random orders of groups; the split with a share nearest to the requested share is taken
-FAR_FACTOR = 2.0  # a share that differs from the requested share by this factor causes a warning
 # Cells that are loaded although the others stay on disk. More cells would hardly change the results.
 MAX_FIT_CELLS = 20_000  # for linear fits and statistics
 MAX_VAL_CELLS = 10_000  # for validation
@@ -141,13 +140,10 @@ def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray
         advice = f"leave such labels out with data.rare_labels=drop and data.min_cells_per_label, or {remedy}"
         raise InputError(f"{found} '{label_names[only]}'", "a group that is not the only one of any label", advice)
     is_val = np.isin(groups, chosen)
-    share = is_val.mean()
     held_out = [str(names[group]) for group in chosen]
     note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {_quoted(held_out)}"
-    note += f" ({share:.1%} of the cells)"
-    is_far = max(share / data.val_fraction, data.val_fraction / share) > FAR_FACTOR
-    requested = f", not {data.val_fraction:.1%}" if is_far else ""
-    log.log(logging.WARNING if is_far else logging.INFO, "%s%s", note, requested)
+    note += f" ({is_val.mean():.1%} of the cells)"
+    log.info("%s", note)
     done = {"val_groups": held_out, "num_groups": len(names)}
     return Split(np.flatnonzero(~is_val), np.flatnonzero(is_val), done, [f"{note}."])
 

@@ -37,8 +37,8 @@ SOURCE: Rule = (
     "auto, X, raw or layers/NAME",
 )
 ONTOLOGY: Rule = (
-    lambda source: source in ("packaged", "none") or source.endswith((".obo", ".csv", ".tsv")),
-    "packaged, none, or a file in .obo, .csv or .tsv",
+    lambda source: source in ("packaged", "none") or source.endswith(".obo"),
+    "packaged, none, or a file in .obo",
 )
 
 

@@ -40,7 +40,7 @@ class DataConfig(Options):
     # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names;
     split: str = choice("stratified", "group", "column")  # see docs/training.md#which-cells-validate
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
-    rare_labels: str = choice("keep", "merge", "drop", "error")  # labels of fewer than `data.min_cells_per_label` cells
+    rare_labels: str = choice("keep", "merge", "drop")  # labels of fewer than `data.min_cells_per_label` cells
     min_cells_per_label: int = option(2, ONE_OR_MORE)  # a label with fewer cells is rare
     # true: load all cells; false: leave them on disk; auto: by size; see docs/training.md#more-cells-than-memory
     in_memory: Any = AUTO
@@ -241,7 +241,7 @@ class ReferenceOptions(DataOptions):
     label_keys: list[str] = field(default_factory=list)
     # a CSV or TSV file with a child and its parent in each row; see docs/labels.md#levels
     label_tree: str | None = None
-    # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
+    # source of Cell Ontology ids: packaged (a table of ours), none, or a CL file (.obo)
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     # obs column with the batch, donor or study of each cell; whole batches are held out to estimate accuracy

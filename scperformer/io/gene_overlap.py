@@ -82,15 +82,13 @@ def require_overlap(
     *,
     file_genes: Sequence[str],
     model_genes: Sequence[str],
-    var: pd.DataFrame | None = None,
     can_adapt: bool = False,
     own_totals: bool = False,
 ) -> None:
     """Refuse a file with less than `min_overlap` of the model's informative expression, or with fewer than 50 genes.
 
     Fewer genes are enough for a model of a panel (`own_totals`) and with a `min_overlap` of 0. If the model will be
-    fitted to the genes of the file (`can_adapt`), 50 of its genes are enough if they are half of the file's. The file's
-    gene table, `var`, may have a column with the names that the model uses, which the message then suggests.
+    fitted to the genes of the file (`can_adapt`), 50 of its genes are enough if they are half of the file's.
     """
     min_genes = 1 if own_totals or min_overlap == 0 or overlap.num_model < MIN_PANEL else MIN_PANEL
     if overlap.num_shared >= min_genes and overlap.informative_share >= min_overlap:
@@ -110,15 +108,9 @@ def require_overlap(
         enough = 0
     fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
     file_kind, model_kind = (id_kind(genes) for genes in (file_genes, model_genes))
-    names_of_model = {str(gene) for gene in model_genes}
-    columns = {} if var is None else var
-    num_named = {str(name): len(names_of_model & set(values.astype(str))) for name, values in columns.items()}
-    column = max(num_named, key=lambda name: num_named[name], default="")
     share_genes, share_cells = axis_shares(file_genes)
     if share_cells >= AXIS_SHARE > share_genes:
         remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
-    elif num_named.get(column, 0) > overlap.num_shared:
-        remedy = f'take the names in var["{column}"] as var_names ({KIND_NAMES[model_kind]}, as in the model)'
     elif file_kind.partition("_")[0] != model_kind.partition("_")[0]:
         remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
     else:

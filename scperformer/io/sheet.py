@@ -1,6 +1,5 @@
 """The sample sheet of the workflow and of `predict`: a row for each sample, with its path and columns about it."""
 
-import codecs
 import csv
 import io
 import logging
@@ -20,14 +19,20 @@ OWN_COLUMNS = ("sample", "path", "truth", "truth_key")
 def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons.
 
-    The text is in UTF-8, or as Excel writes it: in UTF-16 as Unicode text, else in the encoding of Windows.
-    A file that is missing or no text, a column without a name of its own, and a row of too many fields are refused.
+    The text is in UTF-8, or else in the encoding of Windows. A file that is missing or no text, a column without a name
+    of its own, and a row of too many fields are refused.
     """
     path = Path(sheet)
     if not path.is_file():
         remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
         raise InputError(f"no sample sheet {sheet}", "a table with the columns sample and path", remedy)
-    text = _text_of(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        text = path.read_text(encoding="cp1252", errors="replace")
+        log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
+    if "\0" in text:  # as in UTF-16
+        raise InputError(f"{sheet} with null characters", "text in UTF-8", "save it as CSV UTF-8")
     delimiter = "\t"
     if path.name.lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
         header = text.partition("\n")[0]
@@ -40,7 +45,13 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
         raise InputError(f"{sheet} is no table ({error})", "a row for each sample", "save it again as CSV") from error
     table = [[field.strip() for field in line] for line in lines]
     names = table[0] if table else []
-    _require_own_names(names, sheet)
+    for place, name in enumerate(names):
+        if name and name in names[:place]:
+            raise InputError(f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them")
+        if name in NO_COLUMNS:
+            raise InputError(f"column '{name}' in {sheet}", "a name that a column of obs can have", "rename it")
+        if name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
+            raise InputError(f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it")
     rows = []
     for number, row in enumerate(table[1:], start=2):
         if extra := next(filter(None, row[len(names) :]), ""):
@@ -52,37 +63,6 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
         if filled:
             rows.append(filled)
     return rows
-
-
-def _require_own_names(names: list[str], sheet: str | Path) -> None:
-    """Refuse two columns of one name, and a column whose name is one of `OWN_COLUMNS` but for its capitals."""
-    for place, name in enumerate(names):
-        if name and name in names[:place]:
-            raise InputError(f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them")
-        if name in NO_COLUMNS:
-            raise InputError(f"column '{name}' in {sheet}", "a name that a column of obs can have", "rename it")
-        if name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
-            raise InputError(f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it")
-
-
-def _text_of(sheet: Path) -> str:
-    content = sheet.read_bytes()
-    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    try:
-        try:
-            text = content.decode(encoding)
-        except UnicodeDecodeError:
-            if encoding == "utf-16":
-                raise
-            text = content.decode("cp1252")
-            log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
-    except UnicodeDecodeError as error:
-        found = f"{sheet} in an unknown encoding ({error.reason})"
-        raise InputError(found, "text in UTF-8", "save it as CSV UTF-8") from None
-    if "\0" in text:
-        expected = "text in UTF-8, or in UTF-16 with its mark"
-        raise InputError(f"{sheet} with null characters", expected, "save it as CSV UTF-8")
-    return text
 
 
 def path_in_sheet(sheet: str | Path, path: str) -> str:

@@ -16,15 +16,14 @@ from scperformer.io.safety import reading, require_valid_indices
 
 GENE_EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
-# Attributes of a loom file that may hold the names, the best first.
+# Attributes of a loom file that may hold the names, the best first, in lower case.
 GENE_NAMES = (
-    *("Gene", "gene", "gene_name", "gene_names", "GeneName", "gene_symbol", "gene_symbols", "Symbol", "symbol"),
-    *("var_names", "feature_name", "Name", "Accession", "gene_id", "gene_ids", "GeneID", "ensembl_id"),
-    *("index", "_index"),
+    *("gene", "gene_name", "gene_names", "genename", "gene_symbol", "gene_symbols", "symbol", "var_names"),
+    *("feature_name", "name", "accession", "gene_id", "gene_ids", "geneid", "ensembl_id", "index", "_index"),
 )
 CELL_NAMES = (
-    *("CellID", "CellIDs", "cell_id", "cellID", "obs_names", "cell_names", "cell_name", "Cell", "cell"),
-    *("barcode", "barcodes", "Barcode", "index", "_index"),
+    *("cellid", "cellids", "cell_id", "obs_names", "cell_names", "cell_name", "cell", "barcode", "barcodes"),
+    *("index", "_index"),
 )
 LOOM_VALUES_AT_ONCE = 8 * 2**20  # values that are dense in memory
 
@@ -39,40 +38,33 @@ def strings(dataset: h5py.Dataset) -> list[str]:
     return [value.decode() if isinstance(value, bytes) else str(value) for value in np.ravel(dataset[()]).tolist()]
 
 
-def _read_group(group: h5py.Group, name: str, path: Path) -> AnnData:
-    num_genes, num_cells = (int(size) for size in group["shape"][:])
-    # The compressed columns of genes x cells are the compressed rows of cells x genes.
-    x = sparse.csr_matrix((group["data"][:], group["indices"][:], group["indptr"][:]), shape=(num_cells, num_genes))
-    require_valid_indices(x, name, path)
-    if "features" in group:
-        features = group["features"]
-        keys = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
-        columns = {column: strings(features[key]) for column, key in keys.items() if key in features}
-        symbols = strings(features["name"])
-    else:
-        columns = {"gene_ids": strings(group["genes"]), "genome": [name] * num_genes}
-        symbols = strings(group["gene_names"])
-    var = pd.DataFrame(columns, index=pd.Index(symbols, dtype=object))
-    return AnnData(x, obs=pd.DataFrame(index=pd.Index(strings(group["barcodes"]), dtype=object)), var=var)
-
-
 def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
     """Read the gene expression of a 10x HDF5 file; also return notes for the log.
 
-    Cell Ranger 2 writes a group for each genome, later versions write one group.
+    Cell Ranger 2 names the group by the genome; a file with several genomes is refused.
     """
     with reading(path, "a complete 10x file"), open_hdf5(path) as file:
-        parts = {name: _read_group(file[name], name, path) for name in matrix_groups(file)}
-    adata, *others = parts.values()
-    if not others:
-        return expression_only(adata, [], path)
-    if any(not part.obs_names.equals(adata.obs_names) for part in others):
-        sizes = ", ".join(f"{name}: {part.n_obs}" for name, part in parts.items())
-        remedy = "read one genome with scanpy.read_10x_h5(path, genome=...) and save it with write_h5ad"
-        raise InputError(f"{path} with different cells for each genome ({sizes})", "the same cells", remedy)
-    x = sparse.hstack([part.X for part in parts.values()], format="csr")
-    joined = AnnData(x, obs=adata.obs, var=pd.concat([part.var for part in parts.values()]))
-    return expression_only(joined, [f"{len(parts)} genomes ({', '.join(parts)})"], path)
+        name, *others = matrix_groups(file)
+        if others:
+            remedy = "read one genome with scanpy.read_10x_h5(path, genome=...) and save it with write_h5ad"
+            raise InputError(f"{path} with several genomes ({name}, {', '.join(others)})", "one genome", remedy)
+        group = file[name]
+        num_genes, num_cells = (int(size) for size in group["shape"][:])
+        # The compressed columns of genes x cells are the compressed rows of cells x genes.
+        x = sparse.csr_matrix((group["data"][:], group["indices"][:], group["indptr"][:]), shape=(num_cells, num_genes))
+        require_valid_indices(x, name, path)
+        if "features" in group:
+            features = group["features"]
+            keys = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
+            columns = {column: strings(features[key]) for column, key in keys.items() if key in features}
+            symbols = strings(features["name"])
+        else:
+            columns = {"gene_ids": strings(group["genes"]), "genome": [name] * num_genes}
+            symbols = strings(group["gene_names"])
+        obs = pd.DataFrame(index=pd.Index(strings(group["barcodes"]), dtype=object))
+    return expression_only(
+        AnnData(x, obs=obs, var=pd.DataFrame(columns, index=pd.Index(symbols, dtype=object))), [], path
+    )
 
 
 def expression_only(adata: AnnData, notes: list[str], path: Path) -> tuple[AnnData, list[str]]:
@@ -98,17 +90,13 @@ def read_loom(path: Path) -> tuple[AnnData, list[str]]:
         obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
         if gene_name is None:
             found = f"{path} without gene names (row attributes: {', '.join(file['row_attrs']) or 'none'})"
-            expected = f"a row attribute called {', '.join(GENE_NAMES[:3])}, ..."
-            raise InputError(found, expected, "add the gene names as row attribute 'Gene'")
+            raise InputError(found, "a row attribute 'Gene'", "add the gene names as row attribute 'Gene'")
         adata = AnnData(_loom_matrix(file["matrix"]), obs=obs, var=var)
-        left_out = []
         for name, layer in file.get("layers", {}).items():
             if isinstance(layer, h5py.Dataset):
                 adata.layers[name] = _loom_matrix(layer)
-            else:  # the layer had a slash in its name, which anndata cannot write
-                left_out.append(f"layers/{name} is left out, as it is a group")
     named = f"cells named by {cell_name}" if cell_name else "cells are numbered, as they have no names"
-    return adata, [f"genes named by {gene_name}", named, *left_out]
+    return adata, [f"genes named by {gene_name}", named]
 
 
 def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tuple[pd.DataFrame, str | None]:
@@ -117,7 +105,8 @@ def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tupl
     for name, node in group.items():
         if isinstance(node, h5py.Dataset) and node.shape == (size,):
             columns[name] = node[:] if node.dtype.kind in "biuf" else strings(node)
-    chosen = next((name for name in candidates if name in columns), None)
+    by_lower = {name.lower(): name for name in reversed(columns)}
+    chosen = next((by_lower[name] for name in candidates if name in by_lower), None)
     names = range(size) if chosen is None else columns.pop(chosen)
     return pd.DataFrame(columns, index=pd.Index([str(name) for name in names], dtype=object)), chosen
 

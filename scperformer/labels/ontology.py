@@ -1,4 +1,4 @@
-"""Labels and the Cell Ontology (CL): ids of labels, by table or by name, and label trees made from its terms.
+"""Labels and the Cell Ontology (CL): ids of labels by name, and label trees made from its terms.
 
 The terms come from a file in OBO format that the user names, or from a small table in this package (`cell_types.tsv`)
 with common cell types of blood, immune system, pancreas and lung.
@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 from scperformer.base.errors import InputError
-from scperformer.labels.texts import spelled_as
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
 # Values of the option `ontology`; all others are names of files.
@@ -24,7 +23,6 @@ TERM_TABLE = Path(__file__).with_name("cell_types.tsv")
 TABLE_VERSION = "2026-03-26"  # the release of CL from which the table has its names and parents
 # Terms that say nothing about a type: cell, native, eukaryotic, animal, somatic, nucleate and single nucleate cell.
 TOO_GENERAL = {f"CL:{number:07}" for number in (0, 3, 255, 548, 2371, 2242, 226)}
-TERM_ID = re.compile(r"[A-Za-z]+[:_]\d+")  # CL:0000236, or CL_0000236 as in web addresses
 SYNONYM = re.compile(r'"((?:[^"\\]|\\.)*)" EXACT')
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -68,11 +66,10 @@ def spelling(text: str) -> str:
     return re.sub("(?<=..) cell$", "", words)  # but D may be a cluster where "D cell" is a type
 
 
-def _ids_byspelling(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
+def _ids_of(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
     """Return the id of each name and synonym.
 
-    A key with several ids gets the id of the name, else of the packaged table; else it is ambiguous and left
-    out.
+    A key with several ids gets the id of the name, else of the packaged table; else it is left out.
     """
     pairs = {(spelling(text), term) for text, term in synonyms if term in names}
     num_terms = Counter(key for key, _ in pairs)
@@ -91,7 +88,7 @@ def packaged_ontology() -> Ontology:
     names = {row["id"]: row["name"] for row in rows}
     synonyms = [(text, row["id"]) for row in rows for text in row["synonyms"].split("|") if text]
     parents = {row["id"]: [row["parent"]] for row in rows if row["parent"]}
-    return Ontology(TABLE_VERSION, names, parents, _ids_byspelling(names, synonyms, {}))
+    return Ontology(TABLE_VERSION, names, parents, _ids_of(names, synonyms, {}))
 
 
 def read_obo(path: str | Path) -> Ontology:
@@ -129,7 +126,7 @@ def read_obo(path: str | Path) -> Ontology:
             names.pop(term, None)
     if not names:
         raise InputError(f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again")
-    return Ontology(version, names, parents, _ids_byspelling(names, synonyms, packaged_ontology().ids))
+    return Ontology(version, names, parents, _ids_of(names, synonyms, packaged_ontology().ids))
 
 
 def _lines(path: str | Path, expected: str) -> Iterator[str]:
@@ -162,26 +159,6 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
     return [(first.strip(), second.strip()) for first, second in rows]
 
 
-def _read_ids(path: str, labels: Sequence[str]) -> dict[str, str]:
-    """Read the ids of labels from a table, whose first row may be a header."""
-    expected = "a CSV or TSV table with a label and its ontology id in each row"
-    rows = read_pairs(path, expected)
-    if rows and not TERM_ID.fullmatch(rows[0][1]):
-        del rows[0]
-    for label, term in rows:
-        if not TERM_ID.fullmatch(term):
-            raise InputError(f"'{term}' as the id of '{label}' in {path}", "an id such as CL:0000236", "correct it")
-    names = spelled_as(labels, (label for label, _ in rows))
-    ids = {name: term.replace("_", ":") for name, (_, term) in zip(names, rows, strict=True)}
-    if len(ids) < len(rows):
-        twice = next(label for label, num in Counter(names).items() if num > 1)
-        raise InputError(f"label '{twice}' twice in {path}", "one row per label", "remove the others")
-    if not ids.keys() & set(labels):
-        found = f"{path} with none of the labels (e.g. '{next(iter(ids), '')}')"
-        raise InputError(found, f"labels such as '{labels[0]}'", "write the labels as they are in the reference")
-    return ids
-
-
 def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:
     """Return the ontology id of each label (or `unknown`), and the ontology; None for source=none.
 
@@ -190,18 +167,13 @@ def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tupl
     given
         Ids that the labels have already, which stay, or `unknown`.
     source
-        `packaged`, `none`, a CL file (`.obo`), or a table of labels and ids (`.csv`, `.tsv`).
+        `packaged`, `none`, or a CL file (`.obo`).
     """
     if source == NO_ONTOLOGY:
         return list(given), None
-    ontology = read_obo(source) if source.endswith(".obo") else packaged_ontology()
-    if source.endswith((".csv", ".tsv")):
-        table = _read_ids(source, labels)
-        matched = [table.get(label) for label in labels]
-    else:
-        matched = [ontology.term(label) for label in labels]
-    pairs = zip(given, matched, strict=True)
-    return [(term or UNKNOWN_TERM) if own == UNKNOWN_TERM else own for own, term in pairs], ontology
+    ontology = packaged_ontology() if source == PACKAGED_TERMS else read_obo(source)
+    pairs = zip(labels, given, strict=True)
+    return [(ontology.term(label) or own) if own == UNKNOWN_TERM else own for label, own in pairs], ontology
 
 
 def joined_by_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontology) -> LabelTree | None:
@@ -215,7 +187,10 @@ def joined_by_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontol
     node_of: dict[frozenset[int], str] = {}  # nested groups, small ones first
     for group, term in sorted(term_of.items(), key=lambda item: (len(item[0]), item[1])):
         if all(smaller < group or smaller.isdisjoint(group) for smaller in node_of):
-            node_of[group] = _name_of_group(group, term, labels, terms, ontology)
+            same = [labels[place] for place in group if terms[place] == term]
+            name = ontology.names[term]
+            is_other_label = name in labels and terms[labels.index(name)] != term
+            node_of[group] = same[0] if len(same) == 1 else f"{name} ({term})" if is_other_label else name
     single_labels = ((frozenset([place]), label) for place, label in enumerate(labels))
     parents: dict[str, str] = {}
     for group, node in (*single_labels, *node_of.items()):
@@ -237,15 +212,3 @@ def _most_specific_terms(labels: Sequence[str], terms: Sequence[str], ontology: 
         if 1 < len(joined[term]) < len(labels) and term in ontology.names:
             term_of[frozenset(joined[term])] = term
     return term_of
-
-
-def _name_of_group(
-    group: frozenset[int], term: str, labels: Sequence[str], terms: Sequence[str], ontology: Ontology
-) -> str:
-    """Return the only label of a group with the id of its term, else the name of the term, unlike any other label."""
-    same = [labels[place] for place in group if terms[place] == term]
-    if len(same) == 1:
-        return same[0]
-    name = ontology.names[term]
-    is_other_label = name in labels and terms[labels.index(name)] != term
-    return f"{name} ({term})" if is_other_label else name

@@ -22,19 +22,12 @@ def settled(policy, min_cells=3, labels=LABELS):
     return treat_rare_labels(labels, DataConfig(rare_labels=policy, min_cells_per_label=min_cells), "r.h5ad")
 
 
-def test_rare_labels_are_named_when_refused():
-    text = r"2 of 3 labels of r.h5ad have fewer than 3 cells: 'b' \(1\), 'c' \(2\).*keep, merge or drop"
-    with pytest.raises(InputError, match=text):
-        settled("error")
-    settled("error", min_cells=1)
-
-
 def test_kept_rare_labels_are_unchanged_with_a_warning(caplog):
     result = settled("keep")
     pd.testing.assert_series_equal(result.labels, LABELS)
     assert result.done == {"policy": "keep", "min_cells": 3, "labels": {"b": 1, "c": 2}}
     assert "2 labels have fewer than 3 cells: 'b' (1), 'c' (2); kept" in caplog.text
-    assert "data.rare_labels=merge, drop or error changes this" in caplog.text
+    assert "data.rare_labels=merge or drop changes this" in caplog.text
 
 
 def test_dropped_rare_labels_are_missing(caplog):

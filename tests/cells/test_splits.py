@@ -85,7 +85,7 @@ def test_groups_are_whole_and_near_the_share(fraction):
         assert abs(share - fraction) < 1 / 24  # half a group of twelve
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_group_that_alone_has_a_label_stays_in_training(seed):
     labels = OF_GROUP.copy()
     labels[np.flatnonzero(GROUPS == 3)[:2]] = 4  # a label that only group 3 has
@@ -105,15 +105,14 @@ def test_the_only_group_that_can_be_held_out_is_found_however_large():
     assert group_split(groups, labels, 0.1, 0) is None
 
 
-def test_groups_that_cannot_be_split_are_refused(caplog):
+def test_groups_that_cannot_be_split_are_refused():
     options = DataConfig(split="group", split_key="donor")
     with pytest.raises(InputError, match=r"one value \('d'\) in obs\['donor'\].*data\.split=stratified"):
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["d", "d"]), options, seed=0)
     with pytest.raises(InputError, match=r"each of the 2 values .* as 'a' of 'x'; expected .*rare_labels=drop"):
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["a", "b"]), options, seed=0)
-    assert caplog.text == ""
     split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
-    assert "(50.0% of the cells), not 10.0%" in caplog.text
+    assert split.notes[0].endswith("(50.0% of the cells).")
     assert (split.done["num_groups"], len(split.done["val_groups"])) == (2, 1)
 
 

@@ -51,22 +51,6 @@ def test_require_overlap_shows_both_sides(file_genes, model_genes, match):
 
 
 @pytest.mark.parametrize(
-    ("var", "remedy"),
-    [
-        ({"mine": ["SAMD11", "NOC2L"]}, r'take the names in var\["mine"\] as var_names \(gene symbols'),
-        ({"n": [1, 2], "x": pd.Categorical(["X", "NOC2L"])}, r'take the names in var\["x"\]'),
-        ({}, "convert var_names from Ensembl ids to gene symbols"),
-    ],
-    ids=["names", "some names", "no columns"],
-)
-def test_require_overlap_names_the_column_that_helps(var, remedy):
-    ours, models = ["ENSG90000187634", "ENSG90000188976"], ["SAMD11", "NOC2L"]
-    table = pd.DataFrame(var, index=ours)
-    with pytest.raises(InputError, match=remedy):
-        require_overlap(exact(ours, models), 0.1, "q.h5ad", file_genes=ours, model_genes=models, var=table)
-
-
-@pytest.mark.parametrize(
     ("file_genes", "match"),
     [
         (["FBN3", "OR4F5"], r"same species and platform, and take gene names as var_names\.$"),

@@ -1,4 +1,4 @@
-"""Ontology ids of labels, by name, synonym, table and CL file; trees of labels from the terms of the ontology."""
+"""Ontology ids of labels, by name, synonym and CL file; trees of labels from the terms of the ontology."""
 
 import pytest
 
@@ -78,35 +78,24 @@ def obo(tmp_path):
     ("label", "term"),
     [
         ("B cells", "CL:0000236"),
-        ("NK_cell", "CL:0000623"),
         ("CD4 T", "CL:0000624"),
         ("CD8+ T cells", "CL:0000625"),
         ("Naive CD4 T", "CL:0000895"),
         ("CD14+ Mono", "CL:0001054"),
-        ("CD14+ Monocytes", "CL:0001054"),
         ("FCGR3A+ Mono", "CL:0002396"),
         ("DC", "CL:0000451"),
-        ("DCs", "CL:0000451"),
-        ("pDC", "CL:0000784"),
         ("Megakaryocytes", "CL:0000556"),
-        ("platelet", "CL:0000233"),
-        ("naive B", "CL:0000788"),
         ("Plasma cell", "CL:0000786"),
-        ("alpha", "CL:0000171"),
         ("type B pancreatic cell", "CL:0000169"),
-        ("AT2", "CL:0002063"),
-        ("lymphatic endothelial cells", "CL:0002138"),
         ("CD14- Mono", "unknown"),
         ("CD16 negative monocytes", "unknown"),
         ("naive CD4+ T cells", "CL:0000895"),
-        ("CD8-positive T-cells", "CL:0000625"),
         ("T cell, CD8+", "CL:0000625"),
         ("CD8\u207a T cell", "CL:0000625"),  # a superscript
         ("monocyte, classical", "CL:0000860"),
         ("CD56 bright NK", "CL:0000938"),
         ("T/NK cells", "unknown"),
         ("D", "unknown"),  # a cluster, not a D cell
-        ("C", "unknown"),
         ("cluster 3", "unknown"),
     ],
 )
@@ -152,33 +141,15 @@ def test_given_ids_stay_and_packaged_synonyms_complement_a_cl_file(obo):
     assert find_terms(labels, ["CL:1", *["unknown"] * 3], "none") == (["CL:1", *["unknown"] * 3], None)
 
 
-def test_a_table_gives_ids(tmp_path):
-    path = tmp_path / "ids.csv"
-    path.write_text("label,id\nb-like,CL:0000236\n\nodd,CL_0000084\n")
-    terms, ontology = find_terms(["odd", "b-like", "NK"], ["unknown"] * 3, str(path))
-    assert terms == ["CL:0000084", "CL:0000236", "unknown"]
-    assert joined_by_terms(["odd", "b-like", "NK"], terms, ontology).parents == {
-        "odd": "lymphocyte",
-        "b-like": "lymphocyte",
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
-    [
-        ("b,CL:0000236\nb,CL:0000084\n", r"label 'b' twice in .*; expected one row per label"),
-        ("b,CL:0000236\nc,B cell\n", r"'B cell' as the id of 'c' .*; expected an id such as CL:0000236"),
-        ("b,CL:0000236,x\n", r"row 1 of .* with 3 values"),
-        ("b\tCL:0000236\nc\t\n", r"row 2 of .* with 1 values"),
-        ("x,CL:0000236\n", r"none of the labels \(e\.g\. 'x'\); expected labels such as 'b'"),
-        ("", r"none of the labels"),
-    ],
+    [("b,c,x\n", r"row 1 of .* with 3 values"), ("b\tc\nc\t\n", r"row 2 of .* with 1 values")],
 )
 def test_malformed_tables_are_refused(tmp_path, text, match):
     path = tmp_path / "ids.tsv"
     path.write_text(text)
     with pytest.raises(InputError, match=match):
-        find_terms(["b", "c"], ["unknown"] * 2, str(path))
+        read_pairs(path, "a table")
 
 
 def test_unreadable_files_are_refused(tmp_path):

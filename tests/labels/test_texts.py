@@ -47,11 +47,6 @@ doublets/low quality|NA|n/a|#N/A|<NA>|nan|None|null|-|?|--|???|–|."""
 MEAN_A_TYPE = "B|CD8 T|NK|Nerve|other|unknown T cell|none of these|cell|Naive|doublet T-B|1|null cell lymphoma|Ⅳ|+|🧠"
 
 
-@pytest.mark.parametrize("text", MEAN_NONE.replace("\n", "").split("|"))
-def test_texts_that_mean_no_label(text):
-    assert means_no_label(text)
-
-
-@pytest.mark.parametrize("text", MEAN_A_TYPE.split("|"))
-def test_names_of_types_mean_a_label(text):
-    assert not means_no_label(text)
+def test_texts_that_mean_no_label():
+    assert [text for text in MEAN_NONE.replace("\n", "").split("|") if not means_no_label(text)] == []
+    assert [text for text in MEAN_A_TYPE.split("|") if means_no_label(text)] == []
