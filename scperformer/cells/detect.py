@@ -15,7 +15,6 @@ from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import gene_columns
 from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, judge
 from scperformer.io.gene_names import id_kind, require_named
-from scperformer.io.h5ad import PREPARED_KEY
 from scperformer.io.rows import Matrix, Rows
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
@@ -77,13 +76,6 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
     return Rows(x, _features(adata, findings.source)[1]), names
 
 
-def prepared_total(adata: AnnData) -> float | None:
-    """Return the total to which `preprocess` normalised X, by its mark in uns, which may remain after X was changed."""
-    mark = adata.uns.get(PREPARED_KEY)
-    total = mark.get("target_sum") if isinstance(mark, Mapping) and adata.X is not None else None
-    return float(total) if isinstance(total, int | float | np.number) and 0 < total < math.inf else None
-
-
 def detect_expression(
     adata: AnnData,
     source: str = "auto",
@@ -96,7 +88,7 @@ def detect_expression(
     """Find the expression in X, raw and layers, and the kind of its values.
 
     Counts are preferred (of the place with the most genes), then log1p values whose normalisation is recognised, then
-    other values. X of a file from `preprocess` is recognised by its mark in uns.
+    other values.
 
     Parameters
     ----------
@@ -121,13 +113,11 @@ def detect_expression(
         found = f"no {source} in {path} (it has {existing})"
         raise InputError(found, "a place that exists", "set source=... to an existing place", fixes)
     partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
-    prepared = prepared_total(adata) if input_kind == "auto" else None
-    candidates: list[Candidate] = []
-    for name, x in places.items():
-        if name not in partial and source in ("auto", name):
-            candidates.append(_judge_place(adata, name, x, prepared if name == "X" else None, path))
-            if candidates[-1].prepared:
-                break
+    candidates = [
+        _judge_place(adata, name, x, path)
+        for name, x in places.items()
+        if name not in partial and source in ("auto", name)
+    ]
     usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
     if not usable:
         reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
@@ -138,10 +128,7 @@ def detect_expression(
 
     unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
     notes = [f"{name} is not used: {text}" for name, text in unused.items()]
-    if chosen.prepared:
-        notes.append(f"X was prepared by scperformer ({chosen.log.total:g} counts per cell)")
-    else:
-        unused |= dict.fromkeys(partial, "a part of the counts by its name")
+    unused |= dict.fromkeys(partial, "a part of the counts by its name")
     notes += _interpret(chosen, input_kind, input_total, input_base, path)
     if num_empty := int((chosen.num_expressed == 0).sum()):
         notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
@@ -175,25 +162,16 @@ def _listed(features: Mapping[str, int]) -> str:
     return ", ".join(f"{num:,} {kind}" for kind, num in features.items())
 
 
-def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Candidate:
-    """Judge the values of a place; `prepared` is the total in the mark of `preprocess`, None without a mark."""
+def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Candidate:
+    """Judge the values of a place, without those of non-gene features."""
     _, is_gene, others = _features(adata, source)
     try:
         if is_gene is not None and not is_gene.any():
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
-        candidate = judge(source, Rows(x, is_gene))
+        return judge(source, Rows(x, is_gene))
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError(found, "arrays that fit each other", "write the file again") from error
-    if prepared is not None:
-        candidate.prepared = candidate.largest <= MAX_LOG and not (candidate.kind == "counts" and candidate.largest > 1)
-        if not candidate.prepared:
-            text = f"X of {path} was changed after scperformer had prepared it: its mark is ignored"
-            warnings.warn(text, stacklevel=3)
-        elif candidate.kind != "unusable":
-            candidate.kind = "log1p"
-            candidate.log = Logarithm(math.e, prepared)
-    return candidate
 
 
 def _choose(
@@ -214,7 +192,6 @@ def _choose(
     wanted = [candidate for candidate in usable if candidate.kind == input_kind] or usable
     chosen = min(wanted, key=lambda candidate: (rank(candidate), -candidate.x.shape[1]))
     reasons = (
-        ("prepared by scperformer", chosen.prepared),
         ("as requested", source != "auto"),
         ("the only matrix", len(candidates) == 1),
         ("the only usable matrix", len(usable) == 1),

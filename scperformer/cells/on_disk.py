@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_normalised, merge_genes
-from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
+from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import import_scanpy, normalise, over_own_genes
 from scperformer.config.options import AUTO
 from scperformer.config.training import DataOptions, NetworkConfig, ReferenceOptions
@@ -100,7 +100,6 @@ class Part:
     findings: Findings
     var: pd.DataFrame  # gene table, each name once
     first: np.ndarray | None  # first column of the same name for each column; None: all names are unique
-    is_prepared: bool  # prepared by `preprocess` to the same target sum, so that cells need no filter
     target_sum: float
     kept: np.ndarray  # row numbers of the cells of the collection, ascending
 
@@ -148,10 +147,8 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     first = first_of_each(names) if notes else None
     is_gene = slice(None) if first is None else first == np.arange(len(first))
     var = gene_table(cells, findings.source).set_axis(names)[is_gene]
-    was_prepared = findings.source == "X" and prepared_total(cells) is not None
-    is_prepared = was_prepared and findings.total == cfg.data.target_sum and not notes
     findings = replace(findings, notes=[*findings.notes, *notes])
-    return Part(path, adata, findings, var, first, is_prepared, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
+    return Part(path, adata, findings, var, first, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
 
 
 def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
@@ -230,8 +227,7 @@ def make_collection(
 
     Cells with fewer than `data.min_genes` genes, or fewer than `min_shared` genes of the collection, are dropped, and
     rows that are `left_out` (boolean, over the rows of all files). The genes are the `vocabulary` or else, in the order
-    of the files, the genes that at least `data.min_cells` cells express. Files from `preprocess` are filtered already;
-    for pretraining, genes are filtered in any case.
+    of the files, the genes that at least `data.min_cells` cells express.
 
     Raises
     ------
@@ -254,8 +250,7 @@ def make_collection(
                 keep = np.ones(block.shape[0], dtype=bool)
                 if min_shared:
                     keep &= scanpy.pp.filter_cells(shared, min_genes=min_shared)[0]
-                if not part.is_prepared:
-                    keep &= scanpy.pp.filter_cells(x, min_genes=cfg.data.min_genes)[0]
+                keep &= scanpy.pp.filter_cells(x, min_genes=cfg.data.min_genes)[0]
                 if left_out is not None:
                     keep &= ~left_out[offset + start : offset + start + len(keep)]
                 # Genes are filtered by their cells in all blocks, so of each block only the numbers of cells are used.
@@ -270,8 +265,7 @@ def make_collection(
     collection = Collection(parts, maps, names)
     if vocabulary is not None:
         return collection
-    is_filtered = cfg.word() != "pretrain" and all(part.is_prepared for part in parts)
-    keep = num_cells >= (0 if is_filtered else cfg.data.min_cells)
+    keep = num_cells >= cfg.data.min_cells
     if not keep.any():
         found = f"data.min_cells={cfg.data.min_cells} drops all {len(names)} genes of {len(collection)} cells"
         remedy = "lower it, or add cells"

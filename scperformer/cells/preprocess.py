@@ -24,7 +24,7 @@ def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the 
 
     Cells with fewer than `data.min_genes` genes are dropped, then genes that are expressed in fewer than
     `data.min_cells` of the remaining cells. Genes of the same name are summed. Values are normalised over all genes,
-    including those that are dropped. Cells that have been prepared to the same target sum are returned unchanged.
+    including those that are dropped.
 
     Returns
     -------
@@ -34,8 +34,6 @@ def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the 
     collection = make_collection([Sample(adata, Path(path))], cfg)
     part = collection.parts[0]
     findings = part.findings
-    if part.is_prepared:
-        return adata
     obs = adata.obs.iloc[part.kept].copy()
     var = part.var[collection.maps[0].target >= 0].copy()
     prepared = AnnData(collection.read(np.arange(len(collection))), obs=obs, var=var)

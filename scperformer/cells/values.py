@@ -52,7 +52,6 @@ class Candidate:
     kind: str = "unusable"  # counts, linear, log1p, or unusable
     text: str = ""  # what the values are, for users
     log: Logarithm = field(default_factory=Logarithm)  # how log1p values were transformed
-    prepared: bool = False  # written by `preprocess`, according to its mark in uns
     largest: float = 0.0  # largest value
     doubt: str = ""  # what the values probably are instead, for users
     num_expressed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # genes of each cell

@@ -32,10 +32,7 @@ class PreprocessConfig(ModelOptions, DataOptions):
 
 
 def prepare(adata: "AnnData", cfg: PreprocessConfig, path: Path) -> "AnnData":
-    """Prepare cells as a reference or, with `cfg.model_path`, for a model with its genes; log the result.
-
-    Cells that have been prepared before may be returned themselves.
-    """
+    """Prepare cells as a reference or, with `cfg.model_path`, for a model with its genes; log the result."""
     from scperformer.cells.preprocess import PREPARED_KEY, prepare_for_model, prepare_reference
 
     prepared = (prepare_reference if cfg.model_path is None else prepare_for_model)(adata, cfg, path)

@@ -21,7 +21,7 @@ from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.safety import IORegistryError, quiet_anndata, reading, reason_of, require_contained
 from scperformer.io.writing import write_anndata
 
-PREPARED_KEY = "scperformer_prepared"  # key of uns with which preprocess marks its output
+PREPARED_KEY = "scperformer_prepared"  # key of uns with the record of `preprocess`
 WRITE_ERROR = re.compile("key '(.*)' of .* to /(.*)")  # anndata's note on an element that it could not write
 
 
@@ -77,8 +77,7 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
 class BackedH5ad:
     """An open h5ad file or zarr store: gene tables in memory, matrices on disk, obs read on demand.
 
-    Attributes are named as in AnnData. `uns` holds only the mark of `preprocess`. A damaged file, or a file of anndata
-    before 0.8, raises one of `READ_ERRORS`.
+    Attributes are named as in AnnData. A damaged file, or a file of anndata before 0.8, raises one of `READ_ERRORS`.
     """
 
     def __init__(self, file: Any):
@@ -100,7 +99,6 @@ class BackedH5ad:
         if "raw/X" in file:
             raw_var = read_elem(file["raw/var"])
             self.raw = SimpleNamespace(X=self._matrix("raw/X", len(raw_var)), var=raw_var)
-        self.uns = {name: read_elem(file["uns"][name]) for name in (PREPARED_KEY,) if name in file.get("uns", {})}
 
     @cached_property
     def obs(self) -> pd.DataFrame:

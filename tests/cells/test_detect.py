@@ -12,7 +12,6 @@ from scperformer.base.errors import InputError
 from scperformer.cells import values
 from scperformer.cells.detect import detect_expression, stored_expression
 from scperformer.cells.normalisation import normalise
-from scperformer.io.h5ad import PREPARED_KEY
 from scperformer.io.read import read_cells
 from scperformer.io.rows import Rows
 
@@ -327,16 +326,6 @@ def test_empty_cells_are_counted(counts_adata):
     assert (findings.total, findings.notes) == (1e4, ["2 cells without any count"])
 
 
-def test_the_mark_of_preprocess_is_used(counts_adata):
-    adata = ad.AnnData(logged(counts_adata.X, num_genes=60), uns={PREPARED_KEY: {"target_sum": 1e4}})
-    adata.layers["counts"] = counts_adata.X[:, :60]
-    assert summary(detect_expression(adata)) == ("X", "log1p", 1e4, math.e)
-    assert detect_expression(adata, "layers/counts").kind == "counts"
-    adata.X = adata.X.toarray() - 1
-    with pytest.raises(InputError, match="negative"):
-        detect_expression(adata)
-
-
 def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
     x, names = stored_expression(pbmc, detect_expression(pbmc))
     assert np.shares_memory(x.matrix.data, pbmc.raw.X.data)
@@ -376,23 +365,3 @@ def test_real_files_are_recognised(shared_data, name, expected, id_kind):
 def test_a_real_file_with_nan_is_refused(shared_data):
     with pytest.raises(InputError, match="X: 1 NaN or infinite value"):
         detect_expression(read_cells(shared_data / "wild" / "derived_pbmc3k_nan_and_empty_cell.h5ad"))
-
-
-def test_a_mark_is_ignored_if_x_was_changed_afterwards(counts_adata):
-    prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED_KEY: {"target_sum": 1e4}})
-    assert detect_expression(prepared).notes == ["X was prepared by scperformer (10000 counts per cell)"]
-    prepared.X = counts_adata.X
-    with pytest.warns(UserWarning, match="was changed after scperformer had prepared it"):
-        assert summary(detect_expression(prepared)) == ("X", "counts", None, None)
-
-
-@pytest.mark.parametrize(
-    "mark", [None, "text", {"target_sum": "abc"}, {"target_sum": -1.0}, {"target_sum": float("nan")}]
-)
-def test_an_invalid_mark_is_ignored(counts_adata, mark):
-    assert summary(detect_expression(ad.AnnData(counts_adata.X, uns={PREPARED_KEY: mark}))) == (
-        "X",
-        "counts",
-        None,
-        None,
-    )

@@ -80,14 +80,11 @@ def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, 
         np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))
 
 
-def test_a_prepared_reference_is_returned_unchanged(counts_adata, write):
-    prepared = prepare_reference(counts_adata, config())
-    again = ad.read_h5ad(write(prepared))
-    assert prepare_reference(again, config(min_genes=10**6)) is again
-    other = prepare_reference(again, config(target_sum=1e6))
-    np.testing.assert_allclose(
-        other.X.toarray(), np.log1p(np.expm1(prepared.X.toarray().astype(float)) * 100), rtol=1e-6
-    )
+def test_a_prepared_reference_is_not_changed_again(counts_adata, write):
+    prepared = prepare_reference(counts_adata, config(min_genes=50, min_cells=100))
+    assert prepared.n_vars < 200
+    again = prepare_reference(ad.read_h5ad(write(prepared)), config(min_genes=50, min_cells=100))
+    np.testing.assert_array_equal(again.X.toarray(), prepared.X.toarray())
 
 
 # the step
@@ -101,7 +98,6 @@ def test_the_step_writes_into_the_folder_of_the_input(counts_adata, write, caplo
     assert "kept 120 cells (0 dropped) and 200 genes (0 dropped), 10000 counts per cell" in caplog.text
     result = ad.read_h5ad(output)
     np.testing.assert_allclose(result.X.toarray(), plain(counts_adata.X), **TOLERANCE)
-    assert detect_expression(result).notes == ["X was prepared by scperformer (10000 counts per cell)"]
     with pytest.raises(InputError, match="exists"):
         run_preprocess(PreprocessConfig(inputs=[str(path)]))
     run_preprocess(PreprocessConfig(inputs=[str(path)], overwrite=True))
@@ -122,7 +118,6 @@ def test_the_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     assert list(result.obs_names) == list(counts_adata.obs_names)
     np.testing.assert_allclose(result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE)
     assert result.uns[PREPARED_KEY]["genes_absent"] == 1
-    assert detect_expression(result).total == 1e3
 
 
 def test_the_step_leaves_no_file_behind_on_bad_input(counts_adata, write, tmp_path):
