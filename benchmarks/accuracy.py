@@ -66,9 +66,7 @@ LABEL_TASKS = [
     Task(name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad", label_key="cell_type", holdout=0.2),
     SHIFT,
 ]
-WAYS = ("each cell", "clusters=auto", "clusters=leiden", "prior=em")
-OTHER_SHARES = "other shares, "
-KEPT = 0.1
+WAYS = ("each cell", "clusters=auto", "clusters=leiden")
 NUM_TRAINED = 800
 NUM_GENES = 3_000
 PANELS = (1_000, 200, 50)
@@ -229,13 +227,6 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
         obs = annotate(cells.copy(), model, options=as_options(options)).obs
         column = "scperformer_cluster_label" if way.startswith("clusters") else "scperformer_label"
         yield {"way": way, **scores(truth, merged(obs[column]))}
-    rng = np.random.default_rng(pair.seed)
-    frequent = pd.Series(truth).value_counts().index[:2]
-    kept = ~np.isin(truth, frequent) | (rng.random(len(truth)) < KEPT)
-    for way in (WAYS[0], WAYS[3]):
-        options = [] if way == "each cell" else [way]
-        obs = annotate(cells[kept].copy(), model, options=as_options(options)).obs
-        yield {"way": f"{OTHER_SHARES}{way}", **scores(truth[kept], merged(obs["scperformer_label"]))}
     tree = model.saved.tree
     assert tree is not None, "the labels of these data are in the table of cell types"
     below = {
@@ -289,7 +280,7 @@ def labels(arguments: argparse.Namespace) -> None:
                     options = {"seed": seed, "logger": "none"}
                     model = train(pair.reference, LABEL, output=Path(folder) / "model", options=options).load()
                     found += [{"task": task.name, "seed": seed, **row} for row in rows_of(pair, model, task.merge)]
-            print(pd.DataFrame(found).tail(len(WAYS) + 2 + len(ASKED)).to_string(), flush=True)
+            print(pd.DataFrame(found).tail(len(WAYS) + len(ASKED)).to_string(), flush=True)
     print(label_tables(pd.DataFrame(found)))
 
 

@@ -4,14 +4,10 @@
   the run.
 - columns: The columns of an annotation: each function makes some of them, and most return them with what is
   recorded of them.
-- finished: What an annotation depends on: `resume=true` keeps a finished annotation, or continues one, if this is
-  the same.
 - label_options: The options about labels, checked before any cell is called, and constraints on the probabilities
   of calls.
 - outputs: The outputs of several inputs: their names, which of them are finished, and the errors of inputs that
   failed.
-- parts: Calls on disk: a part for each block of cells, so that memory stays flat and an interrupted run can be
-  continued.
 - predict: Annotate the cells of an AnnData or of a file with a model.
 - write: Write an annotation: a copy of its file as h5ad or zarr, or a table.
 """

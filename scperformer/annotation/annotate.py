@@ -1,6 +1,5 @@
 """The annotation of the cells of a file: columns of obs, the embedding, the probabilities, and a record of the run."""
 
-import json
 import logging
 import math
 import os
@@ -22,7 +21,6 @@ from anndata import AnnData
 from scperformer.annotation.columns import (
     OBS_COLUMNS,
     OBSM,
-    cells_among,
     cluster_columns,
     evidence,
     few_genes_warning,
@@ -37,7 +35,6 @@ from scperformer.annotation.columns import (
 from scperformer.annotation.label_options import LabelOptions, constrained
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
-from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.folder import FORMAT_VERSION
@@ -75,14 +72,12 @@ class Annotation:
     def describe(self, sample: dict[str, str], existing: Iterable[Any], path: str) -> None:
         """Add columns about the sample as a whole, from a sample sheet; a column that the file has stays as it is."""
         taken = {*map(str, existing), *self.obs}
-        kept = {column: value for column, value in sample.items() if column not in taken}
         if left_out := [column for column in sample if column in taken]:
             log.warning("skipping columns of the sample sheet that %s has already: %s", path, listed(left_out))
-        texts = {column: pd.Categorical([value] * len(self.obs)) for column, value in kept.items()}
-        self.obs = self.obs.assign(**texts)
-        if sample:
-            self.record["sheet"] = np.array(list(sample), dtype=object)
-            self.record["sheet_values"] = np.array(list(sample.values()), dtype=object)
+        texts = {column: pd.Categorical([value] * len(self.obs)) for column, value in sample.items()}
+        self.obs = self.obs.assign(**{column: text for column, text in texts.items() if column not in taken})
+        self.record["sheet"] = np.array(list(sample), dtype=object)
+        self.record["sheet_values"] = np.array(list(sample.values()), dtype=object)
 
     @property
     def text(self) -> str:
@@ -94,15 +89,13 @@ class Annotation:
         text = f"{len(self.obs):,} cells were annotated by the model {model['name']} "
         text += f"({tissue}{len(self.labels)} labels): {', '.join(first)}; "
         text += f"{self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
-        shift = self.record.get("shift")
-        if shift is not None:
+        if shift := self.record.get("shift"):
             numbers = Shift(shift["relative_novelty"], shift["batch_effect"], shift["num_cells"]).numbers
-        is_warned = self.record["repeats"]["num_cells"] > 0  # cells of the reference: no accuracy is expected
-        if shift is not None and not is_warned and not any(numbers in text for text in self.record["warnings"]):
-            kind = shift["kind"]
-            expected = expected_text(shift["expected_lowest"], shift["expected_highest"], kind)
-            sentence = expected if kind in expected else f"these cells are {kind}: {expected}"
-            text += f"{sentence[0].upper()}{sentence[1:]}. "
+            if not any(numbers in warning for warning in self.record["warnings"]):
+                kind = shift["kind"]
+                expected = expected_text(shift["expected_lowest"], shift["expected_highest"], kind)
+                sentence = expected if kind in expected else f"these cells are {kind}: {expected}"
+                text += f"{sentence[0].upper()}{sentence[1:]}. "
         for warning in self.record["warnings"]:
             text += f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} "
         return f"{text}The column to use is obs['{self.key}_call']."
@@ -132,69 +125,96 @@ class Annotation:
 
 
 def make_annotation(
-    cells: AnnData | BackedH5ad,
-    adapted: Adapted,
-    options: LabelOptions,
-    cfg: AnnotationOptions,
-    *,
-    read: Read,
-    num_called: int,
-    seconds: float,
+    cells: AnnData | BackedH5ad, adapted: Adapted, options: LabelOptions, key: str, read: Read, seconds: float
 ) -> Annotation:
     """Make the annotation of the cells of an open file, and log a line about it.
 
     Parameters
     ----------
+    key
+        Prefix of its entries.
     read
         Returns the calls of all blocks; it is called several times.
-    num_called, seconds
-        Cells that this run has called, and the time that it took; an earlier run has called the others.
+    seconds
+        Time that the calls took.
     """
     query = adapted.query
     model = adapted.model
     labels = model.saved.labels
-    shift = adapted.shift
+    path = query.path
+    droplets = query.plan.findings.droplets
     # Joined probabilities have a temperature of their own, and their scores are divided by the factors of the studies.
     factor = 1.0
-    if shift is not None and not adapted.members:
-        read = _with_temperature(read, shift.temperature)
-        factor = shift.factor
-    read, constraints = constrained(read, options, labels, query.plan.findings.droplets)
-    calls = gather_calls(read, options.tree, cfg.min_confidence)
+    if adapted.shift is not None and not adapted.members:
+        read = _with_temperature(read, adapted.shift.temperature)
+        factor = adapted.shift.factor
+    read, constraints = constrained(read, options, labels)
+    calls = gather_calls(read, options.tree, options.min_confidence)
+    is_cell = np.ones(len(calls), dtype=bool) if droplets is None else droplets.is_cell
     novelty = calls["scores"].to_numpy()
     if model.saved.held_out is not None:
         novelty = novelty_share(novelty / factor, model.saved.held_out.scores)
-    unknown = unknown_cells(calls, novelty, labels, cfg.unknown_fpr, cfg.min_confidence)
+    unknown = unknown_cells(calls, novelty, labels, options.unknown_fpr, options.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
     obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
     details = {"margin": calls["margin"]} | levels
-    record: dict[str, Any] = describe_run(query, model) | {
-        "condition": adapted.record,
-        "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
-        "seconds": seconds,
-        "num_unknown": int(unknown.sum()),
-    }
-    if constraints:
-        record["constraints"] = constraints
+    record: dict[str, Any] = describe_run(query, model)
+    record |= {"condition": adapted.record, "seconds": seconds, "num_unknown": int(unknown.sum())}
+    record |= {"constraints": constraints} if constraints else {}
     if model.baseline is not None:
         details["baseline_label"] = pd.Categorical.from_codes(calls["baseline"], categories=labels)
         record["baseline"] = {"name": "logistic regression (L2, C=1)"}
-    columns, more = _asked_for(cells, adapted, options, cfg, read, calls, unknown)
-    obs |= columns
-    record |= more
-    more, warnings = _about_sample(cells, adapted, options, cfg, calls, unknown, is_constrained=bool(constraints))
-    record |= more | {"warnings": np.array(warnings, dtype=object)}
-    for warning in warnings:
-        log.warning("%s: %s", query.path, warning)
-    earlier = f", {len(calls) - num_called:,} of them before" if num_called < len(calls) else ""
-    speed = f"{in_time(seconds)} ({num_called / seconds:,.0f} cells/s)"
-    text = "%s: %s cells annotated%s in %s, %s flagged unknown"
-    log.info(text, query.path, f"{len(calls):,}", earlier, speed, f"{record['num_unknown']:,}")
-    table = pd.DataFrame({f"{cfg.key_added}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
-    names = without_slashes(labels)
-    return Annotation(
-        cfg.key_added, table, pd.DataFrame(details), read, names, record, has_own=model.saved.has_independent_labels
-    )
+    if options.quality:
+        columns, record["quality"] = quality_columns(cells, query)
+        obs |= columns
+    elif droplets is not None:
+        obs["low_quality"] = ~is_cell
+    if options.alpha is not None and model.saved.held_out is not None:
+        columns, record["sets"] = set_columns(read, labels, model.saved.held_out, options.alpha, is_cell)
+        obs |= columns
+    if options.clusters is not None:
+        how = f"obs['{options.clusters}']"
+        clusters = options.cluster_of_cell
+        if clusters is None:
+            clusters = find_clusters(read, options.graph, is_cell)
+            how = f"Leiden on {'the embedding' if options.graph is None else 'the neighbour graph of the file'}"
+        columns, num_disagree = cluster_columns(calls, labels, clusters, is_cell & ~unknown)
+        obs |= columns
+        num_clusters = int(clusters.codes.max()) + 1
+        text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
+        log.info(text, path, options.clusters, num_clusters, how, num_disagree, 100 * num_disagree / len(calls))
+        record["clusters"] = {"key": options.clusters, "how": how, "num_clusters": num_clusters}
+        record["clusters"]["num_disagree"] = num_disagree
+    if options.tree is not None:
+        record["tree"] = _tree_record(calls, options.tree, options.terms)
+    # Under constraints, the label that the linear branch alone would give is not known.
+    if both_have_a_part(model.saved.scales) and not constraints:
+        by_encoder = calls.loc[is_cell & ~calls["empty"], "by_encoder"]
+        record["encoder"] = {"num_cells": len(by_encoder), "num_decided": int(by_encoder.sum())}
+        kind = branch_names(model.saved.metrics.get("encoder", {}))["encoder"]
+        log.info("%s: the %s changed %s of %s labels", path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
+    trust, warning = _trust(adapted, options.unknown_fpr, calls[is_cell], float(unknown[is_cell].mean()))
+    record |= trust | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
+    warned = [adapted.repeats.warning(cells), warning]
+    if droplets is not None:
+        record["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
+        warned.insert(1, droplets.text)
+    if "min_genes" in model.saved.config:
+        tool = model.saved.imported.get("tool", "its tool")
+        warned.insert(-1, few_genes_warning(query, model.saved.config["min_genes"], tool))
+    depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
+    depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
+    if depends_on_file and "of" not in adapted.record:
+        warned.append(one_type_warning(calls["best"][~unknown].to_numpy(), options.tree or LabelTree(labels, {})))
+    record["warnings"] = np.array([text for text in warned if text], dtype=object)
+    for text in record["warnings"]:
+        log.warning("%s: %s", path, text)
+    speed = f"{in_time(seconds)} ({len(calls) / seconds:,.0f} cells/s)"
+    text = "%s: %s cells annotated in %s, %s flagged unknown"
+    log.info(text, path, f"{len(calls):,}", speed, f"{record['num_unknown']:,}")
+    table = pd.DataFrame({f"{key}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
+    has_own = model.saved.has_independent_labels
+    return Annotation(key, table, pd.DataFrame(details), read, without_slashes(labels), record, has_own)
 
 
 def _with_temperature(read: Read, temperature: float) -> Read:
@@ -207,110 +227,20 @@ def _with_temperature(read: Read, temperature: float) -> Read:
     return read_tempered
 
 
-def _asked_for(
-    cells: AnnData | BackedH5ad,
-    adapted: Adapted,
-    options: LabelOptions,
-    cfg: AnnotationOptions,
-    read: Read,
-    calls: pd.DataFrame,
-    unknown: np.ndarray,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the columns of obs that options ask for, and their record: quality, sets of labels and clusters."""
-    saved = adapted.model.saved
-    path = adapted.query.path
-    droplets = adapted.query.plan.findings.droplets
-    is_cell = cells_among(droplets, len(calls))
-    columns: dict[str, Any] = {}
-    record: dict[str, Any] = {}
-    if cfg.quality:
-        columns, record["quality"] = quality_columns(cells, adapted.query)
-    elif droplets is not None:
-        columns = {"low_quality": ~is_cell}
-    if cfg.alpha is not None and saved.held_out is not None:
-        sets, record["sets"] = set_columns(read, saved.labels, saved.held_out, cfg.alpha, is_cell)
-        columns |= sets
-    if cfg.clusters is not None:
-        clusters = options.clusters
-        how = f"obs['{cfg.clusters}']"
-        if clusters is None:
-            clusters = find_clusters(read, options.graph, is_cell)
-            how = f"Leiden on {'the embedding' if options.graph is None else 'the neighbour graph of the file'}"
-        of_clusters, num_disagree = cluster_columns(calls, saved.labels, clusters, is_cell & ~unknown)
-        columns |= of_clusters
-        num_clusters = int(clusters.codes.max()) + 1
-        text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
-        log.info(text, path, cfg.clusters, num_clusters, how, num_disagree, 100 * num_disagree / len(calls))
-        found = {"num_clusters": num_clusters, "num_disagree": num_disagree}
-        record["clusters"] = {"key": cfg.clusters, "how": how} | found
-    return columns, record
-
-
-def _about_sample(
-    cells: AnnData | BackedH5ad,
-    adapted: Adapted,
-    options: LabelOptions,
-    cfg: AnnotationOptions,
-    calls: pd.DataFrame,
-    unknown: np.ndarray,
-    *,
-    is_constrained: bool,
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the record of a sample as a whole, and the warnings about it."""
-    query = adapted.query
-    saved = adapted.model.saved
-    droplets = query.plan.findings.droplets
-    is_cell = cells_among(droplets, len(calls))
-    repeats = adapted.repeats
-    warnings = [repeats.warning(cells)]
-    record: dict[str, Any] = {"repeats": {"num_seen": repeats.num_seen, "num_cells": len(repeats.rows)}}
-    if droplets is not None:
-        record["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
-        warnings.append(droplets.text)
-    if "min_genes" in saved.config:
-        tool = saved.imported.get("tool", "its tool")
-        warnings.append(few_genes_warning(query, saved.config["min_genes"], tool))
-    if options.tree is not None:
-        record["tree"] = _tree_record(calls, options.tree, options.terms, cfg.min_confidence, query.path)
-    # Under constraints, the label that the linear branch alone would give is not known.
-    if both_have_a_part(saved.scales) and not is_constrained:
-        by_encoder = calls.loc[is_cell & ~calls["empty"], "by_encoder"]
-        num_decided = int(by_encoder.sum())
-        record["encoder"] = {"num_cells": len(by_encoder), "num_decided": num_decided}
-        kind = branch_names(saved.metrics.get("encoder", {}))["encoder"]
-        text = "%s: the %s changed %s of %s labels"
-        log.info(text, query.path, kind, f"{num_decided:,}", f"{len(by_encoder):,}")
-    trust, warning = _trust(adapted, cfg, calls[is_cell], float(unknown[is_cell].sum()) / int(is_cell.sum()))
-    record |= trust
-    warnings.append(warning)
-    depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
-    depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
-    if depends_on_file and "of" not in adapted.record:
-        tree = options.tree or LabelTree(saved.labels, {})
-        warnings.append(one_type_warning(calls["best"][~unknown].to_numpy(), tree))
-    return record, list(filter(None, warnings))
-
-
-def _tree_record(
-    calls: pd.DataFrame, tree: LabelTree, terms: list[str], min_confidence: float, path: str
-) -> dict[str, Any]:
+def _tree_record(calls: pd.DataFrame, tree: LabelTree, terms: list[str]) -> dict[str, Any]:
     """Return a label tree as arrays ("" is the parent of a node at the top), and how many calls are parents."""
     own = np.array([tree.nodes.index(label) for label in tree.labels])[calls["best"]]
-    num_backed_off = int((calls["called"] != own).sum())
-    if min_confidence > 0:
-        text = "%s: %d cells below min_confidence=%g get a parent label, or unknown"
-        log.info(text, path, num_backed_off, min_confidence)
     return {
         "nodes": np.array(tree.nodes, dtype=object),
         "parents": np.array([tree.parents.get(node, "") for node in tree.nodes], dtype=object),
         "ontology_term_ids": np.array(tree.ids(terms), dtype=object),
         "num_levels": tree.num_levels,
-        "num_backed_off": num_backed_off,
+        "num_backed_off": int((calls["called"] != own).sum()),
     }
 
 
 def _trust(
-    adapted: Adapted, cfg: AnnotationOptions, calls: pd.DataFrame, unknown_share: float
+    adapted: Adapted, unknown_fpr: float, calls: pd.DataFrame, unknown_share: float
 ) -> tuple[dict[str, Any], str]:
     """Return the record of what to expect of the calls of a sample, and a warning ("" if there is none)."""
     path = adapted.query.path
@@ -319,15 +249,14 @@ def _trust(
     record: dict[str, Any] = {}
     warning = ""
     if saved.held_out is None:
-        text = (
-            "%s: the model has no out-of-fold predictions (%s): no novelty%s; unknown depends on min_confidence alone"
-        )
-        is_refitted = adapted.record["adapted"]
-        why = "its kept cells are few or simulated" if is_refitted else f"{saved.how_to_complete} to have them"
-        log.info(text, path, why, "" if cfg.alpha is None else ", no sets of labels")
+        why = "its kept cells are few or simulated"
+        if not adapted.record["adapted"]:
+            why = f"{saved.how_to_complete} to have them"
+        text = "%s: the model has no out-of-fold predictions (%s): no novelty, no sets of labels"
+        log.info(f"{text}; unknown depends on min_confidence alone", path, why)
     else:
         mean_confidence = float(calls["confidence"].mean())
-        record = evidence(saved, cfg.unknown_fpr, mean_confidence)
+        record = evidence(saved, unknown_fpr, mean_confidence)
         warning = file_warning(
             None if shift is None else shift.kind,
             unknown_share,
@@ -343,23 +272,19 @@ def _trust(
     if warning:
         warning = file_text(shift, warning)
     else:
-        lowest, highest = _expected_accuracy(adapted, float(calls.loc[~calls["empty"], "confidence"].mean()))
+        if shift.kind == OTHER:
+            lowest, highest = shift.expected_accuracy(float(calls.loc[~calls["empty"], "confidence"].mean()))
+        else:
+            lowest = highest = float(adapted.record["expected_accuracy"])
+            if not math.isnan(lowest):
+                known = [lowest, *saved.batch_accuracies]
+                lowest, highest = min(known), max(known)
         log.info("%s: %s", path, shift.text)
         log.info("%s: %s", path, expected_text(lowest, highest, shift.kind))
     record["shift"] = shift.record() | {"expected_lowest": lowest, "expected_highest": highest}
     if adapted.gene_factors is not None:
         record["shift"]["gene_factors"] = adapted.gene_factors
     return record, warning
-
-
-def _expected_accuracy(adapted: Adapted, mean_confidence: float) -> tuple[float, float]:
-    """Return the lowest and the highest accuracy to expect of the calls of a sample; NaN if they are not known."""
-    assert adapted.shift is not None
-    if adapted.shift.kind == OTHER:
-        return adapted.shift.expected_accuracy(mean_confidence)
-    expected = float(adapted.record["expected_accuracy"])
-    batches = [] if math.isnan(expected) else adapted.model.saved.batch_accuracies
-    return min([expected, *batches]), max([expected, *batches])
 
 
 def without_slashes(labels: list[str]) -> list[str]:
@@ -383,36 +308,32 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     saved = model.saved
     provenance = saved.provenance
     findings = query.plan.findings
-    overlap = query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
-    origin: dict[str, Any] = {}
+    described: dict[str, Any] = {
+        "name": saved.name,
+        "tissue": saved.tissue or "",
+        "hash": saved.hash,
+        "path": _portable(os.path.abspath(model.path)),
+        "labels": np.array(saved.labels),
+        "trained_on": provenance["reference"],
+        "trained_on_sha256": provenance.get("reference_sha256", ""),
+        **{name: provenance[name] for name in ("label_key", "num_cells", "seed")},
+        "scales": saved.scales,
+        "format_version": FORMAT_VERSION,
+    }
     if saved.imported:
-        origin = {"imported": dict(saved.imported), "lacks": np.array(saved.lacks, dtype=object)}
+        described |= {"imported": dict(saved.imported), "lacks": np.array(saved.lacks, dtype=object)}
+    if saved.studies:
+        described["studies"] = np.array([study.name for study in saved.studies], dtype=object)
+    if "encoder" in saved.metrics:
+        described["encoder"] = saved.metrics["encoder"]
+    if saved.branch_scores:
+        described["branch_scores"] = saved.branch_scores
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return {
-        "run": {
-            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "host": platform.node(),
-            "command": _portable(command),
-        },
-        "model": {
-            "name": saved.name,
-            "tissue": saved.tissue or "",
-            "hash": saved.hash,
-            "path": _portable(os.path.abspath(model.path)),
-            "labels": np.array(saved.labels),
-            "trained_on": provenance["reference"],
-            "trained_on_sha256": provenance.get("reference_sha256", ""),
-            "label_key": provenance["label_key"],
-            "num_cells": provenance["num_cells"],
-            "seed": provenance["seed"],
-            "scales": saved.scales,
-            "format_version": FORMAT_VERSION,
-            **origin,
-            **({"studies": np.array([study.name for study in saved.studies], dtype=object)} if saved.studies else {}),
-            **({"encoder": saved.metrics["encoder"]} if "encoder" in saved.metrics else {}),
-            **({"branch_scores": saved.branch_scores} if saved.branch_scores else {}),
-        },
+        "run": {"date": date, "host": platform.node(), "command": _portable(command)},
+        "model": described,
         "input": {
             "file": Path(query.path).name,
             "sha256": query.sha256,
@@ -425,7 +346,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
         },
         "genes": {
             name: np.array(value, dtype=object) if isinstance(value, list) else value
-            for name, value in asdict(overlap).items()
+            for name, value in asdict(query.plan.overlap).items()
         },
         "versions": packages | {"python": platform.python_version()},
     }

@@ -18,7 +18,6 @@ from scipy.special import softmax
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.detect import gene_table
-from scperformer.cells.droplets import Droplets
 from scperformer.cells.quality import cell_quality, doublet_scores, low_quality, mitochondrial, why_no_doublets
 from scperformer.cells.query import Query
 from scperformer.io.h5ad import BackedH5ad
@@ -253,11 +252,6 @@ def find_clusters(read: "Read", graph: spmatrix | None, is_cell: np.ndarray) -> 
     numbers = np.full(len(is_cell), -1)
     numbers[rows] = over_cluster(embedding[rows], graph)
     return pd.Categorical.from_codes(numbers, [str(number) for number in range(numbers.max() + 1)])
-
-
-def cells_among(droplets: Droplets | None, num_barcodes: int) -> np.ndarray:
-    """Return whether each barcode can be a cell, bool N; True for all of them except in an unfiltered matrix."""
-    return np.ones(num_barcodes, dtype=bool) if droplets is None else droplets.is_cell
 
 
 def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:

@@ -14,13 +14,12 @@ from anndata.io import read_elem
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
-from scperformer.cells.droplets import Droplets
 from scperformer.cells.reference_labels import label_columns
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import AUTO_CLUSTERS
-from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
+from scperformer.labels.constraints import allowed_labels, reweighted
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import LabelTree
@@ -29,18 +28,20 @@ from scperformer.training.calls import Calls, Read
 
 log = logging.getLogger(__name__)
 
-MAX_EM_CELLS = 20_000  # shares are estimated from so many cells, evenly spread over the file
 
-
-@dataclass
+@dataclass(kw_only=True)
 class LabelOptions:
-    """The options about the C labels of a model and the cells of a file."""
+    """The options about the C labels of a model and the N cells of a file."""
 
     terms: list[str]  # ontology id of each label
     tree: LabelTree | None
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
-    shares: np.ndarray | None  # prior=em: the share of each label among the cells of the reference
-    clusters: pd.Categorical | None  # the cluster of each cell, from a column of obs
+    min_confidence: float
+    unknown_fpr: float
+    alpha: float | None
+    quality: bool
+    clusters: str | None  # a column of obs, or auto
+    cluster_of_cell: pd.Categorical | None  # N, from the column of obs
     graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
@@ -52,11 +53,17 @@ def find_label_options(
     Raises
     ------
     InputError
-        A label, a column or the ontology cannot be used, or the model does not state the cells of each label.
+        A label, a column or the ontology cannot be used.
     """
-    terms, tree = _terms_and_tree(saved, cfg)
-    allowed = allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels)
-    shares = _reference_shares(saved) if cfg.prior == "em" else None
+    terms = saved.ontology_term_ids
+    tree = saved.tree
+    if cfg.ontology is not None:
+        terms, ontology = find_terms(saved.labels, saved.ontology_term_ids, cfg.ontology)
+        tree = None if ontology is None else joined_by_terms(saved.labels, terms, ontology)
+        release = saved.provenance.get("ontology")
+        if ontology is not None and release is not None and ontology.version != release:
+            text = "ontology=%s is release %s, but the ids of the model are from release %s: some may differ"
+            log.warning(text, cfg.ontology, ontology.version, release)
     clusters = None
     graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
@@ -64,31 +71,18 @@ def find_label_options(
             graph = _read_graph(cells)
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)
-    return LabelOptions(terms, tree, allowed, shares, clusters, graph)
-
-
-def _terms_and_tree(saved: SavedModel, cfg: AnnotationOptions) -> tuple[list[str], LabelTree | None]:
-    """Return the ontology id of each label and the label tree, from `cfg.ontology` or else from the model."""
-    if cfg.ontology is None:
-        return saved.ontology_term_ids, saved.tree
-    terms, ontology = find_terms(saved.labels, saved.ontology_term_ids, cfg.ontology)
-    if ontology is None:
-        return terms, None
-    release = saved.provenance.get("ontology")
-    if release is not None and ontology.version != release:
-        text = "ontology=%s is release %s, but the ids of the model are from release %s: some may differ"
-        log.warning(text, cfg.ontology, ontology.version, release)
-    return terms, joined_by_terms(saved.labels, terms, ontology)
-
-
-def _reference_shares(saved: SavedModel) -> np.ndarray:
-    """Return the share of each label among the cells that a model was trained on."""
-    counts = saved.provenance.get("cells_per_label")
-    numbers: list[Any] = [counts.get(label) if isinstance(counts, dict) else None for label in saved.labels]
-    if not all(isinstance(number, int) and number > 0 for number in numbers):
-        found = "prior=em and a model that does not state the cells of each label"
-        raise InputError(found, "a model of 'scperformer train'", "leave prior=em out, or train it again")
-    return np.array(numbers, dtype=np.float64) / sum(numbers)
+    return LabelOptions(
+        terms=terms,
+        tree=tree,
+        allowed=allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels),
+        min_confidence=cfg.min_confidence,
+        unknown_fpr=cfg.unknown_fpr,
+        alpha=cfg.alpha,
+        quality=cfg.quality,
+        clusters=cfg.clusters,
+        cluster_of_cell=clusters,
+        graph=graph,
+    )
 
 
 def _read_graph(cells: AnnData | BackedH5ad) -> sp.spmatrix | None:
@@ -117,57 +111,16 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categ
     return pd.Categorical(clusters)
 
 
-def constrained(
-    read: Read, options: LabelOptions, labels: list[str], droplets: Droplets | None
-) -> tuple[Read, dict[str, Any]]:
-    """Apply the constraints to the probabilities of calls; return how to read these calls, and a record.
-
-    The record is empty without constraints. Shares of labels are estimated without the barcodes that cannot be cells.
-    """
-    weights = options.allowed.astype(np.float64)
-    record: dict[str, Any] = {}
-    if not options.allowed.all():
-        denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
-        log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
-        record["denied"] = np.array(denied, dtype=object)
-    if options.shares is not None:
-        estimated, reference = _estimated_shares(read, options.shares, options.allowed, droplets)
-        weights[options.allowed] = estimated[options.allowed] / reference[options.allowed]
-        shares = zip(labels, estimated, reference, strict=True)
-        text = "prior=em: calls depend on all cells of the query; estimated label frequencies (reference): %s"
-        log.info(text, listed(f"{label} {new:.1%} ({old:.1%})" for label, new, old in shares))
-        record |= {"estimated_shares": estimated, "reference_shares": reference}
-    if not record:
+def constrained(read: Read, options: LabelOptions, labels: list[str]) -> tuple[Read, dict[str, Any]]:
+    """Leave labels out that cannot occur; return how to read such calls, and a record, empty without constraints."""
+    if options.allowed.all():
         return read, {}
-    record["weights"] = weights  # factors of the labels' probabilities
+    denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
+    log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
+    weights = options.allowed.astype(np.float64)  # factors of the labels' probabilities
 
     def read_constrained() -> Iterator[Calls]:
         for calls in read():
             yield replace(calls, proba=reweighted(calls.proba, weights))
 
-    return read_constrained, record
-
-
-def _estimated_shares(
-    read: Read, shares: np.ndarray, allowed: np.ndarray, droplets: Droplets | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the estimated share of each label in the file, and its share in the reference among the allowed labels."""
-    proba = _some_probabilities(read, droplets)
-    reference = shares * allowed
-    reference /= reference.sum()
-    estimated = np.zeros(len(shares))
-    renormalised = reweighted(proba[:, allowed], np.ones(allowed.sum()))
-    estimated[allowed] = shares_by_em(renormalised, reference[allowed])
-    return estimated, reference
-
-
-def _some_probabilities(read: Read, droplets: Droplets | None) -> np.ndarray:
-    """Return the probabilities of some `MAX_EM_CELLS` cells, without the barcodes that cannot be cells."""
-    starts = np.cumsum([0, *(len(calls.proba) for calls in read())])
-    if droplets is None:
-        step = -(-int(starts[-1]) // MAX_EM_CELLS)
-        return np.concatenate([calls.proba[::step] for calls in read()])
-    rows = droplets.some(MAX_EM_CELLS)
-    places = np.searchsorted(rows, starts)
-    blocks = zip(read(), starts, places, places[1:], strict=False)
-    return np.concatenate([calls.proba[rows[begin:end] - start] for calls, start, begin, end in blocks])
+    return read_constrained, {"denied": np.array(denied, dtype=object), "weights": weights}

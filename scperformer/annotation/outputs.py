@@ -5,21 +5,32 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from scperformer.annotation.finished import identity_of, recorded_identity, why_other
-from scperformer.annotation.parts import remove_parts
+import zarr
+from anndata.io import read_elem
+
 from scperformer.annotation.write import FORMATS, STORE
 from scperformer.base.errors import DiskFull, InputError
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import checksum, default_output
+from scperformer.io.safety import reading
 from scperformer.io.sheet import sample_names
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
+
+# Options that change nothing in an annotation, or whose effect is in the identity in another way.
+WITHOUT_EFFECT = {
+    *("inputs", "model_path", "output", "output_dir", "sample_sheet", "condition_of", "key_added"),
+    *("overwrite", "replace_annotation", "resume", "keep_going", "adapted_folder"),
+    *("batch_size", "threads", "device"),
+}
 
 
 def outputs_of(
@@ -54,10 +65,24 @@ def require_writable(output: Path, replace: bool) -> None:
     require_absent(output, replace, STORE if output.suffix == ".zarr" else None)
     if not output.name.endswith(FORMATS):
         raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
-    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
-        found = f"output={output} without the package pyarrow"
-        remedy = "pip install pyarrow, or write .csv"
-        raise InputError(found, "pyarrow, which writes Parquet files", remedy)
+
+
+def identity_of(
+    cfg: AnnotationOptions, saved: SavedModel, sha256: str, condition_sha256: str, sample: dict[str, str]
+) -> dict[str, Any]:
+    """Return everything that the annotation of a file depends on, as JSON has it.
+
+    Parameters
+    ----------
+    sha256, condition_sha256
+        Of the file, and of the file `condition_of` ("" without).
+    sample
+        The columns that a sample sheet adds, with their values.
+    """
+    identity = {name: value for name, value in asdict(cfg).items() if name not in WITHOUT_EFFECT}
+    identity |= {"input": sha256, "model": saved.hash, "version": version("scperformer")}
+    identity |= {"condition_of": condition_sha256, "sheet": sample}
+    return dict(json.loads(json.dumps(identity)))
 
 
 def is_finished(path: str, output: Path, saved: SavedModel, cfg: AnnotationOptions, sample: dict[str, str]) -> bool:
@@ -67,17 +92,23 @@ def is_finished(path: str, output: Path, saved: SavedModel, cfg: AnnotationOptio
     """
     if not output.exists():
         return False
-    found = recorded_identity(output, cfg.key_added)
+    place = f"uns/{cfg.key_added}/run/identity"
+    text: Any = None
+    with reading(output, "a complete annotation"):
+        if output.suffix in (".h5ad", ".zarr"):  # a table has no record
+            root = zarr.open_group(output, mode="r") if output.suffix == ".zarr" else open_hdf5(output)
+            text = read_elem(root[place]) if place in root else None
+        found = None if text is None else json.loads(text)
     why = f"no record of an annotation '{cfg.key_added}'"
     if found is not None:
         of_condition = "" if cfg.condition_of is None else checksum(cfg.condition_of)
-        why = why_other(identity_of(cfg, saved, checksum(path), of_condition, sample), found)
+        identity = identity_of(cfg, saved, checksum(path), of_condition, sample)
+        why = ", ".join(f"other {name}" for name in identity if found.get(name) != identity[name])
     if why and not cfg.overwrite:
         expected = f"an annotation of {path} by the same model and options"
         remedy = "choose another output=..., or add overwrite=true to replace it"
         raise InputError(f"{output} is of another run ({why})", expected, remedy)
     if not why:
-        remove_parts(output)  # the earlier run may have been killed before it did
         failed_file(output).unlink(missing_ok=True)
     return not why
 

@@ -8,7 +8,9 @@ write a copy of the file with it (`write_annotation`).
 import json
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,11 @@ from anndata import AnnData
 
 from scperformer.annotation.annotate import Annotation, make_annotation
 from scperformer.annotation.columns import require_not_annotated
-from scperformer.annotation.finished import identity_of
 from scperformer.annotation.label_options import find_label_options
-from scperformer.annotation.parts import Parts, partial_results
+from scperformer.annotation.outputs import identity_of
 from scperformer.annotation.write import write_annotation
 from scperformer.base.memory import KEPT, freed_memory
+from scperformer.base.outputs import scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.query import find_query, require_regular
 from scperformer.config.annotation import AnnotationOptions
@@ -43,17 +45,16 @@ def annotate_cells(adata: AnnData, model: Model, cfg: AnnotationOptions, whole: 
     options = find_label_options(adata, model.saved, cfg)
     adapted = _adapted_to(adata, model, cfg, whole=whole)
     blocks = call_all(adapted, cfg)
-    annotation = make_annotation(
-        adata,
-        adapted,
-        options,
-        cfg,
-        read=lambda: blocks,
-        num_called=adata.n_obs,
-        seconds=time.perf_counter() - start,
-    )
+    seconds = time.perf_counter() - start
+    annotation = make_annotation(adata, adapted, options, cfg.key_added, lambda: blocks, seconds)
+    annotation.record["config_json"] = _as_json(cfg)
     annotation.write_into(adata)
     return annotation.text
+
+
+def _as_json(cfg: AnnotationOptions) -> str:
+    """Return the options of a run for its record, with the names of files without their folders."""
+    return json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]})
 
 
 def embed_cells(
@@ -73,17 +74,10 @@ def embed_cells(
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
-def annotate_file(
-    path: str, output: Path, model: Model, cfg: AnnotationOptions, sample: dict[str, str], resume: bool = False
-) -> Annotation:
+def annotate_file(path: str, output: Path, model: Model, cfg: AnnotationOptions, sample: dict[str, str]) -> Annotation:
     """Annotate a file, and write a copy of it or a table; the calls of each block of cells are on disk until then.
 
-    Parameters
-    ----------
-    sample
-        Columns that all its cells get, with their values.
-    resume
-        Continue an interrupted run from its calls.
+    `sample` has columns that all its cells get, with their values.
     """
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
@@ -92,21 +86,31 @@ def annotate_file(
             require_not_annotated(cells, cfg.key_added, path, replace=cfg.replace_annotation)
         options = find_label_options(cells, model.saved, cfg, path)
         adapted = _adapted_to(cells, model, cfg, path)
-        of_condition = adapted.record.get("of_sha256", "")
-        identity = identity_of(cfg, model.saved, adapted.query.sha256, of_condition, sample)
-        with partial_results(output, identity, len(adapted.query.starts()), resume=resume) as parts:
+        query = adapted.query
+        with scratch_folder(output) as scratch:
             start = time.perf_counter()
-            num_called = _call_parts(parts, adapted, cfg)
+            # The arrays of a block get the memory of the last one: clearing new pages took a sixth of the CPU time.
+            name = default_output(path, "").name
+            with progress(name, total=query.rows.shape[0], unit="cells") as shown, freed_memory(KEPT):
+                files = [scratch / f"{first}.npz" for first in query.starts()]
+                for first, file in zip(query.starts(), files, strict=True):
+                    np.savez(file, **vars(call_block(adapted, first, cfg, shown.update)))
+
+            def read() -> Iterator[Calls]:
+                for file in files:
+                    with np.load(file) as arrays:
+                        yield Calls(**arrays)
+
             seconds = time.perf_counter() - start
-            annotation = make_annotation(
-                cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
-            )
+            annotation = make_annotation(cells, adapted, options, cfg.key_added, read, seconds)
+            annotation.record["config_json"] = _as_json(cfg)
+            of_condition = adapted.record.get("of_sha256", "")
+            identity = identity_of(cfg, model.saved, query.sha256, of_condition, sample)
             annotation.record["run"]["identity"] = json.dumps(identity)
             if sample:
                 is_stored = isinstance(cells, BackedH5ad)
                 existing = {*cells.keys()["obs"], cells.index_name} if is_stored else cells.obs.reset_index().columns
                 annotation.describe(sample, existing, path)
-            scratch = parts.folder
             write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
     return annotation
 
@@ -134,17 +138,3 @@ def call_all(adapted: Adapted, cfg: AnnotationOptions) -> list[Calls]:
     query = adapted.query
     with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
         return [call_block(adapted, start, cfg, shown.update) for start in query.starts()]
-
-
-def _call_parts(parts: Parts, adapted: Adapted, cfg: AnnotationOptions) -> int:
-    """Call the cells of all parts that are not finished; return the number of these cells."""
-    query = adapted.query
-    starts = query.starts()
-    missing = parts.missing
-    num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in missing)
-    name = default_output(query.path, "").name
-    # The arrays of a block have the memory of the last block's: clearing new pages took a sixth of the CPU time.
-    with progress(name, total=num_cells, unit="cells") as shown, freed_memory(KEPT):
-        for part in missing:
-            parts.write(part, call_block(adapted, starts[part], cfg, shown.update))
-    return num_cells

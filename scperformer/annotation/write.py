@@ -3,7 +3,6 @@
 A copy of an h5ad file as h5ad takes little memory, whatever its size; for zarr, the file is read as a whole.
 """
 
-import json
 import logging
 import shutil
 import warnings
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it was opened
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
-FORMATS = (".h5ad", ".zarr", *SEPARATORS, ".parquet")  # endings of outputs
+FORMATS = (".h5ad", ".zarr", *SEPARATORS)  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = FolderKind("an annotation in zarr")
 
@@ -69,9 +68,7 @@ def write_annotation(
     require_unchanged(path, seen)
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
-        if output.suffix == ".parquet":
-            _write_parquet(temporary, _table_rows(cells, annotation), annotation.record)
-        elif output.suffix not in (".h5ad", ".zarr"):
+        if output.suffix not in (".h5ad", ".zarr"):
             _write_text(temporary, output.name, _table_rows(cells, annotation))
         elif isinstance(cells, BackedH5ad):
             shutil.copyfile(path, temporary)
@@ -199,19 +196,3 @@ def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> N
         block.to_csv(temporary, sep=separator, index=False, mode=mode, header=header, compression=compression)
     if num_quoted:
         log.warning("%d texts that spreadsheets would run as formulas have a ' in front", num_quoted)
-
-
-def _write_parquet(temporary: Path, blocks: Iterator[pd.DataFrame], record: dict[str, Any]) -> None:
-    """Write a Parquet file, with the record of the run as JSON in its metadata."""
-    import pyarrow
-    from pyarrow.parquet import ParquetWriter
-
-    writer = None
-    content = json.dumps(record, default=lambda array: array.tolist()).encode()
-    for block in blocks:
-        table = pyarrow.Table.from_pandas(block, preserve_index=False)
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"scperformer": content})
-        writer = writer or ParquetWriter(temporary, table.schema)
-        writer.write_table(table)
-    assert writer is not None, "there is at least one block"
-    writer.close()

@@ -153,6 +153,18 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
 
 
 @contextmanager
+def scratch_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder on the disk of an output, which is removed at the end."""
+    temporary = _temporary_path(Path(os.path.realpath(path)))
+    temporary.mkdir()
+    try:
+        with output_named(path):
+            yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
 def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder, which is renamed to `path` if the block succeeds and removed if it fails.
 

@@ -33,7 +33,7 @@ EXAMPLES = """\
 class PredictConfig(AnnotationOptions):
     """Annotate the cells of one or more files."""
 
-    # .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; with several files {sample} stands for the name of each, as
+    # .h5ad, .zarr, .csv or .tsv (both also .gz); with several files {sample} stands for the name of each, as
     # in calls/{sample}.csv; null: SAMPLE.annotated.h5ad beside each file
     output: str | None = None
     output_dir: str | None = None  # a folder for all outputs, SAMPLE.annotated.h5ad
@@ -108,7 +108,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
         for path, output in waiting:
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
             with failures.of_file(path, output):
-                annotation = annotate_file(path, output, model, cfg, sheet.get(path, {}), cfg.resume)
+                annotation = annotate_file(path, output, model, cfg, sheet.get(path, {}))
                 log.info("written: %s", output)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_annotated += 1

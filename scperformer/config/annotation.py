@@ -38,8 +38,6 @@ class AnnotationOptions(ModelOptions):
     # the only labels that can occur; see docs/labels.md#constraints
     allow_labels: list[str] = field(default_factory=list)
     deny_labels: list[str] = field(default_factory=list)  # labels that cannot occur
-    # label proportions that confidences assume; em: estimated from the file, so that labels depend on all of its cells
-    prior: str = choice("reference", "em")
     # also one label per cluster, by majority: an obs column, or auto (many small clusters); see docs/labels.md#clusters
     clusters: str | None = None
     # also flag low-quality cells and score doublets; see docs/labels.md#quality
@@ -64,6 +62,5 @@ class AnnotationOptions(ModelOptions):
         super().__post_init__()
         is_name = "/" not in self.key_added and self.key_added not in (".", "..")
         require(is_name, "key_added", repr(self.key_added), "a name without '/'")
-        changes_probabilities = bool(self.allow_labels or self.deny_labels) or self.prior == "em"
-        expected = "no alpha beside allow_labels, deny_labels or prior=em: its sets are for probabilities as they are"
-        require(self.alpha is None or not changes_probabilities, "alpha", self.alpha, expected)
+        expected = "no alpha beside allow_labels or deny_labels: its sets are for probabilities as they are"
+        require(self.alpha is None or not (self.allow_labels or self.deny_labels), "alpha", self.alpha, expected)

@@ -3,8 +3,7 @@
 - cluster_votes: One label for each cluster of cells: the majority of their votes, each weighted by its confidence.
 - common: The labels of two studies merged to what both mean, by the terms of the Cell Ontology that their names
   are.
-- constraints: Constraints on probabilities: labels that can occur, and the shares of labels among the cells of a
-  file.
+- constraints: Constraints on probabilities: labels that can occur.
 - joining: The labels of several studies joined: the same type under one name, and coarse labels over the fine ones.
 - ontology: Labels and the Cell Ontology (CL): ids of labels, by table or by name, and label trees made from its
   terms.

@@ -1,6 +1,6 @@
-"""Constraints on probabilities: labels that can occur, and the shares of labels among the cells of a file.
+"""Constraints on probabilities: labels that can occur.
 
-Both give each label a weight. Shapes: N cells, C labels; `proba` is N x C, and each row sums to 1.
+Shapes: N cells, C labels; `proba` is N x C, and each row sums to 1.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,6 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed, shortened
 from scperformer.labels.texts import spelled_as
-
-MAX_STEPS = 1000  # of expectation maximisation
-CONVERGED = 1e-6  # largest change of a share in a step at which it has converged
 
 
 def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> np.ndarray:
@@ -43,27 +40,3 @@ def reweighted(proba: np.ndarray, weights: np.ndarray) -> np.ndarray:
     products = proba * weights
     products = np.where(products.sum(axis=1, keepdims=True) > 0, products, weights > 0)
     return (products / products.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
-def shares_by_em(proba: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Estimate the shares of the labels among cells by expectation maximisation, float64 C.
-
-    Each step reweights the probabilities by the ratio of the estimated to the reference shares; their mean
-    over the cells is the next estimate: p_k = mean_i(P_ik p_k / s_k / sum_j(P_ij p_j / s_j)).
-
-    Parameters
-    ----------
-    proba
-        Probabilities P of cells by a model.
-    shares
-        Shares s of the labels among the cells that the model was trained on, C, above 0.
-
-    Source: Saerens, Latinne and Decaestecker 2002, equation 2.10.
-    """
-    estimate = np.asarray(shares, dtype=np.float64)
-    for _ in range(MAX_STEPS):
-        before = estimate
-        estimate = reweighted(proba, estimate / shares).mean(axis=0, dtype=np.float64)
-        if np.abs(estimate - before).max() < CONVERGED:
-            break
-    return estimate

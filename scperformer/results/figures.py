@@ -15,7 +15,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.messages import shortened
-from scperformer.base.pictures import MIN_BIN_CALLS, colour_of
+from scperformer.base.pictures import colour_of
 from scperformer.labels.tree import NO_CALL
 
 Figure = dict[str, Any]
@@ -75,14 +75,12 @@ def composition(
 ) -> Figure:
     """Return stacked bars of the shares of calls in each sample; `counts` are samples x labels, unknown is hatched."""
     shares = counts / counts.sum(axis=1, keepdims=True)
+    hatch = {"shape": "/", "bgcolor": "#fff", "size": 7, "solidity": 0.35, "fillmode": "replace"}
     traces = []
     for place, (label, colour) in enumerate(zip(labels, colours, strict=True)):
         marker: dict[str, Any] = {"color": colour, "line": {"color": "#fff", "width": 0.5}}
-        hatch = {"shape": "/", "fgcolor": colour, "bgcolor": "#fff", "size": 7, "solidity": 0.35, "fillmode": "replace"}
-        hover = [
-            f"{plain(sample)}, {plain(label)}<br>{num:,} cells, {share:.1%}"
-            for sample, num, share in zip(samples, counts[:, place].tolist(), shares[:, place].tolist(), strict=True)
-        ]
+        marker |= {"pattern": hatch | {"fgcolor": colour}} if label == NO_CALL else {}
+        row = zip(samples, counts[:, place].tolist(), shares[:, place].tolist(), strict=True)
         trace = {
             "type": "bar",
             "orientation": "h",
@@ -93,8 +91,10 @@ def composition(
             "textposition": "inside",
             "insidetextanchor": "middle",
             "textangle": 0,
-            "marker": marker | ({"pattern": hatch} if label == NO_CALL else {}),
-            "hovertext": hover,
+            "marker": marker,
+            "hovertext": [
+                f"{plain(sample)}, {plain(label)}<br>{num:,} cells, {share:.1%}" for sample, num, share in row
+            ],
             "hoverinfo": "text",
         }
         traces.append(trace)
@@ -204,38 +204,6 @@ def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: npt.NDArra
     layout = {"showlegend": False, "height": 130 + ROW * len(labels), "xaxis": ticks, "yaxis": _rows(labels)}
     data = [trace | {"hoverinfo": "text"}]
     return {"data": data, "layout": layout, "name": "markers", "width": 260 + 19 * len(genes)}
-
-
-def reliability(curves: Mapping[str, Any]) -> Figure:
-    """Return the accuracy of out-of-fold predictions by their confidence; bins with fewer than 10 are left out."""
-    line = {"color": "#8793a0", "dash": "dash", "width": 1}
-    diagonal = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "line": line, "hoverinfo": "skip"}
-    traces: list[Figure] = [diagonal | {"showlegend": False}]
-    for place, (name, bins) in enumerate(curves.items()):
-        columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
-        mean_confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_BIN_CALLS]
-        size = (5 + 22 * np.sqrt(num_cells / max(num_cells.sum(), 1))).round(1).tolist()
-        trace = {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": plain(name),
-            "x": mean_confidence.tolist(),
-            "y": accuracy.tolist(),
-            "customdata": num_cells.astype(int).tolist(),
-            "line": {"color": colour_of(place), "width": 1.5},
-            "marker": {"size": size, "symbol": SYMBOLS[place % len(SYMBOLS)]},
-            "hovertemplate": "confidence %{x:.2f}, accuracy %{y:.2f}<br>%{customdata:,} cells<extra></extra>",
-        }
-        traces.append(trace)
-    axis = {"range": [0, 1.03], "fixedrange": True, "automargin": True}
-    layout = {
-        "height": 420,
-        "showlegend": len(curves) > 1,
-        "legend": {"orientation": "h", "y": -0.18},
-        "xaxis": axis | {"title": _title("confidence")},
-        "yaxis": axis | {"title": _title("accuracy")},
-    }
-    return {"data": traces, "layout": layout, "name": "calibration", "width": 300}
 
 
 def confusion(counts: pd.DataFrame) -> Figure:

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import listed
 from scperformer.base.outputs import new_file
 from scperformer.labels.tree import NO_CALL
 from scperformer.results import cell_map, figures, what_to_check
@@ -122,7 +121,7 @@ def _charts(
     drawn: cell_map.Drawn,
     markers: dict[str, list[str]],
 ) -> list[figures.Figure]:
-    """Return the figures of composition, confidence, novelty, calibration and markers, those with content."""
+    """Return the figures of composition, confidence, novelty and markers, those with content."""
     names = [label.name for label in called]
     colours = [label.colour for label in called]
     counts = np.array([row[2:] for row in composition.rows])
@@ -132,22 +131,9 @@ def _charts(
         alphas = {float(sample.facts.get("novelty", {}).get("unknown_fpr", 0)) for sample in samples}
         limits = sorted(1 - alpha for alpha in alphas if alpha > 0)
         charts.append(figures.novelty(cells["novelty"].dropna().to_numpy(float), limits))
-    if curves := _calibration_curves(samples):
-        charts.append(figures.reliability(curves))
     if drawn.expression is not None and markers:
         charts.append(figures.dots(markers, drawn.expression, cells["call"].to_numpy(object)[drawn.rows]))
     return charts
-
-
-def _calibration_curves(samples: Sequence[Annotated]) -> dict[str, Any]:
-    """Return the calibration of out-of-fold predictions under each condition, with the names of its samples as key."""
-    names: dict[str, list[str]] = {}
-    bins = {}
-    for sample in samples:
-        if "calibration" in sample.facts:
-            names.setdefault(sample.adapted, []).append(sample.name)
-            bins[sample.adapted] = sample.facts["calibration"]["bins"]
-    return {listed(names[condition]): bins[condition] for condition in names}
 
 
 def _confusion(evaluation: Evaluation, labels: Sequence[tables.Label]) -> pd.DataFrame:

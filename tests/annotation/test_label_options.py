@@ -1,4 +1,4 @@
-"""Options about labels: constraints, shares by EM, label tree, clusters and quality, in memory and in files."""
+"""Options about labels: constraints, label tree, clusters and quality, in memory and in files."""
 
 from dataclasses import replace
 
@@ -37,10 +37,9 @@ def folder(model, tmp_path):
     return tmp_path / "m"
 
 
-def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog):
+def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model):
     least = float(np.median(scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"]))
-    with caplog.at_level("INFO", logger="scperformer"):
-        scperformer.annotate(counts_adata, model, options=as_options([f"min_confidence={least}"]))
+    scperformer.annotate(counts_adata, model, options=as_options([f"min_confidence={least}"]))
     details = counts_adata.obsm["scperformer_details"].add_prefix("scperformer_")
     obs = counts_adata.obs.join(details)
     proba = counts_adata.obsm["scperformer_proba"].astype(float)
@@ -57,7 +56,6 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
         num_backed_off += call != label
     assert set(obs["scperformer_call"]) == {*TREE.labels, "lymphocyte", "unknown"}
     assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == num_backed_off
-    assert f"{num_backed_off} cells below min_confidence" in caplog.text
 
 
 @pytest.mark.slow
@@ -87,22 +85,6 @@ def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_a
         plain, model, replace_annotation=True, options=as_options(["allow_labels=[B cell,Monocyte]"])
     )
     pd.testing.assert_frame_equal(allowed.obs, counts_adata.obs)
-
-
-def test_shares_by_em_follow_the_cells_of_the_file(counts_adata, model, caplog):
-    cells = counts_adata[np.flatnonzero(counts_adata.obs["cell_type"] != "Monocyte")].copy()
-    counts = {"B cell": 60, "Monocyte": 40, "T cell": 20}
-    saved = replace(model.saved, provenance=model.saved.provenance | {"cells_per_label": counts})
-    model = replace(model, saved=saved)
-    plain = scperformer.annotate(cells.copy(), model)
-    with caplog.at_level("INFO", logger="scperformer"):
-        scperformer.annotate(cells, model, options=as_options(["prior=em"]))
-    record = cells.uns["scperformer"]["constraints"]
-    np.testing.assert_allclose(record["reference_shares"], [1 / 2, 1 / 3, 1 / 6])
-    np.testing.assert_allclose(cells.obsm["scperformer_proba"].mean(), record["estimated_shares"], atol=1e-3)
-    monocytes = [adata.obsm["scperformer_proba"]["Monocyte"].mean() for adata in (cells, plain)]
-    assert monocytes[0] < monocytes[1] / 2
-    assert "prior=em: calls depend on all cells of the query" in caplog.text
 
 
 def test_clusters_of_a_column_get_a_label_by_votes(counts_adata, folder, write, monkeypatch):
@@ -153,7 +135,6 @@ def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, 
         ),
         ("ontology=none.obo", r"none\.obo cannot be read"),
         ("ontology=cl.owl", r"ontology=cl\.owl; expected packaged, none, or a file in \.obo"),
-        ("prior=flat", r"prior=flat; expected one of reference, em"),
     ],
 )
 def test_wrong_options_are_refused_and_change_nothing(counts_adata, model, option, match):
@@ -162,13 +143,6 @@ def test_wrong_options_are_refused_and_change_nothing(counts_adata, model, optio
     with pytest.raises(InputError, match=match):
         scperformer.annotate(counts_adata, model, options=as_options([option]))
     assert list(counts_adata.obs) == before
-
-
-@pytest.mark.parametrize("counts", [None, ["B cell"], {"B cell": 1}, {"B cell": 1, "Monocyte": "x", "T cell": 2}])
-def test_shares_need_the_cells_of_each_label(counts_adata, model, counts):
-    saved = replace(model.saved, provenance=model.saved.provenance | {"cells_per_label": counts})
-    with pytest.raises(InputError, match="prior=em and a model that does not state the cells of each label"):
-        scperformer.annotate(counts_adata, replace(model, saved=saved), options=as_options(["prior=em"]))
 
 
 def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_model, tmp_path, caplog):

