@@ -1,4 +1,4 @@
-"""Text for people: checks and suggestions for names, escaping for tables, and durations and sizes with units."""
+"""Text for people: checks and suggestions for names, escaping for tables, and durations with units."""
 
 import csv
 import io
@@ -12,7 +12,6 @@ MAX_SHOWN_LENGTH = 60  # characters; longer names are cut in messages
 MAX_LISTED_LENGTH = 130  # characters of a list of names in a message
 MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has about 150
 MIB = 2**20
-GIB = 2**30
 # Unicode: control characters, surrogates, and separators of lines and paragraphs.
 UNFIT_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 NO_COLUMNS = ("_index", ".", "..")  # names that no column of a table in an h5ad file or zarr store can have
@@ -95,11 +94,3 @@ def in_time(seconds: float) -> str:
         return f"{rest} s"
     hours, left = divmod(minutes, 60)
     return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def in_bytes(num_bytes: float) -> str:
-    """Return a size with its unit: "420 MiB", "3.1 GiB", "24 GiB"."""
-    size = num_bytes / GIB
-    if size < 0.995:
-        return f"{num_bytes / MIB:.0f} MiB"
-    return f"{size:.1f} GiB" if size < 9.95 else f"{size:.0f} GiB"

@@ -104,8 +104,7 @@ class ModelConfig(Options):
     # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
     # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
-    # a text file of genes with `model.dim` numbers each; or an array (.npy), with the genes of its rows in a text file
-    # of the same name (.txt) beside it, one in each line; missing genes get 0
+    # a text file of genes with `model.dim` numbers each, as of gene2vec; missing genes get 0
     gene2vec_path: str | None = None
     dropout: float = option(0.1, BELOW_ONE)  # dropout rate in the encoder
     # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once; no effect on a
@@ -156,14 +155,10 @@ class HeadConfig(Options):
 
 @dataclass(kw_only=True)
 class MaskingConfig(Options):
-    """The values that pretraining masks, and the loss of their prediction."""
+    """The values that pretraining masks."""
 
     # share of a cell's expressed genes that are masked and predicted; with model=performer of all genes
     share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
-    mask_share: float = fixed(
-        option(0.9, SHARE)
-    )  # share of these that the encoder sees as the mask; the others are unchanged
-    loss: str = fixed(choice("squared", "huber"))  # kind of error, with continuous tokens
 
 
 @dataclass(kw_only=True)
@@ -198,7 +193,7 @@ class TrainerConfig(Options):
     # maximum number of training steps, in place of epochs, with `model.queries=cell`
     max_steps: int = option(600, ONE_OR_MORE)
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
-    batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
+    batch_size: Any = 32  # cells per step and device; auto: as many as fit into the memory of a GPU
     progress_bar: bool = fixed(True)  # on a terminal only
 
     def __post_init__(self) -> None:

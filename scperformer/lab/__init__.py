@@ -5,8 +5,8 @@
   trained encoder.
 - attention_maps: The inputs of attention in a trained encoder on real cells, and the exact softmax maps of these
   inputs.
-- batch_size: `trainer.batch_size=auto`: the largest batch that fits into memory, from the memory of real training
-  steps.
+- batch_size: `trainer.batch_size=auto`: the largest batch that fits into the memory of a GPU, by steps on the longest
+  cells.
 - epochs: Training of layers for epochs, until held-out cells are called no better, perhaps by several processes.
 - initialise: The initial weights of a network: gene vectors, attention, and a trained encoder (`init`).
 - masked: Masked pretraining with Lightning: a network predicts hidden values, and its loss is compared with a naive

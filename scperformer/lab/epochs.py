@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
-from scperformer.base.messages import in_time
 from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
 from scperformer.config.training import NetworkConfig, TrainerConfig
@@ -48,7 +47,6 @@ class EncoderLearner(SeededLearner):
     mode: str
     columns: tuple[str, ...]  # the metrics in the table of epochs
     line: str  # the text of a log line about them
-    shown = "val_loss", "validation loss"  # the metric whose best value the progress bar shows, and its name there
 
     def __init__(self, network: torch.nn.Module, cfg: NetworkConfig):
         super().__init__(cfg)
@@ -98,7 +96,6 @@ class EpochLog(Callback):
         self.num_cells = num_cells
         self.shown = shown
         self.epochs: list[dict[str, float]] = []  # the rows of the table; epochs are numbered from 1
-        self.time_left_logged = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"epochs": self.epochs}
@@ -110,12 +107,9 @@ class EpochLog(Callback):
         self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not call it
         self.shown.total = ((trainer.max_epochs or 0) - trainer.current_epoch) * self.num_cells
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()
-        (name, text) = pl_module.shown
-        best = max if pl_module.mode == "max" else min
-        found = f", best {text} {best(each[name] for each in self.epochs):.3f}" if self.epochs else ""
-        self.shown.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}{found}", refresh=False)
+        self.shown.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.shown.update(len(batch[1]) * trainer.world_size)
@@ -123,18 +117,12 @@ class EpochLog(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         seconds = time.perf_counter() - self.start
         number = trainer.current_epoch + 1
-        max_epochs = trainer.max_epochs or 0
         metrics = {name: float(trainer.callback_metrics.get(name, 0.0)) for name in pl_module.columns}
         self.epochs.append({"epoch": float(number), **metrics, "seconds": seconds})
-        if not trainer.is_global_zero:
-            return
-        log.info("epoch %d/%d: %s (%.1f s)", number, max_epochs, pl_module.line % metrics, seconds)
-        with new_file(self.folder / EPOCHS_TABLE, overwrite=True) as temporary:
-            pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
-        if (left := max_epochs - number) > 0 and not self.time_left_logged:
-            epochs = f"{left} more epoch{'s' if left > 1 else ''} of {in_time(seconds)}"
-            log.info("at most about %s left: %s, fewer if early stopping ends it", in_time(left * seconds), epochs)
-        self.time_left_logged = True
+        if trainer.is_global_zero:
+            log.info("epoch %d/%d: %s (%.1f s)", number, trainer.max_epochs, pl_module.line % metrics, seconds)
+            with new_file(self.folder / EPOCHS_TABLE, overwrite=True) as temporary:
+                pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
 
 
 class Patience(EarlyStopping):

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import nn
-from torch.nn.functional import cross_entropy, huber_loss, mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
-from scperformer.config.training import MaskingConfig, PretrainOptions, TokensConfig
+from scperformer.config.training import PretrainOptions, TokensConfig
 from scperformer.lab.epochs import EncoderLearner, process_factor, run_epochs
 from scperformer.lab.streaming import Labelled, StreamedCells, validation_batches
 from scperformer.model.batches import Cells, seed_of
@@ -29,72 +29,51 @@ from scperformer.model.load import ENCODER_PREFIX
 
 MASK = "embedding.expression.mask_D"
 PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses
+MASK_SHARE = 0.9  # of the values to be predicted, those that the encoder sees as the mask
 HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
 
 
-def hide_values(batch: Batch, tokens: TokensConfig, masking: MaskingConfig, seed: int) -> tuple[Batch, torch.Tensor]:
+def hide_values(batch: Batch, tokens: TokensConfig, share: float, seed: int) -> tuple[Batch, torch.Tensor]:
     """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
 
-    Of the genes chosen in each cell, at least one, a share `mask_share` is shown as the mask and the rest as it is
-    (Yang et al. 2022, Methods). All devices draw the same.
+    A `share` of the expressed genes of each cell is chosen, at least one. Most of these are shown as the mask, and the
+    others as they are (Yang et al. 2022, Methods). All devices draw the same.
     """
     candidates_BL = batch.keep_BL & (batch.x_BL > 0)
     generator = torch.Generator().manual_seed(seed)
     order_BL, kind_BL = torch.rand(2, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
-    wanted_B1 = (masking.share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
+    wanted_B1 = (share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
     rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
     chosen_BL = candidates_BL & (rank_BL < wanted_B1)
-    masked_BL = chosen_BL & (kind_BL < masking.mask_share)
+    masked_BL = chosen_BL & (kind_BL < MASK_SHARE)
     values_BL = batch.values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
     return Batch(batch.genes_BL, values_BL, batch.x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
 
 
-def hidden_loss(predicted: torch.Tensor, true_K: torch.Tensor, masking: MaskingConfig) -> torch.Tensor:
+def hidden_loss(predicted: torch.Tensor, true_K: torch.Tensor) -> torch.Tensor:
     """Compute the mean loss of predictions of hidden values: logits of bins, K x N, or values, K; 0 if K is 0."""
     if not len(true_K):
         return predicted.sum()
-    if predicted.dim() == 2:
-        return cross_entropy(predicted.float(), true_K)
-    error = huber_loss if masking.loss == "huber" else mse_loss
-    return error(predicted.float(), true_K)
+    loss = cross_entropy if predicted.dim() == 2 else mse_loss
+    return loss(predicted.float(), true_K)
 
 
 def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
-    """Tabulate typical values of each gene where it is expressed, and in the last row those of all genes together.
+    """Tabulate the values of each gene where cells x, N x G, express it: what a naive guess says of its hidden values.
 
-    float32: mean values, G + 1, with continuous tokens; else logarithms of the shares of bins, (G + 1) x N.
+    float32: mean values, G, with continuous tokens; else logarithms of the shares of bins, G x N. Genes that few cells
+    express are shrunk towards all genes together, which count as one more cell.
     """
-    # Genes that few cells express are shrunk towards all genes together, which count as one more cell.
+    num_genes = x.shape[1]
     if tokens.name == "continuous":
         totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
-        num_cells = np.bincount(x.indices, minlength=x.shape[1])
-        overall = x.data.mean(dtype=np.float64)
-        return torch.tensor(np.append((totals + overall) / (num_cells + 1), overall), dtype=torch.float32)
+        usual = x.data.mean(dtype=np.float64)
+        return torch.tensor((totals + usual) / (np.bincount(x.indices, minlength=num_genes) + 1), dtype=torch.float32)
     size = mask_token(tokens) + 1
     places = x.indices.astype(np.int64) * size + log2_bins(x.data, tokens)
-    counts = np.bincount(places, minlength=x.shape[1] * size).reshape(-1, size).astype(np.float64)
+    counts = np.bincount(places, minlength=num_genes * size).reshape(-1, size).astype(np.float64)
     shares = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
-    of_genes = (counts + shares) / (counts.sum(1, keepdims=True) + 1)
-    return torch.tensor(np.log(np.vstack([of_genes, shares])), dtype=torch.float32)
-
-
-def naive_guess(table: torch.Tensor, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
-    """Guess the chosen values of a batch of true values, in the form of the network's predictions.
-
-    A value is the gene's mean plus the mean excess of the cell's other genes, which is mostly its depth. The chance of
-    a bin is proportional to P(bin | gene) P(bin | cell) / P(bin). `table` is of `naive_table`.
-    """
-    seen_BL = batch.keep_BL & (batch.x_BL > 0) & ~chosen_BL
-    usual = table[batch.genes_BL]
-    if table.dim() == 1:
-        excess_BL = (batch.values_BL - usual) * seen_BL
-        excess_B1 = excess_BL.sum(1, keepdim=True) / seen_BL.sum(1, keepdim=True).clamp_min(1)
-        return (usual + excess_B1)[chosen_BL]
-    counts_BN = torch.zeros(len(seen_BL), table.shape[1], device=table.device)
-    counts_BN.scatter_add_(1, batch.values_BL, seen_BL.to(counts_BN.dtype))
-    overall_N = table[-1]
-    of_cells_BN = ((counts_BN + overall_N.exp()) / (counts_BN.sum(1, keepdim=True) + 1)).log()
-    return (usual + (of_cells_BN - overall_N).unsqueeze(1))[chosen_BL]
+    return torch.tensor(np.log((counts + shares) / (counts.sum(1, keepdims=True) + 1)), dtype=torch.float32)
 
 
 class MaskableValues(nn.Module):
@@ -150,7 +129,7 @@ def load_pretraining(network: Any, weights: Mapping[str, np.ndarray]) -> None:
 
 
 class MaskedLearner(EncoderLearner):
-    """The network of pretraining with its loss, its optimiser and the naive guess, which is made of `train`."""
+    """The network of pretraining with its loss, its optimiser and the naive guess, which is made of cells in memory."""
 
     network: Any  # a MaskedModel, or what a subclass trains
     monitor = "val_loss"
@@ -161,7 +140,7 @@ class MaskedLearner(EncoderLearner):
     def __init__(self, network: nn.Module, train: Cells, cfg: PretrainOptions):
         super().__init__(network, cfg)
         self.tokens = cfg.tokens
-        self.masking = cfg.masking
+        self.share = cfg.masking.share
         self.naive: torch.Tensor
         # It is computed from the cells: a checkpoint need not hold it.
         self.register_buffer("naive", self.usual_values(train.x), persistent=False)
@@ -172,19 +151,19 @@ class MaskedLearner(EncoderLearner):
 
     def hide(self, tokens: Batch, seed: int) -> tuple[Batch, torch.Tensor, torch.Tensor]:
         """Hide some values; return the batch that the network sees, what it is to predict, and the true values."""
-        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.share, seed)
         return hidden, chosen_BL, tokens.values_BL[chosen_BL]
 
     def guess(self, tokens: Batch, asked: torch.Tensor) -> torch.Tensor:
         """Guess without the network the values that it is to predict."""
-        return naive_guess(self.naive, tokens, asked)
+        return self.naive[tokens.genes_BL[asked]]
 
     def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
         tokens = self.with_genes_dropped(batch[0])
         seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
         hidden, asked, true_K = self.hide(tokens, seed)
         num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
-        loss = hidden_loss(self.network(hidden, asked), true_K, self.masking) * process_factor(num_hidden)
+        loss = hidden_loss(self.network(hidden, asked), true_K) * process_factor(num_hidden)
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
@@ -193,8 +172,8 @@ class MaskedLearner(EncoderLearner):
         """Sum over a batch of validation cells: the network's loss, the naive guess's, and the number of values."""
         seed = seed_of("masked in validation", self.seed, batch_idx)
         hidden, asked, true_K = self.hide(tokens, seed)
-        ours = hidden_loss(self.network(hidden, asked), true_K, self.masking)
-        naive = hidden_loss(self.guess(tokens, asked), true_K, self.masking)
+        ours = hidden_loss(self.network(hidden, asked), true_K)
+        naive = hidden_loss(self.guess(tokens, asked), true_K)
         means = torch.stack([ours, naive])
         num_hidden = torch.tensor(float(len(true_K)), device=means.device)
         return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
@@ -214,18 +193,12 @@ class MaskedLearner(EncoderLearner):
 
 
 def train_masked(
-    network: nn.Module,
-    train: Cells | StreamedCells,
-    val: Cells,
-    cfg: PretrainOptions,
-    run_folder: Path,
-    kind: type[MaskedLearner] = MaskedLearner,
+    learner: MaskedLearner, train: Cells | StreamedCells, val: Cells, cfg: PretrainOptions, run_folder: Path
 ) -> dict[str, Any] | None:
-    """Pretrain, and leave the weights of the best epoch in `network`; return it and its losses.
+    """Pretrain, and leave the weights of the best epoch in the network of `learner`; return it and its losses.
 
     In all processes but the first, return None.
     """
-    learner = kind(network, train.sample, cfg)
     best_epoch = run_epochs(learner, train, val, cfg, run_folder)
     if best_epoch is None:
         return None

@@ -113,7 +113,7 @@ class MaskedGenesLearner(MaskedLearner):
 
     def hide(self, tokens: Batch, seed: int) -> tuple[Batch, Tensor, Tensor]:
         num_genes = len(self.naive)
-        seen, genes_K = hide_genes(tokens, num_genes, self.masking.share, seed)
+        seen, genes_K = hide_genes(tokens, num_genes, self.share, seed)
         genes_K = genes_K[:MAX_HIDDEN]
         return seen, genes_K, expression_of(tokens, genes_K, num_genes).flatten()
 

@@ -62,7 +62,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | Non
     # The loader gives a label with every cell: here it is the cell's file.
     parts = ((row_subset(corpus.x, rows), corpus.file_of_cell[rows]) for rows in corpus.split)
     train, val = (Cells(x, cfg.tokens, files) for x, files in parts)
-    cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens, train)
+    cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens)
     network, num_known_genes = new_masked_model(corpus, train, cfg, init)
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
     facts = {"corpus": corpus.files, "num_cells": corpus.num_cells}
@@ -73,8 +73,8 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | Non
     sizes = len(cells), len(val), len(corpus.genes), sum(parameter.numel() for parameter in network.parameters())
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
-    kind = MaskedGenesLearner if cfg.model.reads_genes else MaskedLearner
-    result = train_masked(network, cells, val, cfg, run.folder, kind)
+    learner = (MaskedGenesLearner if cfg.model.reads_genes else MaskedLearner)(network, train, cfg)
+    result = train_masked(learner, cells, val, cfg, run.folder)
     if result is None:
         return None
     if not math.isfinite(result["loss"]):

@@ -1,7 +1,7 @@
 """Weights of a pretrained encoder for other genes, and tables of gene vectors."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,6 @@ import torch
 
 from scperformer.attention.encoder import Encoder
 from scperformer.base.errors import InputError
-from scperformer.io.gene_lists import read_genes
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
 from scperformer.model.folder import damaged_model
@@ -83,65 +82,38 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     """Read a table of gene vectors: float32, len(genes) x dim; genes that are not in the table get zeros.
 
     Each line has a gene and `dim` numbers, separated by white space, as in gene2vec's files (Du et al. 2019, BMC
-    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped. An array of
-    NumPy (.npy, as scBERT has it) has a row for each gene of a text file of the same name (.txt).
+    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped.
     """
 
     def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
         return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
 
-    index = {gene: i for i, gene in enumerate(genes)}
-    vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    known: set[str] = set()
-    other = ""
-    repeated = 0
     try:
-        for name, numbers in _array_rows(path, dim) if Path(path).suffix == ".npy" else _text_rows(path):
-            if len(numbers) != dim:
-                raise unusable(f"{len(numbers)} numbers for '{name}'")
-            if name not in index:
-                other = name
-                continue
-            try:
-                with np.errstate(over="ignore"):
-                    vectors[index[name]] = numbers
-            except ValueError as error:
-                raise unusable(f"text in place of a number for '{name}'") from error
-            repeated += name in known
-            known.add(name)
-    except InputError:
-        raise
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line.split() for line in file if line.strip()]
     except OSError as error:
         raise unusable(f"a file that cannot be read ({error.strerror})") from error
-    except (ValueError, EOFError) as error:
-        raise unusable("content that is neither text nor an array of numbers") from error
+    except ValueError as error:
+        raise unusable("content that is not text") from error
+    if lines and len(lines[0]) == 2 and lines[0][0].isdigit():
+        del lines[0]
+    if other := next((line for line in lines if len(line) != dim + 1), None):
+        raise unusable(f"{len(other) - 1} numbers for '{other[0]}'")
+    table = {name: numbers for name, *numbers in lines}
+    if len(table) < len(lines):
+        log.warning("genes that occur more than once in %s: %d; their last line is used", path, len(lines) - len(table))
+    known = [row for row, gene in enumerate(genes) if gene in table]
+    if len(known) < MIN_KNOWN_SHARE * len(genes):
+        examples = f"(the model has e.g. '{genes[0]}', the file '{lines[-1][0] if lines else ''}')"
+        raise unusable(f"{len(known)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
+    vectors = np.zeros((len(genes), dim), dtype=np.float32)
+    try:
+        with np.errstate(over="ignore"):
+            vectors[known] = np.array([table[genes[row]] for row in known], dtype=np.float32).reshape(-1, dim)
+    except ValueError as error:
+        raise unusable(f"text in place of a number ({error})") from error
     if not np.isfinite(vectors).all():
         raise unusable("numbers that are not finite")
-    if len(known) < MIN_KNOWN_SHARE * len(genes):
-        examples = f"(the model has e.g. '{genes[0]}', the file '{other}')"
-        raise unusable(f"{len(known)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
-    if repeated:
-        log.warning("genes that occur more than once in %s: %d; their last line is used", path, repeated)
     log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(known), len(genes), path)
     return vectors
-
-
-def _text_rows(path: str | Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the genes and numbers of a table of text, line by line."""
-    with open(path, encoding="utf-8-sig") as file:
-        for number, (name, *numbers) in enumerate(line.split() for line in file if line.strip()):
-            is_header = number == 0 and len(numbers) == 1 and name.isdigit()
-            if not is_header:
-                yield name, numbers
-
-
-def _array_rows(path: str | Path, dim: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the genes of a text file and the rows of the array beside it."""
-    names = read_genes(Path(path).with_suffix(".txt"))
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if array.shape != (len(names), dim) or array.dtype.kind != "f":
-        found = f"gene vectors '{path}' with {array.dtype} of shape {array.shape}"
-        expected = f"numbers of shape ({len(names)}, {dim})"
-        raise InputError(found, expected, "name another table with model.gene2vec_path or choose model.positions=gene")
-    yield from zip(names, array, strict=True)

@@ -23,12 +23,11 @@ Labelled = tuple[Batch, torch.Tensor]
 
 
 class StreamedCells:
-    """Labelled cells on disk, with the methods of `Cells` that training needs; `sample` holds some in memory."""
+    """Labelled cells on disk, with the methods of `Cells` that training needs."""
 
-    def __init__(self, stream: Stream, tokens: TokensConfig, sample: Cells):
+    def __init__(self, stream: Stream, tokens: TokensConfig):
         self.stream = stream
         self.tokens = tokens
-        self.sample = sample
         self.known_labels = stream.labels
 
     def __len__(self) -> int:

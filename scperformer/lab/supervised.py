@@ -41,7 +41,6 @@ class Learner(EncoderLearner):
     monitor = "val_score"
     mode = "max"
     columns = ("train_loss", "val_loss", "val_macro_f1", "val_accuracy")
-    shown = "val_macro_f1", "macro-F1"
     line = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, accuracy %(val_accuracy).3f"
 
     def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainOptions):
@@ -160,5 +159,5 @@ class TokenEncoder:
         """Train the layers, and return the best epoch, from 1; None in all processes but the first."""
         stream = training.reference.stream
         train = training.train
-        cells = train if stream is None else StreamedCells(stream, training.cfg.tokens, train)
+        cells = train if stream is None else StreamedCells(stream, training.cfg.tokens)
         return train_network(training.network, cells, training.val, training.cfg, folder)

@@ -78,11 +78,6 @@ class Cells:
         self.measured = None if measured is None or measured.all() else measured
         self.known_labels = np.empty(0, dtype=np.int64) if labels is None else labels
 
-    @property
-    def sample(self) -> "Cells":
-        """The cells in memory, on which everything before the network's training is fitted: all of them."""
-        return self
-
     def __len__(self) -> int:
         return self.x.shape[0]
 

@@ -36,7 +36,7 @@ from scperformer.io.read import checksum
 from scperformer.model.content import INFO
 from scperformer.model.folder import MODEL, write_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem, require_loggers
+from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, is_damaged, require_loggers
 
 log = logging.getLogger(__name__)
 
@@ -143,15 +143,11 @@ class Run:
         changed = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
         return changed, before["reference_sha256"] != self.data
 
-    def is_finished(self) -> bool:
-        """Whether this run has ended: the model in the place of the output may be of an earlier one."""
-        return bool(self.read().get("finished")) and self.differences() == ({}, False)
-
     def resumes(self) -> bool:
         """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced.
 
-        More epochs and more patience than before are allowed. Damaged checkpoints, and checkpoints of other versions of
-        torch and Lightning, are refused; with `overwrite` the run starts again.
+        More epochs and more patience than before are allowed. Damaged checkpoints are refused; with `overwrite` the run
+        starts again.
         """
         cfg = self.cfg
         folder = self.folder
@@ -165,8 +161,9 @@ class Run:
         named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if other_data else []
-        others += map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt")))
-        differ = " and ".join(dict.fromkeys(filter(None, others)))  # each of them once
+        checkpoints = sorted((folder / CHECKPOINTS).glob("*.ckpt"))
+        others += [f"a damaged checkpoint ({path.name})" for path in checkpoints if is_damaged(path)]
+        differ = " and ".join(others)
         if not cfg.resume or (differ and not cfg.overwrite):
             found = f"an unfinished run with {differ}" if differ else "an unfinished run"
             remedy = ("" if differ else "resume=true continues it, ") + "overwrite=true starts again"
@@ -177,8 +174,6 @@ class Run:
         log.info("continuing the run in %s", folder)
         for name, (old, new) in raised.items():
             log.info("%s is %s from here on, it was %s", name, new, old)
-        if "trainer.max_epochs" in raised and (cfg.optim.final_lr_fraction < 1 or cfg.optim.warmup_fraction > 0):
-            log.warning("the schedule now spans the new max_epochs, so the result differs from one uninterrupted run")
         return True
 
 
@@ -214,14 +209,16 @@ def training_run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_h
         _require_place(output, folder, cfg.overwrite)
     data = (checksum(*paths) if paths else "") + init_hash
     data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
-    this = Run(cfg, output, folder, data, is_first)
-    if may_be_finished and this.is_finished():
-        log.info("%s is finished: nothing to resume", output)
-        yield None
-        return
-    if may_be_finished and is_first:
-        _require_place(output, folder, cfg.overwrite)
-    resumes = is_first and this.resumes()
+    run = Run(cfg, output, folder, data, is_first)
+    if may_be_finished:
+        # The record tells: the model in the place of the output may be of an earlier run.
+        if run.read().get("finished") and run.differences() == ({}, False):
+            log.info("%s is finished: nothing to resume", output)
+            yield None
+            return
+        if is_first:
+            _require_place(output, folder, cfg.overwrite)
+    resumes = is_first and run.resumes()
     try:
         with output_named(folder):
             if is_first and not resumes:
@@ -229,8 +226,8 @@ def training_run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_h
                     folder.rename(earlier)
                 with new_folder(folder, RUN):  # it appears together with its mark
                     pass
-            this.remember(options=_run_options(cfg), reference_sha256=data, finished=False)
-            yield this
+            run.remember(options=_run_options(cfg), reference_sha256=data, finished=False)
+            yield run
     except BaseException as error:
         if isinstance(error, Diverged):  # resume=true must not continue from here
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

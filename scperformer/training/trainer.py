@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
-VERSIONS = {"torch": "torch_version", "pytorch-lightning": "pytorch-lightning_version"}  # their keys in a checkpoint
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -150,25 +149,16 @@ def device_of(options: TrainerConfig) -> Device:
     return Device("cuda" if is_cuda else "mps", precision, torch.cuda.get_device_name() if is_cuda else "Apple GPU")
 
 
-def checkpoint_problem(checkpoint: Path) -> str:
-    """Return why a run cannot be continued from a checkpoint; "" if it can.
-
-    Other versions of torch and Lightning may read it, but do not repeat the lost part of the run exactly.
-    """
+def is_damaged(checkpoint: Path) -> bool:
+    """Return whether a run cannot be continued from a checkpoint."""
     try:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        written = {name: str(saved[key]) for name, key in VERSIONS.items()}
-    except (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, UnpicklingError):
-        return f"a damaged checkpoint ({checkpoint.name})"
-    here = {"torch": str(torch.__version__), "pytorch-lightning": pl.__version__}
-    for name, theirs in written.items():
-        if theirs.split(".")[:2] != here[name].split(".")[:2]:
-            return f"a checkpoint of {name} {theirs} (installed: {here[name]})"
-    return ""
+        return not isinstance(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True), dict)
+    except (EOFError, OSError, RuntimeError, TypeError, ValueError, UnpicklingError):
+        return True
 
 
 class Interruption(Callback):
-    """After a signal, save to `checkpoint` and stop, in all processes after the same step; checkpoints name torch."""
+    """After a signal, save to `checkpoint` and stop, in all processes after the same step."""
 
     def __init__(self, checkpoint: Path):
         self.checkpoint = checkpoint
@@ -180,9 +170,6 @@ class Interruption(Callback):
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, lambda number, _: setattr(self, "received", number))
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        checkpoint[VERSIONS["torch"]] = str(torch.__version__)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop_if_signalled(trainer)  # the end of the last epoch has been saved
@@ -211,27 +198,25 @@ def require_loggers(options: LoggerConfig) -> None:
             raise InputError(f"logger.{name}=true without {name}", f"the library {name}", remedy)
 
 
-@contextmanager
-def loggers_of(cfg: NetworkConfig, run_folder: Path | None) -> Iterator[list[Logger]]:
-    """Yield the loggers of a run, none without a folder, and end their runs after it, also if a training fails.
+def loggers_of(cfg: NetworkConfig, run_folder: Path) -> list[Logger]:
+    """Return the loggers of a run.
 
     Weights & Biases writes files that `wandb sync` can send, unless the user has set WANDB_MODE; MLflow writes a
     database, unless the user has set MLFLOW_TRACKING_URI. Both also get the options, without paths.
     """
-    if run_folder is None:
-        yield []
-        return
     options = cfg.logger
     name = run_folder.name.removesuffix(".run")
-    kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
-    loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(options, name)]
+    loggers: list[Logger] = []
+    if options.csv:
+        loggers.append(CSVLogger(run_folder, name="csv"))
+    if options.tensorboard:
+        loggers.append(TensorBoardLogger(run_folder, name="tensorboard"))
     services: list[Logger] = []
-    begins = False
     if options.wandb:
-        begins = importlib.import_module("wandb").run is None  # else Lightning takes the run that the user has begun
         project = os.environ.get("WANDB_PROJECT", "scperformer")
-        offline = "WANDB_MODE" not in os.environ
-        services.append(WandbLogger(name=name, save_dir=run_folder, offline=offline, project=project))
+        services.append(
+            WandbLogger(name=name, save_dir=run_folder, offline="WANDB_MODE" not in os.environ, project=project)
+        )
     if options.mlflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_folder.absolute() / 'mlflow.db'}")
         services.append(MLFlowLogger("scperformer", run_name=name, tracking_uri=uri))
@@ -239,11 +224,7 @@ def loggers_of(cfg: NetworkConfig, run_folder: Path | None) -> Iterator[list[Log
     del groups["model"]["gene2vec_path"]
     for logger in services:
         logger.log_hyperparams(groups | {"attention": cfg.attention, "seed": cfg.seed})
-    try:
-        yield loggers + services
-    finally:
-        if begins:
-            services[0].experiment.finish()  # type: ignore[attr-defined]  # Lightning leaves it open for later runs
+    return loggers + services
 
 
 def run_trainer(
@@ -265,12 +246,14 @@ def run_trainer(
     for library in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(library).setLevel(logging.WARNING)
     start = None
+    loggers: list[Logger] = []
     if folder is not None:  # else it is a part of a run, or of a prediction, which has no such options
         log.info("training on %s: %s, %s", device.kind, device.why, device.precision)
         last = folder / CHECKPOINTS / LAST
         callbacks = [*callbacks, Interruption(last)]
         start = last if last.is_file() else None
-    with warnings.catch_warnings(), loggers_of(cfg, folder) as loggers, fast_cpu(device.kind, options.precision):
+        loggers = loggers_of(cfg, folder)
+    with warnings.catch_warnings(), fast_cpu(device.kind, options.precision):
         # Advice about data-loading workers, of which there are none on purpose, and about srun, for login nodes.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         warnings.filterwarnings("ignore", "The `srun` command is available")

@@ -16,7 +16,7 @@ from scperformer.attention.registry import MECHANISMS
 from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.lab.approximation import MEAN, approximation_errors
 from scperformer.lab.attention_maps import HeadInputs, layers_of
-from scperformer.lab.spectrum import analyze_spectrum, find_spectrum
+from scperformer.lab.spectrum import analyze_spectrum
 from scperformer.model.batches import Cells
 from scperformer.model.load import load_model
 
@@ -76,21 +76,6 @@ def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monk
             torch.testing.assert_close(tensor[0], rows[:, place].transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
-def test_queries_are_the_keys_of_a_mechanism_that_shares_them(monkeypatch):
-    monkeypatch.setattr(MECHANISMS["favor"], "shared_qk", True)
-    cells = make_cells()
-    for q, k, v in make_encoder(cells).attention_inputs(cells.batch([0])):
-        assert torch.equal(q, k)
-        assert not torch.equal(q, v)
-
-
-def test_maps_of_a_causal_model_are_not_causal_and_the_log_says_so(caplog):
-    cells = make_cells()
-    with caplog.at_level("INFO", "scperformer"):
-        next(layers_of(make_encoder(cells, causal=True), cells, np.arange(1), max_tokens=1000, seed=0))
-    assert "the model's attention is causal; here every token attends to all tokens" in caplog.text
-
-
 def test_long_cells_have_the_same_random_tokens_in_every_layer(caplog):
     cells = make_cells()
     encoder = make_encoder(cells)
@@ -145,12 +130,6 @@ def test_spectrum_against_numpy():
         assert index["sd"][row] == pytest.approx((1 - long[127]) / 2, abs=1e-7)
 
 
-def test_curve_of_the_identity_is_a_straight_line():
-    sharp = HeadInputs(*(1e3 * torch.eye(20).expand(1, 20, 20) for _ in range(3)), torch.arange(20))
-    curves, _, _ = find_spectrum([[sharp]])  # each token attends only to itself
-    np.testing.assert_allclose(curves[0, 0], np.arange(1, 21) / 20, atol=1e-9)
-
-
 # Approximation
 
 
@@ -187,17 +166,6 @@ def test_the_last_row_is_the_mean_of_the_values(favor_errors):
             errors.append(np.linalg.norm(v.mean(axis=0) - exact) / np.linalg.norm(exact))
     assert last["mean"] == pytest.approx(np.mean(errors), rel=1e-5)
     assert last["sd"] == pytest.approx(np.std(errors), rel=1e-4)
-
-
-def test_errors_depend_only_on_the_seed_and_the_draw(monkeypatch):
-    cells = [random_inputs(40)]
-    monkeypatch.setattr("scperformer.lab.approximation.SIZES", [8])
-    first, again, other = (approximation_errors([cells], 40, seed) for seed in (0, 0, 1))
-    pd.testing.assert_frame_equal(first, again)
-    monkeypatch.setattr("scperformer.lab.approximation.NUM_DRAWS", 1)
-    one_draw = approximation_errors([cells], 40, seed=0)
-    favor = [table.set_index("mechanism").loc["favor", "mean"] for table in (first, other, one_draw)]
-    assert len(set(favor)) == 3
 
 
 # The command

@@ -66,14 +66,6 @@ def started(counts_adata, init, *overrides):
 # --- options -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_options_of_the_encoder_are_taken_over(pretrained):
-    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "head=cls", "model.linear=false"))
-    assert (cfg.tokens.name, cfg.tokens.num_bins) == ("bins", 40)
-    assert (cfg.model.dim, cfg.model.depth, cfg.attention["name"]) == (16, 2, "softmax")
-    assert (cfg.model.dropout, cfg.model.linear, cfg.head.name) == (0.3, False, "cls")  # these are not the encoder's
-
-
 def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
     """`train` fits a model without layers by default; what is given beside `init` stays as it was given."""
     cfg = adopt_options(config(pretrained))
@@ -82,10 +74,6 @@ def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
     assert (cfg.model.dropout, cfg.model.linear, cfg.head) == (0.3, False, HeadConfig(hidden=[8]))
     cfg = adopt_options(config(pretrained, "model=tiny", "head=cls", "model.gene_dropout=0.1"))
     assert (cfg.model.gene_dropout, cfg.head) == (0.1, HeadConfig(name="cls"))
-
-
-def test_the_same_options_may_be_given_again(pretrained):
-    assert adopt_options(config(pretrained, *SHAPE)) == adopt_options(config(pretrained))
 
 
 @pytest.mark.parametrize(
@@ -199,13 +187,6 @@ def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, p
     torch.testing.assert_close(after[[*rows, -1]], before, rtol=1e-4, atol=1e-5)
 
 
-def test_new_genes_get_vectors_that_make_sense(pretrained, counts_adata):
-    _, network, _ = started(counts_adata, pretrained, "init_mode=head")
-    table = network.encoder.embedding.gene.weight
-    known = len(read_model(pretrained).genes)
-    torch.testing.assert_close(table[known:-1], table[:known].mean(0).expand_as(table[known:-1]))
-
-
 def test_new_sinusoidal_genes_have_positions_of_their_own(pretrained):
     cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=x", "model=tiny", "model.positions=sinusoidal"])
     attention = {"name": "softmax"}
@@ -271,25 +252,6 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
     assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
 
 
-@pytest.mark.slow
-def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
-    words = [f"init='{tiny_model}'", *FAST]
-    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
-    record = read_model(folder).provenance["init"]
-    assert record["hash"] == read_model(tiny_model).hash
-    annotated = scperformer.annotate(counts_adata, scperformer.load_model(folder))
-    right = annotated.obs["scperformer_label"].astype(str) == annotated.obs["cell_type"].astype(str)
-    assert right.mean() > 0.9
-
-
-def test_without_init_nothing_is_other(counts_adata):
-    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", *FAST])
-    assert adopt_options(cfg) == cfg
-    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
-    assert TokenEncoder(cfg).ordered(reference) is reference
-    assert all(p.requires_grad for p in new_network(reference, cfg).parameters())
-
-
 # --- the head starts as logistic regression on the vectors of the encoder --------------------------------------
 
 
@@ -329,14 +291,6 @@ def test_the_first_losses_are_about_those_of_a_network_that_starts_at_zero(count
     with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):  # nothing is logged
         losses = [float(learner.training_step(cells.labelled_batch(np.arange(len(cells))), step)) for step in range(3)]
     assert max(losses) < 1.1 * np.log(3)
-
-
-def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(counts_adata, tiny_model):
-    for overrides in (["head.hidden=[8]"], ["init=null"]):
-        network, cells, cfg = with_init(counts_adata, tiny_model, *overrides)
-        before = network.head.labels.weight.clone()
-        start_head(Learner(network, cells.known_labels, cfg), cells, cfg)
-        assert torch.equal(network.head.labels.weight, before)
 
 
 def test_options_without_effect_on_pretraining_are_named(caplog):

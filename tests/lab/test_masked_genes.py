@@ -155,7 +155,7 @@ def test_every_part_learns_and_the_loss_falls(tmp_path):
     cfg = replace(config("trainer.max_epochs=4", "trainer.batch_size=16"), init=None)
     network = new_masked_performer([str(gene) for gene in adata.var_names], train.x, cfg, None)
     before = {name: tensor.clone() for name, tensor in network.weights().items()}
-    found = train_masked(network, train, val, cfg, tmp_path, MaskedGenesLearner)
+    found = train_masked(MaskedGenesLearner(network, train, cfg), train, val, cfg, tmp_path)
     assert found["loss"] < found["naive_loss"]
     fixed = ("reader.attention", "reader.scale", "reader.mean_X")
     same = [name for name, tensor in network.weights().items() if torch.equal(tensor, before[name])]
@@ -211,19 +211,6 @@ def test_pretraining_goes_on_from_an_encoder(encoder, tmp_path):
     assert first.hash[:12] in (tmp_path / "two" / CARD).read_text()
     for name, weights in first.weights.items():
         np.testing.assert_allclose(second.weights[name], weights, atol=1e-6)
-
-
-def test_an_encoder_of_another_size_is_a_start_without_naming_its_size(encoder, tmp_path):
-    adata = make_counts()
-    small = scperformer.pretrain(adata, output=tmp_path / "e", options=as_options([*FAST, "model.depth=1"])).path
-    words = [f"init={small}", "logger=none", "data.min_genes=0"]
-    path = scperformer.train(
-        adata, "cell_type", output=tmp_path / "m", options=as_options([*words, "trainer.max_steps=2"])
-    )
-    assert read_model(path.path).config["model"]["depth"] == 1
-    scperformer.pretrain(adata, output=tmp_path / "f", options=as_options([*FAST, f"init={small}"]))
-    with pytest.raises(InputError, match=r"model.dim=16; expected model.dim=32, as the encoder of init="):
-        scperformer.train(adata, "cell_type", output=tmp_path / "n", options=as_options([*words, "model.dim=16"]))
 
 
 REFUSED = {

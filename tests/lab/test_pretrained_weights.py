@@ -28,8 +28,8 @@ def table(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [TABLE, "3 3\n" + TABLE, TABLE.replace(" ", "\t"), TABLE.replace("\n", " \r\n"), "\ufeff" + TABLE],
-    ids=["plain", "word2vec's header", "tabs", "Windows", "byte-order mark"],
+    ["3 3\n" + TABLE, "\ufeff" + TABLE.replace(" ", "\t").replace("\n", " \r\n")],
+    ids=["word2vec's header", "tabs, Windows, byte-order mark"],
 )
 def test_vectors_of_the_models_genes_are_read(table, content):
     vectors = read_gene_vectors(table(content), GENES, 3)
@@ -41,53 +41,19 @@ def test_vectors_of_the_models_genes_are_read(table, content):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "CD3D 1 2 3\nLYZ 1 2\n",
-            r"2 numbers for 'LYZ'; expected .* 3 numbers .*: name another table",
-        ),
-        ("CD3D 1 2 3\nLYZ 1 2 3 4\n", r"4 numbers for 'LYZ'"),
+        ("CD3D 1 2 3\nLYZ 1 2\n", r"2 numbers for 'LYZ'; expected .* 3 numbers .*: name another table"),
         ("4 4\nCD3D 1 2 3 4\n", r"4 numbers for 'CD3D'"),
-        ("CD3D 1 2 3\n3 3\n", r"1 numbers for '3'"),
-        (
-            "CD3D 1 2 3\nLYZ 1 two 3\n",
-            r"text in place of a number for 'LYZ'; expected a text file",
-        ),
+        ("CD3D 1 2 3\nLYZ 1 two 3\n", r"text in place of a number .*'two'.*; expected a text file"),
         ("CD3D 1 nan 3\n", r"numbers that are not finite; expected a text file"),
-        ("", r"0 of the model's 4 genes; expected a tenth of them"),
+        ("LYZ 1 1e60 3\n", "not finite"),
         ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
-        (b"\xff\xfe\x00CD3D", r"content that is neither text nor an array"),
+        (b"\xff\xfe\x00CD3D", r"content that is not text"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_misfitting_tables_are_refused(table, content, message):
     with pytest.raises(InputError, match=message):
         read_gene_vectors(table(content), GENES, 3)
-
-
-def test_an_array_has_the_genes_of_the_text_file_beside_it(tmp_path):
-    rows = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=np.float64)
-    np.save(tmp_path / "gene2vec.npy", rows)
-    (tmp_path / "gene2vec.txt").write_text("LYZ\nOTHER\nCD3D\n")
-    vectors = read_gene_vectors(tmp_path / "gene2vec.npy", GENES, 3)
-    np.testing.assert_array_equal(vectors, [rows[2], [0, 0, 0], rows[0], [0, 0, 0]])
-
-
-@pytest.mark.parametrize(
-    ("array", "names", "message"),
-    [
-        (np.ones((2, 3)), None, r"no readable file .*gene2vec\.txt"),
-        (np.ones((2, 3)), "LYZ\n", r"float64 of shape \(2, 3\); expected numbers of shape \(1, 3\)"),
-        (np.ones((2, 4)), "LYZ\nCD3D\n", r"float64 of shape \(2, 4\); expected numbers of shape \(2, 3\)"),
-        (np.array([["x"] * 3] * 2), "LYZ\nCD3D\n", r"<U1 of shape \(2, 3\)"),
-        (np.array([[None] * 3] * 2), "LYZ\nCD3D\n", r"content that is neither text nor an array"),
-    ],
-    ids=["no genes", "fewer genes", "another width", "text", "objects, which are pickled"],
-)
-def test_misfitting_arrays_are_refused(array, names, message, tmp_path):
-    np.save(tmp_path / "gene2vec.npy", array, allow_pickle=True)
-    if names is not None:
-        (tmp_path / "gene2vec.txt").write_text(names)
-    with pytest.raises(InputError, match=message):
-        read_gene_vectors(tmp_path / "gene2vec.npy", GENES, 3)
 
 
 def test_missing_files_and_folders_are_refused(tmp_path):
@@ -101,12 +67,6 @@ def test_a_warning_names_the_number_of_repeated_genes(table, caplog):
     vectors = read_gene_vectors(table("LYZ 1 2 3\nLYZ 4 5 6\n"), GENES, 3)
     assert vectors[2].tolist() == [4, 5, 6]
     assert "more than once in" in caplog.text
-
-
-@pytest.mark.filterwarnings("error")
-def test_numbers_beyond_float32_are_refused_without_a_warning(table):
-    with pytest.raises(InputError, match="not finite"):
-        read_gene_vectors(table("LYZ 1 1e60 3\n"), GENES, 3)
 
 
 @pytest.mark.parametrize(

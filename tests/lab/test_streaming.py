@@ -7,12 +7,11 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import TokensConfig
 from scperformer.lab import streaming as loaders
 from scperformer.lab.streaming import BLOCK_CELLS, StreamedCells
-from scperformer.model.batches import Cells, prefetch, shared_batches, shuffled_batches
+from scperformer.model.batches import Cells, shared_batches, shuffled_batches
 
 
 def make_cells(num: int) -> Cells:
@@ -21,8 +20,8 @@ def make_cells(num: int) -> Cells:
     return Cells(x, TokensConfig(), np.zeros(num, dtype=np.int64))
 
 
-@pytest.mark.parametrize("num", [1, 2, 5, 64, 65, 66, 100, 1030])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num", [1, 5, 65, 100])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_every_cell_is_seen_once_an_epoch_in_as_many_steps_by_every_process(num, world_size):
     cells = make_cells(num)
     for epoch in (0, 1):
@@ -78,7 +77,7 @@ def epoch(num_cells, batch_size=8, labels=None, seed=0, number=0, rank=0, world_
     source = Numbered()
     labels = np.zeros(num_cells, dtype=np.int64) if labels is None else labels
     stream = Stream(source, np.arange(num_cells), labels)
-    cells = StreamedCells(stream, TokensConfig(), Cells(sparse.csr_matrix((1, 40)), TokensConfig(), labels[:1]))
+    cells = StreamedCells(stream, TokensConfig())
     shared = {"seed": seed, "epoch": number, "rank": rank, "world_size": world_size}
     batches = list(cells.epoch_batches(batch_size, first=first, **shared))
     assert len(batches) == cells.num_steps(batch_size, world_size) - first
@@ -87,14 +86,14 @@ def epoch(num_cells, batch_size=8, labels=None, seed=0, number=0, rank=0, world_
     return numbers, [batch.keep_BL.sum(1).numpy() for batch, _ in batches], source.reads
 
 
-@pytest.mark.parametrize("num_cells", [5, 8, 1000, 9001])
+@pytest.mark.parametrize("num_cells", [5, 9001])
 def test_an_epoch_has_every_cell_once(num_cells):
     batches, _, _ = epoch(num_cells)
     assert sorted(np.concatenate(batches)) == list(range(num_cells))
     assert len(batches) == -(-num_cells // 8)
 
 
-@pytest.mark.parametrize("first", [1, 127, 128, 300])
+@pytest.mark.parametrize("first", [127, 300])
 def test_an_epoch_that_was_cut_off_goes_on_there_without_reading_what_is_done(first, monkeypatch):
     monkeypatch.setattr(loaders, "MIN_BUFFER_CELLS", 1024)
     whole, _, reads = epoch(5000)
@@ -121,7 +120,7 @@ def test_neighbours_are_read_together_and_mixed(monkeypatch):
     assert np.median([np.ptp(found) for found in lengths]) <= 1  # and have about the same length
 
 
-@pytest.mark.parametrize("num_cells", [1000, 1001, 9001])
+@pytest.mark.parametrize("num_cells", [1001, 9001])
 def test_processes_share_every_epoch(num_cells):
     shares = [epoch(num_cells, rank=rank, world_size=3)[0] for rank in range(3)]
     assert len({len(share) for share in shares}) == 1
@@ -129,23 +128,3 @@ def test_processes_share_every_epoch(num_cells):
     seen = np.concatenate([np.concatenate(share) for share in shares])
     assert set(seen) == set(range(num_cells))
     assert len(seen) - num_cells < 3  # cells that are seen twice, for all to take the same number of steps
-
-
-def test_what_is_made_ahead_comes_in_order_and_errors_too():
-    made = []
-
-    def items():
-        for i in range(6):
-            made.append(i)
-            yield i
-        raise InputError("a", "b", "c")
-
-    found = []
-    with pytest.raises(InputError, match="a; expected b"):
-        found.extend(prefetch(items(), 2))
-    assert found == list(range(6))
-    made.clear()
-    some = prefetch(items(), 2)
-    assert next(some) == 0
-    some.close()
-    assert len(made) <= 4  # no batches are made that are not used

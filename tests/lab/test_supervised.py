@@ -32,25 +32,6 @@ def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatc
     assert not torch.equal(whole[key], last_state(tmp_path / "other")[key])
 
 
-def test_a_run_resumed_with_more_epochs_is_one_that_had_them_from_the_start(cells, cfg, tmp_path, monkeypatch):
-    """With a constant learning rate; and with the patience of the resumed run."""
-    train, val, _ = cells
-    torch.set_num_threads(1)
-    cfg.optim.final_lr_fraction, cfg.optim.warmup_fraction = 1.0, 0.0
-    cfg.trainer.patience = 5
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
-    cfg.trainer.max_epochs, cfg.trainer.patience = 2, 1
-    run_until_killed(
-        monkeypatch, Learner, lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
-    )
-    cfg.trainer.max_epochs, cfg.trainer.patience = 3, 5
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
-    whole, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    last = torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)
-    assert next(state["patience"] for name, state in last["callbacks"].items() if name.startswith("Patience")) == 5
-
-
 def test_directions_are_redrawn_in_training_as_often_as_asked(cells, cfg, tmp_path):
     train, val, _ = cells
     cfg.trainer.max_epochs = 1

@@ -8,7 +8,7 @@ from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TrainerConfig
 from scperformer.training.fit_linear import power_transform
 from scperformer.training.fit_performer import encoder_facts, gene_vectors, start_performer, train_readouts
-from scperformer.training.trainer import CHECKPOINTS, LAST, checkpoint_problem
+from scperformer.training.trainer import CHECKPOINTS, LAST, is_damaged
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
         with pytest.raises(SystemExit) as left:
             train(tmp_path / "cut")
     assert left.value.code == 128 + 15
-    assert checkpoint_problem(tmp_path / "cut" / CHECKPOINTS / LAST) == ""  # resume=true takes it
+    assert not is_damaged(tmp_path / "cut" / CHECKPOINTS / LAST)  # resume=true takes it
     resumed = train(tmp_path / "cut")
     for one, other in zip(whole, resumed, strict=True):
         assert all(torch.equal(one.state_dict()[name], tensor) for name, tensor in other.state_dict().items())

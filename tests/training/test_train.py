@@ -20,7 +20,6 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-import pytorch_lightning as pl
 import torch
 import yaml
 from scipy.sparse import csr_matrix
@@ -306,13 +305,10 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
     assert not (path / "metrics.csv").exists()
 
 
-def write_checkpoint(folder: Path, name: str = "last", **versions: str) -> Path:
-    """Write a checkpoint as Lightning does, but without content."""
-    path = folder / "checkpoints" / f"{name}.ckpt"
-    path.parent.mkdir(exist_ok=True)
-    here = {"torch_version": str(torch.__version__), "pytorch-lightning_version": pl.__version__}
-    torch.save(here | versions, path)
-    return path
+def write_checkpoint(folder: Path) -> None:
+    """Write a checkpoint without content."""
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    torch.save({}, folder / "checkpoints" / "last.ckpt")
 
 
 def interrupted(cfg: TrainConfig, output: Path, data: str = "checksum") -> Path:
@@ -326,10 +322,7 @@ def interrupted(cfg: TrainConfig, output: Path, data: str = "checksum") -> Path:
 
 BROKEN = {
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:100]), r"a damaged checkpoint \(last\.ckpt\)"),
-    "older torch": (
-        lambda path: write_checkpoint(path.parents[1], torch_version="1.9.0"),
-        r"a checkpoint of torch 1\.9\.0 \(installed: .+\)",
-    ),
+    "other content": (lambda path: torch.save([1], path), r"a damaged checkpoint \(last\.ckpt\)"),
     "best": (lambda path: path.with_name("best.ckpt").write_bytes(b""), r"a damaged checkpoint \(best\.ckpt\)"),
 }
 
@@ -380,7 +373,6 @@ def test_epochs_and_patience_can_be_raised(tmp_path, caplog):
         interrupted(config("x", "trainer.max_epochs=6", "trainer.patience=3", "resume=true"), output)
     assert "trainer.max_epochs is 6 from here on, it was 4" in caplog.text
     assert "trainer.patience is 3 from here on, it was 2" in caplog.text
-    assert "differs from one uninterrupted run" in caplog.text  # the usual learning rate falls over all epochs
     for words in (["trainer.max_epochs=5", "trainer.patience=3"], ["trainer.max_epochs=8", "trainer.patience=1"]):
         with pytest.raises(InputError, match=r"an unfinished run with other options"):
             interrupted(config("x", *words, "resume=true"), output)
