@@ -32,8 +32,7 @@ from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.lab.masked import load_pretraining
-from scperformer.lab.masked_genes import MaskedPerformer, hide_genes
+from scperformer.lab.pretrain import MaskedPerformer, hide_genes, load_pretraining
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model
 from scperformer.model.load import rebuild

@@ -1,28 +1,38 @@
-"""Analyses of the attention of a trained model on real cells: tables, a figure and a summary."""
+"""Analyses of the attention of a trained model on real cells: the rank of its softmax maps, errors of approximations.
+
+Shape letters: H heads, L tokens, E head width.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from scperformer.annotation.annotate import describe_run
+from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Encoder
+from scperformer.attention.registry import all_mechanisms, make_attention
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
+from scperformer.base.pictures import png
 from scperformer.cells.query import find_query
 from scperformer.io.read import default_output, read_cells, require_readable
-from scperformer.lab.approximation import analyze_approximation
-from scperformer.lab.attention_maps import layers_of
-from scperformer.lab.spectrum import analyze_spectrum
 from scperformer.model.batches import Cells
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import load_model
+from scperformer.model.load import Model, load_model
 
 if TYPE_CHECKING:
     from scperformer.cli.analyze import AnalyzeConfig
@@ -31,6 +41,212 @@ log = logging.getLogger(__name__)
 
 SUMMARY = "analysis.json"
 ANALYSIS = FolderKind("an analysis")
+GREY = "#777777"
+INDEX = 128  # index of the cumulative value in the heat map, as in Linformer
+MEAN = "mean of the values"  # the simplest approximation: every token attends equally to all tokens
+SIZES = (16, 32, 64, 128, 256, 512)  # values of the option that is the size of a mechanism
+NUM_DRAWS = 3  # of the random parts of each mechanism
+COLUMNS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk", "mean", "sd", "p10", "p90", "num_errors"]
+
+
+@dataclass
+class HeadInputs:
+    """Queries, keys and values of one cell in one layer, and the position (gene) of each token."""
+
+    q_HLE: torch.Tensor
+    k_HLE: torch.Tensor
+    v_HLE: torch.Tensor
+    positions_L: torch.Tensor
+
+    def exact_map(self, shared_qk: bool = False) -> torch.Tensor:
+        """Return softmax(Q K^T / sqrt(E)) of each head, H x L x L float64.
+
+        With `shared_qk`, keys are the queries and no token attends to itself; this needs two tokens or more.
+
+        Source: Vaswani et al. 2017, arXiv 1706.03762, equation 1; with `shared_qk`, Kitaev et al. 2020, arXiv
+        2001.04451, section 2.
+        """
+        q_HLE = self.q_HLE.double()
+        k_HLE = (self.q_HLE if shared_qk else self.k_HLE).double()
+        scores_HLL = q_HLE @ k_HLE.transpose(1, 2) / q_HLE.shape[-1] ** 0.5
+        if shared_qk:
+            scores_HLL.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+        return torch.softmax(scores_HLL, dim=-1)
+
+
+Layers = Iterable[list[HeadInputs]]  # for each layer, the inputs of each cell
+
+
+@torch.inference_mode()
+def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int) -> Layers:
+    """Yield the inputs of attention of each layer of an encoder in eval mode, for the cells in `rows`.
+
+    Hidden states are computed from all tokens of a cell. At most `max_tokens` of them are returned, a random sample
+    that is the same for every layer.
+    """
+    batches = [cells.batch([row]) for row in rows]  # one cell each, so that there is no padding
+    inputs = [encoder.attention_inputs(batch) for batch in batches]
+    lengths = [batch.keep_BL.shape[1] for batch in batches]
+    chosen = []
+    for row, length in zip(rows, lengths, strict=True):
+        drawn = np.random.default_rng([seed, int(row)]).permutation(length)[:max_tokens]
+        chosen.append(torch.from_numpy(np.sort(drawn)))
+    if num_long := sum(length > max_tokens for length in lengths):
+        message = "%d of %d cells have more than %d tokens (up to %d): a random sample of %d is used of each"
+        log.info(message, num_long, len(lengths), max_tokens, max(lengths), max_tokens)
+    if encoder.mechanisms[0].is_causal:
+        log.info("the model's attention is causal; here every token attends to all tokens")
+    for _ in encoder.stack:
+        layer = []
+        for cell_inputs, batch, tokens in zip(inputs, batches, chosen, strict=True):
+            q_HLE, k_HLE, v_HLE = (x_1HLE[0, :, tokens] for x_1HLE in next(cell_inputs))
+            layer.append(HeadInputs(q_HLE, k_HLE, v_HLE, batch.genes_BL[0, tokens]))
+        yield layer
+
+
+def find_spectrum(layers: Layers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the cumulative singular values of the exact softmax maps, largest first, as shares of their sum.
+
+    Source: Wang et al. 2020, arXiv 2006.04768, section 3 and figure 1.
+
+    Returns
+    -------
+    Their means over cells, layers x heads x indices, where cells with fewer singular values count as 1; the values at
+    index 128, layers x heads x cells; and the number of tokens, and so of singular values, of each cell.
+    """
+    curves = []
+    at_index = []
+    tokens = np.zeros(0, dtype=np.int64)
+    for number, cells in enumerate(layers, start=1):
+        tokens = np.array([len(cell.positions_L) for cell in cells])
+        sums = [torch.linalg.svdvals(cell.exact_map()).cumsum(dim=1) for cell in cells]
+        curves_HL = [(sums_HL / sums_HL[:, -1:]).numpy() for sums_HL in sums]
+        padded = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in curves_HL]
+        curves.append(np.mean(padded, axis=0))
+        at_index.append(np.stack([c[:, min(INDEX, c.shape[1]) - 1] for c in curves_HL], axis=1))
+        log.info("layer %d: %.3f of the singular values' sum by index %d", number, at_index[-1].mean(), INDEX)
+    return np.stack(curves), np.stack(at_index), tokens
+
+
+def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) -> bytes:
+    """Return a PNG of the cumulative curves of every layer and head, and of their values at index 128."""
+    figure = Figure(figsize=(11, 4.6), dpi=160, layout="constrained")
+    axes, heat_map = figure.subplots(1, 2, width_ratios=(1.2, 1))
+    num_layers, num_heads, length = curves.shape
+    indices = np.arange(1, length + 1)
+    # One colour per layer, or per head if there is a single layer.
+    what, most = ("layer", num_layers) if num_layers > 1 else ("head", num_heads)
+    for layer, head in np.ndindex(num_layers, num_heads):
+        place = layer if num_layers > 1 else head
+        label = f"{what} {place + 1}" if head == 0 or num_layers == 1 else None
+        colour = colormaps["viridis"](0.9 * place / max(1, most - 1))
+        axes.plot(indices, curves[layer, head], label=label, color=colour, linewidth=1.3, alpha=0.85)
+    full_rank = np.minimum(indices / tokens[:, None], 1).mean(axis=0)  # of the same cells, with equal singular values
+    axes.plot(indices, full_rank, color=GREY, linestyle="--", linewidth=1.3, label="all equal (identity)")
+    if length > INDEX:
+        axes.axvline(INDEX, color=GREY, linewidth=1)
+        axes.annotate(str(INDEX), (INDEX, 0), xytext=(4, 4), textcoords="offset points")
+    axes.set(xscale="log", xlim=(1, length), ylim=(0, 1.02), ylabel="cumulative share of their sum")
+    axes.set_xlabel(f"index of the singular value, largest first{' (a line per head)' if num_layers > 1 else ''}")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(alpha=0.25)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, frameon=False, fontsize=9)
+
+    values = at_index.mean(axis=2)
+    low = min(np.floor(values.min() * 20) / 20, 0.95)  # from the next lower multiple of 0.05 to 1
+    image = heat_map.imshow(values, cmap="YlGnBu", vmin=low, vmax=1, aspect="auto")
+    heat_map.set_xticks(range(num_heads), [str(head + 1) for head in range(num_heads)])
+    heat_map.set_yticks(range(num_layers), [str(layer + 1) for layer in range(num_layers)])
+    heat_map.set(xlabel="head", ylabel="layer")
+    heat_map.set_title(f"value at index {INDEX}", fontsize=10)
+    figure.colorbar(image, ax=heat_map, pad=0.02)
+
+    sizes = f"{tokens.min():,} to {tokens.max():,} tokens"
+    title = f"Singular values of the softmax maps of {num_layers} layers x {num_heads} heads"
+    figure.suptitle(f"{title} (mean of {len(tokens):,} cells of {sizes})", fontsize=11)
+    return png(figure)
+
+
+def analyze_spectrum(layers: Layers, model: Model, seed: int) -> tuple[dict, dict[str, Any]]:
+    """Return the files of `analyze spectrum` by name, and its entries in the summary."""
+    curves, at_index, tokens = find_spectrum(layers)
+    layer, head, index = (axis.ravel() + 1 for axis in np.indices(curves.shape))
+    curve_table = pd.DataFrame({"layer": layer, "head": head, "index": index, "cumulative": curves.ravel()})
+    layer, head = (axis.ravel() + 1 for axis in np.indices(at_index.shape[:2]))
+    values = at_index.reshape(len(layer), -1)
+    index_table = pd.DataFrame({"layer": layer, "head": head, "index": np.minimum(INDEX, tokens.max())}).assign(
+        cumulative=values.mean(axis=1),
+        sd=values.std(axis=1),
+        num_cells=len(tokens),
+        num_cells_of_at_most_128_tokens=int((tokens <= INDEX).sum()),
+    )
+    files = {
+        "spectrum.csv": curve_table,
+        "index128.csv": index_table,
+        "spectrum.png": draw_spectrum(curves, at_index, tokens),
+    }
+    return files, {"tokens": tokens.tolist(), "mean_at_index_128": float(at_index.mean())}
+
+
+def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float]:
+    """Return ||out - exact|| / ||exact|| of each head, in Frobenius norms."""
+    difference_H = (out_HLE.double() - exact_HLE).flatten(1).norm(dim=1)
+    return (difference_H / exact_HLE.flatten(1).norm(dim=1)).tolist()
+
+
+@torch.inference_mode()
+def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame:
+    """Return the errors of all mechanisms that are not quadratic and have a size, relative to exact softmax attention.
+
+    Mechanisms have their initial parameters, are drawn several times for cells of `length` positions, and have the
+    defaults of other options. The table has a row per mechanism and size; the last is the mean of the values.
+    """
+    known = all_mechanisms()
+    mechanisms = {name: kind.size_option for name, kind in known.items() if kind.size_option and not kind.quadratic}
+    errors: dict[tuple[str, str, int | None, bool, bool], list[float]] = {}
+    errors_of_mean: list[float] = []
+    for number, cells in enumerate(layers):
+        num_heads, _, head_dim = cells[0].q_HLE.shape
+        shape = Sizes(num_heads=num_heads, head_dim=head_dim, length=length)
+        exact = {
+            shared_qk: [cell.exact_map(shared_qk) @ cell.v_HLE.double() for cell in cells]
+            for shared_qk in {False} | {known[name].shared_qk for name in mechanisms}
+        }
+        for cell, exact_HLE in zip(cells, exact[False], strict=True):
+            errors_of_mean += relative_error(cell.v_HLE.mean(dim=1, keepdim=True).expand_as(exact_HLE), exact_HLE)
+        for (name, option), size, draw in product(mechanisms.items(), SIZES, range(NUM_DRAWS)):
+            (state,) = np.random.SeedSequence([seed, number, draw]).generate_state(1, np.uint64)
+            generator = torch.Generator().manual_seed(int(state))
+            mechanism = make_attention({"name": name, option: size}, shape, generator)
+            if mechanism.starts_from_keys:
+                k_1HLE = torch.cat([cell.k_HLE for cell in cells], dim=1).unsqueeze(0)
+                mechanism.start(k_1HLE, torch.ones(1, k_1HLE.shape[2], dtype=torch.bool), generator)
+            mechanism.eval()
+            has_parameters = next(mechanism.parameters(), None) is not None
+            own_errors = errors.setdefault((name, option, size, has_parameters, mechanism.shared_qk), [])
+            for cell, exact_HLE in zip(cells, exact[mechanism.shared_qk], strict=True):
+                q_1HLE, k_1HLE, v_1HLE = (x_HLE.unsqueeze(0) for x_HLE in (cell.q_HLE, cell.k_HLE, cell.v_HLE))
+                positions_1L = cell.positions_L.unsqueeze(0)
+                keep_1L = torch.ones_like(positions_1L, dtype=torch.bool)
+                own_errors += relative_error(mechanism(q_1HLE, k_1HLE, v_1HLE, keep_1L, positions_1L)[0], exact_HLE)
+        log.info("layer %d: done", number + 1)
+    rows = [
+        (*key, np.mean(values), np.std(values), *np.quantile(values, [0.1, 0.9]), len(values))
+        for key, values in {**errors, (MEAN, "", None, False, False): errors_of_mean}.items()
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"size": "Int64"})
+
+
+def analyze_approximation(layers: Layers, model: Model, seed: int) -> tuple[dict, dict[str, Any]]:
+    """Return the files of `analyze approximation` by name, and its entries in the summary (none)."""
+    table = approximation_errors(layers, len(model.saved.genes) + 1, seed)
+    log.info("relative error of the output by size %s:", ", ".join(map(str, SIZES)))
+    for name, rows in table.groupby("mechanism", sort=False):
+        note = " (untrained)" if rows["has_parameters"].any() else ""
+        log.info("  %-20s %s%s", name, " ".join(f"{mean:.3f}" for mean in rows["mean"]), note)
+    return {"approximation.csv": table}, {}
+
+
 ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation}
 
 

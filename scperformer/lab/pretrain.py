@@ -1,59 +1,366 @@
-"""Pretrain an encoder on unlabelled files: it learns to predict hidden expression; written as a model folder."""
+"""Pretraining: an encoder learns to predict hidden expression of unlabelled cells, and is written as a model folder.
+
+Encoders with attention between tokens predict hidden values of tokens. A Performer predicts genes that are hidden in
+all cells of a step, as if they had not been measured: a hidden gene is a query, from its key and the vector of the
+cell, and reads the sums over the other genes by the same mechanism as the cell. Its expression, ln(1 + cp10k), is
+predicted whether or not the cell expresses it. The loss is compared with that of a naive guess.
+
+Every random choice is a function of (seed, step), and in validation of (seed, batch): a run that was cut off repeats
+the lost part exactly, and all epochs are compared on the same hidden values.
+
+Shape letters: B cells, L tokens, K hidden tokens or genes, D model width, G genes, N bins, H heads, X sums of a cell.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from anndata import AnnData
+from scipy.sparse import csr_matrix
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
 
 from scperformer.attention.encoder import Encoder
+from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
+from scperformer.base.errors import InputError
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.on_disk import Sample, choose_storage
-from scperformer.config.training import PretrainOptions
+from scperformer.config.training import PretrainOptions, TokensConfig
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.read import checksum, read_cells
+from scperformer.lab.epochs import (
+    EncoderLearner,
+    Labelled,
+    StreamedCells,
+    process_factor,
+    run_epochs,
+    validation_batches,
+)
 from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
-from scperformer.lab.masked import MaskedLearner, MaskedModel, load_pretraining, train_masked
-from scperformer.lab.masked_genes import MaskedGenesLearner, MaskedPerformer, new_masked_performer
-from scperformer.lab.streaming import StreamedCells
-from scperformer.model.batches import Cells, gene_means, row_subset
+from scperformer.model.batches import Cells, gene_means, row_subset, seed_of
 from scperformer.model.inference import torch_state_kept
+from scperformer.model.load import ENCODER_PREFIX
+from scperformer.model.performer import Performer, ReadLayer
 from scperformer.model.saved_model import SavedModel
+from scperformer.training.fit_performer import gene_vectors, start_performer
 from scperformer.training.run_folder import Diverged, Run, training_run
 from scperformer.training.train import settled
 from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
 
+MASK = "embedding.expression.mask_D"
+PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses
+MASK_SHARE = 0.9  # of the values to be predicted, those that the encoder sees as the mask
+HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
+MAX_HIDDEN = 256  # hidden genes that a training step of a Performer predicts: bounds its time and memory
+RIDGE = 1e-3  # penalty of the start of the output, relative to the mean variance of the cells' vectors
 
-def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, output: Path) -> Path:
-    """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
-    device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
-    paths = [Path(name) for name in cfg.inputs] if adatas is None else []
-    cfg = choose_storage(cfg, paths)
-    init = load_init(cfg)
-    cfg = settled(cfg) if init is None else adopt_options(cfg, init)
-    init_hash = "" if init is None else init.saved.hash
-    with training_run(cfg, output, paths, init_hash) as run:
-        if run is not None:
-            vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
-            if init is not None:
-                vocabulary = init.saved.genes
-            numbered = enumerate(adatas or [], start=1)
-            samples = [Sample(cells, Path(f"AnnData {number} in memory"), "") for number, cells in numbered]
-            if cfg.data.in_memory is not False:
-                samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
-            corpus = make_corpus(samples or paths, cfg, vocabulary)
-            with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
-                saved = pretrain_on(corpus, cfg, run, init)
-            if saved is not None:
-                run.write(saved)
-    return output
+
+def hide_values(batch: Batch, tokens: TokensConfig, share: float, seed: int) -> tuple[Batch, Tensor]:
+    """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
+
+    A `share` of the expressed genes of each cell is chosen, at least one. Most of these are shown as the mask, and the
+    others as they are (Yang et al. 2022, Methods). All devices draw the same.
+    """
+    candidates_BL = batch.keep_BL & (batch.x_BL > 0)
+    generator = torch.Generator().manual_seed(seed)
+    order_BL, kind_BL = torch.rand(2, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
+    wanted_B1 = (share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
+    rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
+    chosen_BL = candidates_BL & (rank_BL < wanted_B1)
+    masked_BL = chosen_BL & (kind_BL < MASK_SHARE)
+    values_BL = batch.values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
+    return Batch(batch.genes_BL, values_BL, batch.x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
+
+
+class MaskableValues(nn.Module):
+    """Embeds continuous values; hidden ones, which are below 0, become one learned vector."""
+
+    def __init__(self, values: ContinuousEmbedding, dim: int):
+        super().__init__()
+        self.values = values
+        self.mask_D = nn.Parameter(EMBEDDING_STD * torch.randn(dim))
+
+    def forward(self, x_BL: Tensor) -> Tensor:
+        h_BLD = self.values(x_BL.clamp_min(0))
+        return torch.where((x_BL < 0).unsqueeze(-1), self.mask_D.to(h_BLD.dtype), h_BLD)
+
+
+class MaskedModel(nn.Module):
+    """Predicts the hidden values of tokens from the encoder's output; continuous ones start from `mean_x`."""
+
+    def __init__(self, encoder: Encoder, *, mean_x: float = 0.0):
+        super().__init__()
+        self.encoder = encoder
+        expression: Any = encoder.embedding.expression
+        if isinstance(expression, nn.Embedding):
+            output = nn.Linear(expression.embedding_dim, expression.num_embeddings)
+            self.decoder: nn.Module = nn.Sequential(OrderedDict(output=output))
+        else:
+            dim = expression.layers[-1].out_features
+            encoder.embedding.expression = MaskableValues(expression, dim)
+            output = nn.Linear(dim, 1)
+            nn.init.constant_(output.bias, mean_x)
+            self.decoder = nn.Sequential(output, nn.Flatten(0))
+
+    def forward(self, batch: Batch, chosen_BL: Tensor) -> Tensor:
+        """Predict the chosen tokens, in the order of the batch: logits, K x N, or values, K."""
+        return self.decoder(self.encoder(batch)[chosen_BL])
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return all weights by their names in a model folder; the encoder's are named as in a trained model."""
+        state = self.encoder.state_dict()
+        mask = {"mask_D": state.pop(MASK)} if MASK in state else {}
+        encoder = {name.replace(".expression.values.", ".expression."): tensor for name, tensor in state.items()}
+        decoder = {f"decoder.{name}": tensor for name, tensor in self.decoder.state_dict().items()}
+        named = {ENCODER_PREFIX: encoder, PRETRAINING: mask | decoder}
+        return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
+
+
+def expression_of(batch: Batch, genes_K: Tensor, num_genes: int) -> Tensor:
+    """Return the expression of some genes in the cells of a batch, B x K; 0 for genes that are silent."""
+    x_BG = batch.x_BL.new_zeros(len(batch), num_genes + 1).scatter_add_(1, batch.genes_BL, batch.x_BL)
+    return x_BG[:, genes_K]
+
+
+def hide_genes(batch: Batch, num_genes: int, share: float, seed: int) -> tuple[Batch, Tensor]:
+    """Hide a random share of all genes in all cells of a batch, at least one; also return these genes, int64 K."""
+    generator = torch.Generator().manual_seed(seed)
+    num_hidden = min(num_genes, max(1, round(share * num_genes)))
+    genes_K = torch.randperm(num_genes, generator=generator)[:num_hidden].to(batch.genes_BL.device)
+    is_hidden_G = torch.zeros(num_genes + 1, dtype=torch.bool, device=genes_K.device).index_fill_(0, genes_K, True)
+    return replace(batch, x_BL=batch.x_BL.masked_fill(is_hidden_G[batch.genes_BL], 0.0)), genes_K
+
+
+class MaskedPerformer(nn.Module):
+    """Predicts the expression of genes in cells of which other genes are known."""
+
+    def __init__(self, encoder: Performer, layer: ReadLayer):
+        super().__init__()
+        self.encoder = encoder
+        num_genes, dim = encoder.vectors_GD.shape
+        self.layer = layer
+        self.output = nn.Linear(dim, num_genes)
+
+    def forward(self, seen: Batch, genes_K: Tensor) -> Tensor:
+        """Predict the expression of genes in cells, all genes of the first cell first: B K values."""
+        return self.from_sums(self.encoder.sums(seen), genes_K).flatten()
+
+    def from_sums(self, sums_BX: Tensor, genes_K: Tensor) -> Tensor:
+        """Predict the expression of genes in cells, B x K, from the sums over the known genes of the cells."""
+        encoder = self.encoder
+        k_GD = encoder.keys_GD
+        c_B1D = encoder.from_sums(sums_BX).unsqueeze(1)
+        q_BHKD = self.layer.queries(c_B1D + k_GD[genes_K]).transpose(1, 2)
+        read_BKHD = encoder.reader.read(q_BHKD, sums_BX, k_GD, encoder.vectors_GD).transpose(1, 2)
+        h_BKD = self.layer(c_B1D, read_BKHD)
+        return (h_BKD * self.output.weight[genes_K]).sum(-1) + self.output.bias[genes_K]
+
+    @torch.no_grad()
+    def start(self, x: csr_matrix) -> None:
+        """Start as the linear reconstruction of genes from the cells' vectors, by least squares, from N x G cells."""
+        c_ND = self.encoder.from_sums(torch.from_numpy(self.encoder.sums_of(x))).numpy().astype(np.float64)
+        mean_D = c_ND.mean(axis=0)
+        c_ND = c_ND - mean_D
+        gram_DD = c_ND.T @ c_ND
+        gram_DD[np.diag_indices(len(gram_DD))] += RIDGE * np.trace(gram_DD) / len(gram_DD) + 1e-9
+        weight_DG = np.linalg.solve(gram_DD, (x.T @ c_ND).T)
+        self.output.weight.copy_(torch.from_numpy(weight_DG.T))
+        self.output.bias.copy_(torch.from_numpy(gene_means(x) - mean_D @ weight_DG))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return all weights by their names in a model folder; the encoder's are named as in a trained model."""
+        encoder = {ENCODER_PREFIX + name: tensor for name, tensor in self.encoder.state_dict().items()}
+        rest = self.state_dict().items()
+        return encoder | {PRETRAINING + name: tensor for name, tensor in rest if not name.startswith("encoder.")}
+
+
+def new_masked_performer(genes: list[str], x: csr_matrix, cfg: PretrainOptions, init: Init | None) -> MaskedPerformer:
+    """Make the network for a corpus, with gene vectors from the co-expression of cells `x`, N x G, or of `init`."""
+    with threadpool_limits(1):  # sums in another order would change the last bits
+        encoder = start_performer(gene_vectors(x, cfg.model.dim, cfg.seed), x, cfg)
+        start_encoder(encoder, genes, cfg, init)
+        if encoder.needs_expression:
+            expected = "one that reads a table of the genes (favor or rbf) with pretrain"
+            raise InputError(f"attention={cfg.attention['name']}", expected, "choose one of them")
+        network = MaskedPerformer(encoder, ReadLayer(cfg.model))
+        network.start(x)
+    return network
+
+
+def new_masked_model(
+    corpus: Corpus, train: Cells, cfg: PretrainOptions, init: Init | None
+) -> tuple[MaskedModel | MaskedPerformer, int]:
+    """Make the network for a corpus, untrained or from `init`; also count the genes that `init` knows."""
+    network: MaskedModel | MaskedPerformer
+    if cfg.model.reads_genes:
+        network = new_masked_performer(corpus.genes, train.x, cfg, init)
+        num_known_genes = 0 if init is None else len(corpus.genes)
+    else:
+        torch.manual_seed(cfg.seed)
+        generator = torch.Generator().manual_seed(cfg.seed)
+        encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
+        num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
+        start_attention(encoder, train, cfg)
+        network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
+    if init is not None:
+        load_pretraining(network, init.saved.weights)
+    return network, num_known_genes
+
+
+@torch.no_grad()
+def load_pretraining(network: Any, weights: Mapping[str, np.ndarray]) -> None:
+    """Copy the weights of an earlier pretraining that are not the encoder's, where their shapes fit."""
+    for name, tensor in network.weights().items():
+        if name.startswith(PRETRAINING) and name in weights and weights[name].shape == tensor.shape:
+            tensor.copy_(torch.from_numpy(weights[name]))
+
+
+def hidden_loss(predicted: Tensor, true_K: Tensor) -> Tensor:
+    """Compute the mean loss of predictions of hidden values: logits of bins, K x N, or values, K; 0 if K is 0."""
+    if not len(true_K):
+        return predicted.sum()
+    loss = cross_entropy if predicted.dim() == 2 else mse_loss
+    return loss(predicted.float(), true_K)
+
+
+def naive_table(x: csr_matrix, tokens: TokensConfig) -> Tensor:
+    """Tabulate the values of each gene where cells x, N x G, express it: what a naive guess says of its hidden values.
+
+    float32: mean values, G, with continuous tokens; else logarithms of the shares of bins, G x N. Genes that few cells
+    express are shrunk towards all genes together, which count as one more cell.
+    """
+    num_genes = x.shape[1]
+    if tokens.name == "continuous":
+        totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
+        usual = x.data.mean(dtype=np.float64)
+        return torch.tensor((totals + usual) / (np.bincount(x.indices, minlength=num_genes) + 1), dtype=torch.float32)
+    size = mask_token(tokens) + 1
+    places = x.indices.astype(np.int64) * size + log2_bins(x.data, tokens)
+    counts = np.bincount(places, minlength=num_genes * size).reshape(-1, size).astype(np.float64)
+    shares = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+    return torch.tensor(np.log((counts + shares) / (counts.sum(1, keepdims=True) + 1)), dtype=torch.float32)
+
+
+class MaskedLearner(EncoderLearner):
+    """The network of pretraining with its loss, its optimiser and the naive guess, which is made of cells in memory."""
+
+    network: Any  # a MaskedModel, or what a subclass trains
+    monitor = "val_loss"
+    mode = "min"
+    columns = ("train_loss", "val_loss", "val_naive_loss")
+    line = "training loss %(train_loss).4f, validation loss %(val_loss).4f, naive guess %(val_naive_loss).4f"
+
+    def __init__(self, network: nn.Module, train: Cells, cfg: PretrainOptions):
+        super().__init__(network, cfg)
+        self.tokens = cfg.tokens
+        self.share = cfg.masking.share
+        self.naive: Tensor
+        # It is computed from the cells: a checkpoint need not hold it.
+        self.register_buffer("naive", self.usual_values(train.x), persistent=False)
+
+    def usual_values(self, x: csr_matrix) -> Tensor:
+        """Return what the naive guess has to know of the training cells, N x G."""
+        return naive_table(x, self.tokens)
+
+    def hide(self, tokens: Batch, seed: int) -> tuple[Batch, Tensor, Tensor]:
+        """Hide some values; return the batch that the network sees, what it is to predict, and the true values."""
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.share, seed)
+        return hidden, chosen_BL, tokens.values_BL[chosen_BL]
+
+    def guess(self, tokens: Batch, asked: Tensor) -> Tensor:
+        """Guess without the network the values that it is to predict."""
+        return self.naive[tokens.genes_BL[asked]]
+
+    def training_step(self, batch: Labelled, batch_idx: int) -> Tensor:
+        tokens = self.with_genes_dropped(batch[0])
+        seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
+        hidden, asked, true_K = self.hide(tokens, seed)
+        num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
+        loss = hidden_loss(self.network(hidden, asked), true_K) * process_factor(num_hidden)
+        loss = loss + self.network.encoder.penalty().to(loss.device)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
+        return loss
+
+    def losses(self, tokens: Batch, batch_idx: int) -> Tensor:
+        """Sum over a batch of validation cells: the network's loss, the naive guess's, and the number of values."""
+        seed = seed_of("masked in validation", self.seed, batch_idx)
+        hidden, asked, true_K = self.hide(tokens, seed)
+        ours = hidden_loss(self.network(hidden, asked), true_K)
+        naive = hidden_loss(self.guess(tokens, asked), true_K)
+        means = torch.stack([ours, naive])
+        num_hidden = torch.tensor(float(len(true_K)), device=means.device)
+        return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
+
+    def on_validation_epoch_start(self) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64)
+
+    def validation_step(self, batch: Labelled, batch_idx: int) -> None:
+        self.sums += self.losses(batch[0], batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log(self.monitor, float(self.sums[0] / self.sums[2]), prog_bar=True)
+        self.log("val_naive_loss", float(self.sums[1] / self.sums[2]))
+
+    def configure_optimizers(self) -> Any:
+        return self.scheduled([{"params": self.network.parameters(), "weight_decay": self.optim.weight_decay}])
+
+
+class MaskedGenesLearner(MaskedLearner):
+    """A Performer that is pretrained, with its loss and its optimiser; the naive guess is the mean of the gene."""
+
+    network: MaskedPerformer  # type: ignore[assignment]
+
+    def usual_values(self, x: csr_matrix) -> Tensor:
+        return torch.from_numpy(gene_means(x)).float()
+
+    def hide(self, tokens: Batch, seed: int) -> tuple[Batch, Tensor, Tensor]:
+        num_genes = len(self.naive)
+        seen, genes_K = hide_genes(tokens, num_genes, self.share, seed)
+        genes_K = genes_K[:MAX_HIDDEN]
+        return seen, genes_K, expression_of(tokens, genes_K, num_genes).flatten()
+
+    def guess(self, tokens: Batch, genes_K: Tensor) -> Tensor:
+        return self.naive[genes_K].repeat(len(tokens))
+
+    def with_genes_dropped(self, tokens: Batch) -> Batch:
+        return tokens  # the hidden genes are
+
+    def configure_optimizers(self) -> Any:
+        layers = [*self.network.layer.parameters(), *self.network.encoder.reader.layers.parameters()]
+        # The rest starts as a linear reconstruction, which large steps would only make worse.
+        fitted = [*self.network.encoder.embedding.parameters(), *self.network.output.parameters()]
+        slow = {"params": fitted, "lr": self.optim.lr * self.optim.init_lr_factor, "weight_decay": 0.0}
+        return self.scheduled([slow, {"params": layers, "weight_decay": self.optim.weight_decay}])
+
+
+def train_masked(
+    learner: MaskedLearner, train: Cells | StreamedCells, val: Cells, cfg: PretrainOptions, run_folder: Path
+) -> dict[str, Any] | None:
+    """Pretrain, and leave the weights of the best epoch in the network of `learner`; return it and its losses.
+
+    In all processes but the first, return None.
+    """
+    best_epoch = run_epochs(learner, train, val, cfg, run_folder)
+    if best_epoch is None:
+        return None
+    # Measured again: a run that was resumed after its last epoch has not validated.
+    learner.cpu().eval()
+    with torch.no_grad():
+        batches = enumerate(validation_batches(val, cfg.trainer.batch_size))
+        sums = torch.stack([learner.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
+    return {"loss": float(sums[0] / sums[2]), "naive_loss": float(sums[1] / sums[2]), "best_epoch": best_epoch}
 
 
 def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | None) -> SavedModel | None:
@@ -95,21 +402,26 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | Non
     )
 
 
-def new_masked_model(
-    corpus: Corpus, train: Cells, cfg: PretrainOptions, init: Init | None
-) -> tuple[MaskedModel | MaskedPerformer, int]:
-    """Make the network for a corpus, untrained or from `init`; also count the genes that `init` knows."""
-    network: MaskedModel | MaskedPerformer
-    if cfg.model.reads_genes:
-        network = new_masked_performer(corpus.genes, train.x, cfg, init)
-        num_known_genes = 0 if init is None else len(corpus.genes)
-    else:
-        torch.manual_seed(cfg.seed)
-        generator = torch.Generator().manual_seed(cfg.seed)
-        encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
-        num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
-        start_attention(encoder, train, cfg)
-        network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
-    if init is not None:
-        load_pretraining(network, init.saved.weights)
-    return network, num_known_genes
+def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, output: Path) -> Path:
+    """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
+    paths = [Path(name) for name in cfg.inputs] if adatas is None else []
+    cfg = choose_storage(cfg, paths)
+    init = load_init(cfg)
+    cfg = settled(cfg) if init is None else adopt_options(cfg, init)
+    init_hash = "" if init is None else init.saved.hash
+    with training_run(cfg, output, paths, init_hash) as run:
+        if run is not None:
+            vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
+            if init is not None:
+                vocabulary = init.saved.genes
+            numbered = enumerate(adatas or [], start=1)
+            samples = [Sample(cells, Path(f"AnnData {number} in memory"), "") for number, cells in numbered]
+            if cfg.data.in_memory is not False:
+                samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
+            corpus = make_corpus(samples or paths, cfg, vocabulary)
+            with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
+                saved = pretrain_on(corpus, cfg, run, init)
+            if saved is not None:
+                run.write(saved)
+    return output

@@ -18,10 +18,8 @@ from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
 from scperformer.lab.batch_size import with_batch_size
-from scperformer.lab.epochs import EncoderLearner, process_factor, run_epochs
-from scperformer.lab.initialise import adopt_options, load_init, start_attention, start_encoder, start_head
-from scperformer.lab.pretrained_weights import shared_rows
-from scperformer.lab.streaming import Labelled, StreamedCells
+from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells, process_factor, run_epochs
+from scperformer.lab.initialise import adopt_options, load_init, shared_rows, start_attention, start_encoder, start_head
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import Performer

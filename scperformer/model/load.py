@@ -79,26 +79,9 @@ class Model:
         return None if weight is None or bias is None else LinearModel(weight, bias)
 
     def __repr__(self) -> str:
-        saved = self.saved
-        metrics = saved.metrics
-        facts = {
-            "studies": ", ".join(study.name for study in saved.studies),
-            "labels": f"{len(saved.labels)}: {', '.join(saved.labels)}",
-            "genes": f"{len(saved.genes):,}, such as {', '.join(saved.genes[:3])}",
-            "tissue": saved.tissue or "not stated",
-            "imported from": saved.imported.get("tool", ""),
-            "cannot": ", ".join(saved.lacks),
-        }
-        if encoder := metrics.get("encoder"):
-            facts["encoder"] = f"{encoder['kind']}: {encoder['size']}"
-        if fold := metrics.get("out_of_fold"):
-            facts["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like its reference"
-        if ours := metrics.get("model"):
-            baseline = f"logistic regression {metrics['baseline']['accuracy']:.3f}"
-            facts["accuracy"] = f"{ours['accuracy']:.3f} ({baseline}) on {metrics['num_val_cells']:,} validation cells"
-        facts["folder"] = str(self.path)
-        lines = [f"  {name:<18} {text}" for name, text in facts.items() if text]
-        return "\n".join([f"Model {saved.name} ({saved.hash[:12]})", *lines])
+        fold = self.saved.metrics.get("out_of_fold")
+        expected = f"; expected accuracy {fold['accuracy']:.3f} on cells like its reference" if fold else ""
+        return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
 
 
 def same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
@@ -165,13 +148,11 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     text = "model %s (%s, %s): %s genes, %d labels: %s"
     log.info(text, saved.name, why, saved.hash[:12], f"{len(saved.genes):,}", len(saved.labels), listed(saved.labels))
     if saved.studies:
-        names = listed(study.name for study in saved.studies)
-        log.info("its reference has %d studies: %s", len(saved.studies), names)
+        log.info("its reference has %d studies: %s", len(saved.studies), listed(study.name for study in saved.studies))
     model = as_model(saved, path)
     if saved.lacks:
-        log.info(
-            "model %s was imported from %s without: %s", saved.name, saved.imported["tool"], ", ".join(saved.lacks)
-        )
+        text = "model %s was imported from %s without: %s"
+        log.info(text, saved.name, saved.imported["tool"], ", ".join(saved.lacks))
     if encoder_is_silent(saved.scales):
         log.info("the encoder has no influence in this model: its labels come from the linear branch alone")
     return model

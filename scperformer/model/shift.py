@@ -133,29 +133,17 @@ class Shift:
 
 
 def estimate_shift(
-    scores: np.ndarray,
-    held_out: np.ndarray,
-    batch_effect: float,
-    *,
-    has_both: bool = False,
-    reference_batch_effect: float = 0.0,
+    scores: np.ndarray, held_out: np.ndarray, batch_effect: float, has_both: bool = False, of_batches: float = 0.0
 ) -> Shift:
-    """Return the shift of a query.
+    """Return the shift of a query, from the novelty scores of some cells that express genes of the model.
 
-    Parameters
-    ----------
-    scores
-        Novelty scores of some of its cells, those without genes of the model left out.
-    held_out
-        Novelty scores of out-of-fold cells of the reference.
-    batch_effect, has_both, reference_batch_effect
-        As in `Shift`.
+    `held_out` are the scores of out-of-fold cells of the reference; the others are fields of `Shift`.
     """
     if len(scores) < MIN_CELLS:
-        return Shift(math.nan, math.nan, len(scores), has_both, reference_batch_effect)
+        return Shift(math.nan, math.nan, len(scores), has_both, of_batches)
     usual = max(float(np.quantile(held_out, QUARTILE)), TINY)
     relative = float(np.quantile(scores, QUARTILE)) / usual
-    return Shift(relative, batch_effect, len(scores), has_both, reference_batch_effect)
+    return Shift(relative, batch_effect, len(scores), has_both, of_batches)
 
 
 def tempered(proba: np.ndarray, temperature: float) -> np.ndarray:
@@ -198,20 +186,10 @@ def file_warning(
     confidence: float = math.nan,
     held_out: float = math.nan,
 ) -> str:
-    """Return the warning about a query; "" if there is none.
+    """Return the warning about a query of a kind (None: not known) with a fraction of unknown cells; "" without one.
 
-    Parameters
-    ----------
-    kind
-        The kind of its shift; None: not known.
-    unknown
-        The fraction of its cells that are unknown.
-    tissue
-        Of the model's reference.
-    values
-        How the expression was read, in words.
-    confidence, held_out
-        Mean confidence of its cells, and of out-of-fold cells of the reference; NaN: not known.
+    `tissue` is of the model's reference, and `values` says how the expression was read. `confidence` and `held_out` are
+    the mean confidences of its cells and of out-of-fold cells of the reference; NaN: not known.
     """
     if kind != FAR and unknown <= MAX_UNKNOWN:
         return "" if kind == OTHER else unsure_text(confidence, held_out)  # in another study, a lower one is expected

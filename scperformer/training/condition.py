@@ -230,9 +230,9 @@ def find_shift(
     x = query.some(rows)
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
     scores = known.profile.scores(x)
-    numbers: dict[str, Any] = {"has_both": known.has_both, "reference_batch_effect": known.reference_batch_effect}
+    of_model = known.has_both, known.reference_batch_effect
     if reference_cells is None or len(scores) < MIN_CELLS:
-        return estimate_shift(scores, known.scores, math.nan, **numbers), None, scores
+        return estimate_shift(scores, known.scores, math.nan, *of_model), None, scores
     own = x
     # The kept cells of an imported model have its genes alone, and are normalised over these.
     if not query.measured.all() or saved.imported:
@@ -242,7 +242,7 @@ def find_shift(
     x, own = x[alike], own[alike]
     kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
     effects = batch_effect(own, kept, np.unique(reference_cells.labels, return_inverse=True)[1])
-    shift = estimate_shift(scores, known.scores, effects, **numbers)
+    shift = estimate_shift(scores, known.scores, effects, *of_model)
     if model is None or shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None, scores
     # The labels of the cells are called, and once more after a correction by the first factors: by the linear branch,

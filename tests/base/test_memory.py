@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from scperformer.base.memory import KEPT, freed_memory
-
 is_glibc = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 
 # Allocates 256 MiB in arrays of 16 MiB, frees them, and prints how many MiB of them the process still has.
@@ -49,10 +47,3 @@ def test_freed_memory_is_kept_or_returned_as_the_innermost_block_says():
     returned, kept, after_the_block, returned_again, after_an_error = map(float, process.stdout.split())
     assert kept > 200
     assert max(returned, after_the_block, returned_again, after_an_error) < 100
-
-
-def test_other_systems_are_left_alone(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("the C library was loaded"))
-    with freed_memory(KEPT):
-        pass

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.colours import linear, oklab
 
-from scperformer.base.pictures import PALETTE, colour_of, draw_reliability, text_colour_on
+from scperformer.base.pictures import colour_of, draw_reliability
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen with a colour vision deficiency.
 DEUTERANOPIA = np.array(
@@ -23,12 +23,6 @@ def test_colours_differ_for_every_kind_of_colour_vision(seen, num_colours, least
     gaps = np.linalg.norm(lab[:, None] - lab[None], axis=2)
     # In OKLab .02 is about the smallest visible difference.
     assert gaps[~np.eye(len(lab), dtype=bool)].min() > least
-
-
-def test_text_on_every_colour_is_readable():
-    for colour in PALETTE:
-        light, dark = sorted((linear([colour, text_colour_on(colour)]) @ [0.2126, 0.7152, 0.0722]).tolist())[::-1]
-        assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG 2, AA
 
 
 def test_a_reliability_diagram_leaves_out_bins_of_few_calls():

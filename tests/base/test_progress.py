@@ -9,7 +9,7 @@ import time
 import pytest
 
 from scperformer.base import progress as module
-from scperformer.base.progress import progress, say
+from scperformer.base.progress import progress
 
 
 @pytest.fixture
@@ -40,13 +40,6 @@ def test_a_long_block_without_steps_has_one_line_in_a_log(fast, caplog):
     assert caplog.messages == ["fitting ..."]
 
 
-def test_short_blocks_are_silent_in_a_log(caplog):
-    caplog.set_level(logging.INFO, "scperformer")
-    with progress("fitting"), progress("a", total=10, unit="cells") as cells:
-        cells.update(10)
-    assert caplog.messages == []
-
-
 def test_a_terminal_shows_bars_that_disappear_and_log_lines_above_them(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -61,11 +54,6 @@ def test_a_terminal_shows_bars_that_disappear_and_log_lines_above_them(monkeypat
     assert re.search(r"cells:  50%\|.*\| 5/10 ", text)
     assert re.search(r"\r +\ra line\n", text.replace("\x1b[A", ""))
     assert re.search(r"\r +\r$", text)
-
-
-def test_text_is_printed(capsys):
-    say("found")
-    assert capsys.readouterr().out == "found\n"
 
 
 def test_nothing_is_shown_in_other_processes_of_a_distributed_training(monkeypatch):

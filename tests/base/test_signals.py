@@ -104,19 +104,6 @@ def test_signals_of_clusters_and_terminals(number, code, inputs):
 
 
 @pytest.mark.slow
-def test_a_training_interrupted_after_its_last_epoch_is_resumed(inputs):
-    code, errors = signalled(TRAIN, inputs, signal.SIGINT, "scperformer.training.train", "score_on_held_out")
-    assert code == 130, errors
-    require_clean(errors, "interrupted; the same command with resume=true continues it")
-    assert not (inputs / "new").exists()
-    line = [sys.executable, "-m", "scperformer", *TRAIN, "resume=true"]
-    ran = subprocess.run(line, cwd=inputs, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0, ran.stderr
-    assert "continuing the run" in ran.stderr
-    assert (inputs / "new" / "bundle.json").is_file()
-
-
-@pytest.mark.slow
 def test_several_signals_at_once_count_as_one(inputs):
     """For example from a terminal and from the job manager to which it belongs."""
     line = [sys.executable, "-m", "scperformer", *PREDICT, "output=out.zarr"]
@@ -129,20 +116,6 @@ def test_several_signals_at_once_count_as_one(inputs):
     assert process.returncode == 130
     require_clean(errors, "interrupted")
     assert not (inputs / "out.zarr").exists()
-
-
-def test_ignored_signals_stay_ignored():
-    """As under nohup, or in the background of a script."""
-    code = """
-import signal
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-from scperformer.base.signals import handle_signals
-handle_signals()
-print(*(signal.getsignal(number) == signal.SIG_IGN for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)))
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "True True False\n"
 
 
 def test_a_signal_in_a_callback_is_raised_later():

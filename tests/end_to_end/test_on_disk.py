@@ -7,7 +7,7 @@ from support.killed import run_until_killed
 from scperformer.cli.compose import make_config
 from scperformer.cli.pretrain import run as run_pretrain
 from scperformer.cli.train import run as run_train
-from scperformer.lab.masked import MaskedLearner
+from scperformer.lab.pretrain import MaskedLearner
 from scperformer.lab.supervised import Learner
 from scperformer.model.folder import read_model
 

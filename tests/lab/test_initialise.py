@@ -24,8 +24,7 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.lab.initialise import Init, start_encoder, start_head
-from scperformer.lab.pretrained_weights import load_encoder
+from scperformer.lab.initialise import Init, load_encoder, start_encoder, start_head
 from scperformer.lab.supervised import Learner, TokenEncoder
 from scperformer.model.batches import Cells
 from scperformer.model.folder import read_model, write_model

@@ -17,8 +17,8 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.splits import stratified_split
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.lab import masked, pretrain
-from scperformer.lab.masked import (
+from scperformer.lab import pretrain
+from scperformer.lab.pretrain import (
     HIDDEN,
     MaskedLearner,
     MaskedModel,
@@ -136,7 +136,7 @@ def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, mo
     ]
     true = [tokens.values_BL[chosen] for tokens, (_, chosen) in zip(shares, hidden, strict=True)]
     num_hidden = len(torch.cat(true))
-    monkeypatch.setattr(masked, "process_factor", lambda own: own * 2 / num_hidden)
+    monkeypatch.setattr(pretrain, "process_factor", lambda own: own * 2 / num_hidden)
     of_processes = []
     for rank, tokens in enumerate(shares):
         monkeypatch.setattr(MaskedLearner, "global_rank", rank)
@@ -263,7 +263,7 @@ def test_nine_of_ten_are_masked_and_the_others_shown(tokens):
 
 def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens, monkeypatch):
     """Other true values at the hidden places give the very same input, x included."""
-    monkeypatch.setattr(masked, "MASK_SHARE", 1.0)
+    monkeypatch.setattr(pretrain, "MASK_SHARE", 1.0)
     x = expression()
     seen, chosen = hidden(x, tokens)
     places = batch_of(x, tokens)
@@ -278,7 +278,7 @@ def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens, monk
     for name in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
         assert torch.equal(getattr(seen, name), getattr(again, name)), name
     # the control: values that are kept as they are do tell
-    monkeypatch.setattr(masked, "MASK_SHARE", 0.0)
+    monkeypatch.setattr(pretrain, "MASK_SHARE", 0.0)
     assert not torch.equal(hidden(x, tokens)[0].x_BL, hidden(other, tokens)[0].x_BL)
 
 

@@ -15,13 +15,13 @@ import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.config.training import TokensConfig
-from scperformer.lab.masked import train_masked
-from scperformer.lab.masked_genes import (
+from scperformer.lab.pretrain import (
     MaskedGenesLearner,
     MaskedPerformer,
     expression_of,
     hide_genes,
     new_masked_performer,
+    train_masked,
 )
 from scperformer.model.batches import Cells
 from scperformer.model.folder import CARD, read_model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.lab.pretrained_weights import load_encoder, read_gene_vectors
+from scperformer.lab.initialise import load_encoder, read_gene_vectors
 from scperformer.model.folder import read_model
 from scperformer.model.load import rebuild
 

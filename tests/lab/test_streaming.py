@@ -9,8 +9,8 @@ from scipy import sparse
 
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import TokensConfig
-from scperformer.lab import streaming as loaders
-from scperformer.lab.streaming import BLOCK_CELLS, StreamedCells
+from scperformer.lab import epochs as loaders
+from scperformer.lab.epochs import BLOCK_CELLS, StreamedCells
 from scperformer.model.batches import Cells, shared_batches, shuffled_batches
 
 

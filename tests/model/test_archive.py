@@ -34,10 +34,6 @@ def copied(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in target.iterdir()}
 
 
-def test_the_files_of_a_model_are_copied(folder):
-    assert copied(packed(folder)) == FILES
-
-
 @pytest.mark.parametrize("prefix", ["", "./", "a/b/c/", "odd name é/"])
 def test_the_folder_may_be_anywhere_in_the_archive(prefix, tmp_path):
     path = tmp_path / "model.zip"
@@ -102,16 +98,6 @@ def test_a_zip_of_zeros_is_refused_before_anything_is_unpacked(tmp_path):
     with pytest.raises(InputError, match="more than 1,000 files or 536,870,912 bytes"):
         copied(tmp_path / "bomb.zip")
     assert list((tmp_path / "target").iterdir()) == []
-
-
-def test_a_zip_that_declares_less_than_it_holds(tmp_path):
-    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("m/bundle.json", "{}")
-        file.writestr("m/model.safetensors", bytes(10**7))
-        file.infolist()[-1].file_size = 100
-    with pytest.raises(InputError, match="cannot be unpacked"):
-        copied(tmp_path / "bomb.zip")
-    assert sum(path.stat().st_size for path in (tmp_path / "target").iterdir()) <= 102
 
 
 def test_sizes_and_numbers_of_files_are_limited(folder, monkeypatch):

@@ -34,12 +34,6 @@ def test_the_spread_of_gene_effects_is_found_whatever_number_and_depth_of_cells(
     assert other == pytest.approx(0.6, abs=0.12)
 
 
-def test_a_mixture_of_other_shares_is_no_effect():
-    reference, labels = draw(900, 1)
-    x, own = draw(600, 3)
-    assert batch_effect(x[own == 2], reference, labels) < 0.12
-
-
 def test_factors_of_genes_are_found_from_cells_of_other_shares():
     reference, labels = draw(900, 1)
     effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
@@ -62,13 +56,6 @@ def test_factors_are_limited_and_those_of_few_cells_are_small():
     same, own = draw(5, 4, depth=300)
     quotient = (np.expm1(same.toarray()).mean(axis=0) + 0.02) / (means[own].mean(axis=0) + 0.02)
     assert np.std(np.log(gene_factors(same, own, means))) < 0.5 * np.std(np.log(quotient))
-
-
-def test_a_label_without_cells_has_no_mean():
-    reference, labels = draw(30, 1)
-    means = label_means(reference[labels != 1], labels[labels != 1], NUM_LABELS)
-    assert not means[1].any()
-    np.testing.assert_allclose(means[0], np.expm1(reference[labels == 0].toarray()).mean(axis=0), rtol=1e-4)
 
 
 def test_cells_without_effects_keep_their_counts_and_do_not_depend_on_others():

@@ -14,17 +14,11 @@ from scperformer.model.batches import (
     drop_genes,
     padded_length,
     prediction_batches,
-    row_subset,
     seed_of,
-    seed_sequence,
     shuffled_batches,
 )
 
 LENGTHS = np.random.default_rng(0).integers(1, 900, 1000)
-
-
-def as_lists(batches):
-    return [batch.tolist() for batch in batches]
 
 
 # --- batches of training -------------------------------------------------------------------------------------
@@ -37,17 +31,6 @@ def test_shuffled_batches_hold_every_cell_once(num_cells, batch_size):
     assert len(batches) == -(-num_cells // batch_size)
     assert sum(len(batch) < batch_size for batch in batches) <= 1
     assert max(map(len, batches)) <= batch_size
-
-
-def test_shuffled_batches_depend_only_on_seed_and_epoch():
-    np.random.seed(1)
-    first = as_lists(shuffled_batches(LENGTHS, 32, seed=0, epoch=3))
-    np.random.seed(2)
-    assert as_lists(shuffled_batches(LENGTHS, 32, seed=0, epoch=3)) == first
-    assert as_lists(shuffled_batches(LENGTHS, 32, seed=0, epoch=4)) != first
-    assert as_lists(shuffled_batches(LENGTHS, 32, seed=1, epoch=3)) != first
-    # (seed, epoch) are two numbers, not their sum
-    assert as_lists(shuffled_batches(LENGTHS, 32, seed=3, epoch=0)) != first
 
 
 def test_shuffled_batches_mix_cells_and_save_padding():
@@ -96,15 +79,6 @@ def test_prediction_batches_have_fewer_cells_if_these_are_long():
 # --- cells ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [[], [3], [2, 3, 4, 5, 6, 7, 8, 9], [2, 4], [4, 3], [3, 3]])
-def test_row_subset_copies_only_rows_that_are_few_or_apart(rows):
-    x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
-    subset = row_subset(x, np.array(rows, dtype=np.int64))
-    assert subset.shape == (len(rows), 40)
-    assert np.array_equal(subset.toarray(), x.toarray()[rows])
-    assert np.shares_memory(subset.data, x.data) == (len(rows) > 5)
-
-
 def test_batches_have_the_tokens_and_labels_of_their_rows():
     x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
     labels = np.arange(10) % 3
@@ -141,18 +115,6 @@ def test_drop_genes_keeps_the_rest_in_order_and_the_special_token():
     assert thinned.keep_BL.shape[1] < batch.keep_BL.shape[1]
 
 
-def test_drop_genes_in_place_only_hides():
-    x = sparse.random(5, 300, density=0.4, format="csr", dtype=np.float32, random_state=0)
-    batch = Cells(x, TokensConfig()).batch(np.arange(5))
-    torch.manual_seed(0)
-    hidden = drop_genes(batch, 0.5, in_place=True)
-    torch.manual_seed(0)
-    packed = drop_genes(batch, 0.5)
-    assert torch.equal(hidden.genes_BL, batch.genes_BL)
-    assert torch.equal(hidden.genes_BL[hidden.keep_BL], packed.genes_BL[packed.keep_BL])
-    assert (hidden.genes_BL[hidden.keep_BL] == 300).sum() == 5  # the special tokens
-
-
 STREAMS = ("dropout", "redraw", "masked in training", "masked in validation", "batches", "drawn cells", "blocks")
 
 
@@ -160,12 +122,6 @@ def test_every_stream_and_step_has_its_own_seed():
     numbers = [*product(range(5), range(20)), *product(range(5), range(20), range(3))]
     seeds = {seed_of(stream, *parts) for stream in STREAMS for parts in numbers}
     assert len(seeds) == len(STREAMS) * len(numbers)
-
-
-def test_trailing_zeros_change_the_seed():
-    assert seed_of("dropout", 1, 5) != seed_of("dropout", 1, 5, 0)
-    first, second = (seed_sequence("batches", *numbers).generate_state(4) for numbers in ((3, 1), (3, 1, 0)))
-    assert list(first) != list(second)
 
 
 def test_seeds_are_the_same_in_every_process_and_version():

@@ -35,12 +35,6 @@ def test_the_error_equals_a_loop_over_bins(calls):
     assert total > 0.1  # p - p^2 has the mean .15 here
 
 
-def test_calibrated_calls_have_no_error():
-    assert calibration_error(np.array([1.0, 1.0]), np.array([True, True])) == 0
-    assert calibration_error(np.full(4, 0.75), np.array([True, True, True, False])) == 0
-    assert calibration_error(np.array([1.0, 1.0]), np.array([False, False])) == 1
-
-
 def test_labels_with_few_calls_are_left_out():
     proba = np.array([[0.9, 0.1, 0.0]] * 40 + [[0.3, 0.7, 0.0]] * 29)
     labels = np.array([0] * 36 + [1] * 4 + [1] * 29)

@@ -36,11 +36,6 @@ def test_a_coarse_label_is_divided_as_the_other_model_does():
     assert joint[0, 0] / joint[0, 1] == pytest.approx(3, abs=0.01)
 
 
-def test_a_coarse_label_that_no_model_divides_is_divided_equally():
-    joint = fuse([np.array([[0.8, 0.2]])], [np.array([[1, 1, 0], [0, 0, 1]], dtype=bool)], np.ones(1))
-    np.testing.assert_allclose(joint, [[0.4, 0.4, 0.2]], atol=1e-6)
-
-
 def test_a_cell_does_not_depend_on_the_others():
     parts = [probabilities(50, 3), probabilities(50, 2)]
     meanings = [np.eye(4, dtype=bool)[:3], np.array([[1, 1, 0, 0], [0, 0, 0, 1]], dtype=bool)]

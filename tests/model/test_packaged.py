@@ -30,14 +30,6 @@ def test_its_card_is_the_one_of_this_version(saved):
     assert (PACKAGED_MODEL / CARD).read_text(encoding="utf-8") == model_card(saved, {"reliability.png": b""})
 
 
-def test_it_keeps_the_calls_of_held_out_cells(saved):
-    held_out = saved.held_out
-    assert held_out is not None
-    assert len(held_out.labels) == saved.metrics["calibration"]["num_cells"] == 2375
-    right = held_out.logits.argmax(axis=1) == held_out.labels
-    assert right.mean() == pytest.approx(saved.metrics["out_of_fold"]["accuracy"])
-
-
 def test_it_keeps_the_counts_of_all_cells(saved):
     reference_cells, cells = load_reference_cells(saved, PACKAGED_MODEL), read_cells(REFERENCE)
     assert reference_cells is not None

@@ -15,7 +15,6 @@ from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
 from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import Performer
 
 G = 30
 MODEL = ModelConfig(dim=16, positions="coexpression", queries="cell", linear=False, dropout=0.5)
@@ -96,17 +95,6 @@ def test_no_bit_of_a_cell_depends_on_the_others(attention):
         some, others, _ = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
         np.testing.assert_array_equal(some, proba[rows])
         np.testing.assert_array_equal(others, vectors[rows])
-
-
-def test_layers_start_as_the_pooled_encoder():
-    torch.manual_seed(0)
-    performer = Performer(G, TokensConfig(), MODEL, {"name": "favor"}, torch.Generator().manual_seed(0)).eval()
-    performer.embedding.set_gene_vectors(torch.randn(G, 16))
-    performer.start(made_cells(), torch.Generator().manual_seed(0))
-    sums = torch.from_numpy(performer.sums_of(made_cells()))
-    found = performer.from_sums(sums).detach()
-    torch.testing.assert_close(found, sums[:, :16] - performer.reader.mean_X[:16])
-    assert float(found.mean(dim=0).abs().max()) < 1e-4
 
 
 def test_genes_without_vectors_are_no_tokens():

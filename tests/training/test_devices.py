@@ -15,7 +15,7 @@ from torch.func import functional_call
 from scperformer.attention.tokens import Batch
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.lab.masked_genes import MaskedPerformer, expression_of, hide_genes
+from scperformer.lab.pretrain import MaskedPerformer, expression_of, hide_genes
 from scperformer.model.network import CellTypeModel, Head, Readout
 from scperformer.model.performer import ReadLayer
 from scperformer.training.fit_performer import CopiesLearner
