@@ -62,14 +62,12 @@ def stored_bytes(path: Path) -> int | None:
 def choose_storage(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options with `data.in_memory=false` instead of `auto` if the cells should stay on disk.
 
-    This is so for several labelled files, and for more than 2 GiB of expression. A file that is given twice is refused.
+    This is so for several labelled files, and for more than 2 GiB of expression.
     """
     if not paths and cfg.data.in_memory is False:
         found = "data.in_memory=false and cells in memory"
         raise InputError(found, "files", "leave data.in_memory out, or name files")
     sizes = [stored_bytes(path) for path in paths]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise InputError("the same file twice", "every file once", "name each file once")
     several = isinstance(cfg, ReferenceOptions) and len(paths) > 1
     if cfg.data.in_memory is True and several:
         found = f"{len(paths)} files to train on and data.in_memory=true"

@@ -13,10 +13,10 @@ import numpy as np
 from scperformer.base.inputs import sha256
 from scperformer.importing.options import ImportOptions
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
+from scperformer.model.saved_model import CLIP, STANDARDISED
 
 NAME = "a model of CellTypist (.pkl)"
 TARGET_SUM = 10_000.0  # CellTypist's cells are ln(1 + counts per 10,000 of all genes)
-CLIP = 10.0  # of standardised expression, from above alone
 # Beside NumPy's: estimators, the loss of an SGD classifier, the state of a random generator, genes from pandas.
 KNOWN = (
     *NUMPY,
@@ -81,7 +81,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
         },
         "genes": genes,
         "labels": labels,
-        "config": {"target_sum": TARGET_SUM, "network": {"name": "standardised", "clip": CLIP}},
+        "config": {"target_sum": TARGET_SUM, "network": {"name": STANDARDISED, "clip": CLIP}},
         "weights": {"weight": weight, "bias": bias, "mean": mean, "deviation": deviation},
         "gene_means": means if means.any() else None,
     }

@@ -204,13 +204,6 @@ class EpochLog(Callback):
                 pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
 
 
-class Patience(EarlyStopping):
-    """Early stopping that takes the patience of a resumed run from its options, not from its checkpoint."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict | {"patience": self.patience})
-
-
 def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig, folder: Path) -> int | None:
     """Train an `EncoderLearner`, leave the weights of the best epoch in its network, and return this epoch, from 1.
 
@@ -223,7 +216,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     learner.num_steps = options.max_epochs * steps
     watched = {"monitor": learner.monitor, "mode": learner.mode}
     best = ModelCheckpoint(where, filename="best", **watched, save_top_k=1, enable_version_counter=False)
-    stop = Patience(**watched, patience=options.patience, check_on_train_epoch_end=True)
+    stop = EarlyStopping(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`, so that the remaining patience is saved.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     counted = progress("training", total=options.max_epochs * len(train), unit="cells")

@@ -375,8 +375,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | Non
     facts = {"corpus": corpus.files, "num_cells": corpus.num_cells}
     if init is not None:
         facts["init"] = init.provenance(num_known_genes)
-    files = [file["name"] for file in corpus.files] if all(file["sha256"] for file in corpus.files) else []
-    recorded = run.record(cfg, facts, files)
+    recorded = run.record(cfg, facts)
     sizes = len(cells), len(val), len(corpus.genes), sum(parameter.numel() for parameter in network.parameters())
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)

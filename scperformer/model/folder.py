@@ -50,40 +50,38 @@ def write_model(
     saved: SavedModel, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
 ) -> None:
     """Write a model folder, whole or not at all; `more` are other files for people, the card shows the pictures."""
-    with new_folder(path, MODEL, overwrite) as folder:
-        _write_into(folder, saved, more or {})
-
-
-def _write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> None:
-    """Write the files of a model into a folder, and the model of each study into a subfolder."""
     from safetensors.numpy import save
 
-    # Not safetensors' save_file: only their owner could read its files, but models are shared.
-    content = {WEIGHTS: save({name: np.ascontiguousarray(array) for name, array in saved.weights.items()})}
-    rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
-    content[GENES] = ("\n".join(["gene\tmean", *rows]) + "\n").encode()
-    if saved.reference_cells is not None:
-        content[CELLS_FILE] = saved.reference_cells.to_bytes()
-    if saved.held_out is not None:
-        content[HELD_OUT] = saved.held_out.to_bytes()
-    for name, data in (content | dict(more)).items():
-        (folder / name).write_bytes(data)
-    proven = list(content)
-    info: dict[str, Any] = {"format_version": FORMAT_VERSION} | {name: getattr(saved, name) for name in CONTENT}
-    if saved.tree is not None:
-        info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
-    if saved.studies:
-        info["studies"] = []
-    for number, study in enumerate(saved.studies, start=1):
-        part = folder / f"study{number}"
-        part.mkdir()
-        _write_into(part, study.saved, {})
-        meaning = [np.flatnonzero(row).tolist() for row in study.meaning]
-        info["studies"].append({"name": study.name, "meaning": meaning})
-        proven.append(f"{part.name}/{INFO}")
-    info["files"] = {name: sha256(folder / name) for name in proven}
-    (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
+    def write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> None:
+        # Not safetensors' save_file: only their owner could read its files, but models are shared.
+        content = {WEIGHTS: save({name: np.ascontiguousarray(array) for name, array in saved.weights.items()})}
+        rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
+        content[GENES] = ("\n".join(["gene\tmean", *rows]) + "\n").encode()
+        if saved.reference_cells is not None:
+            content[CELLS_FILE] = saved.reference_cells.to_bytes()
+        if saved.held_out is not None:
+            content[HELD_OUT] = saved.held_out.to_bytes()
+        for name, data in (content | dict(more)).items():
+            (folder / name).write_bytes(data)
+        proven = list(content)
+        info: dict[str, Any] = {"format_version": FORMAT_VERSION} | {name: getattr(saved, name) for name in CONTENT}
+        if saved.tree is not None:
+            info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
+        if saved.studies:
+            info["studies"] = []
+        for number, study in enumerate(saved.studies, start=1):
+            part = folder / f"study{number}"
+            part.mkdir()
+            write_into(part, study.saved, {})
+            meaning = [np.flatnonzero(row).tolist() for row in study.meaning]
+            info["studies"].append({"name": study.name, "meaning": meaning})
+            proven.append(f"{part.name}/{INFO}")
+        info["files"] = {name: sha256(folder / name) for name in proven}
+        (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
+
+    with new_folder(path, MODEL, overwrite) as folder:
+        write_into(folder, saved, more or {})
 
 
 def parts_of(saved: SavedModel, folder: Path) -> list[tuple[SavedModel, Path]]:
@@ -154,11 +152,16 @@ def _read_model(folder: Path) -> SavedModel:
         remedy = "train the model again with this version" if is_older else update
         raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
     require_sound_content(info)
-    _require_checksums(folder, info["files"])
-    weights = _read_weights(folder)
-    genes, means = _read_genes(folder)
+    for name in (WEIGHTS, GENES):
+        if name not in info["files"]:
+            raise ValueError(f"'{INFO}' without the checksum of {name}")
+    for name, checksum in info["files"].items():
+        study, _, file = name.partition("/")
+        is_known = name in PROVEN or (file == INFO and STUDY.fullmatch(study))
+        if not is_known or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
+            raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
     num_labels = len(info["labels"])
-    _require_sound_arrays(weights, means, len(genes), num_labels)
+    weights, genes, means = _read_arrays(folder, num_labels)
     is_fitted_here = info["labels"] and not info.get("studies") and "imported" not in info["provenance"]
     if is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
         raise ValueError(f"no weights '{min(missing)}'")
@@ -207,17 +210,6 @@ def _read_studies(folder: Path, info: Mapping[str, Any]) -> list[Study]:
     return studies
 
 
-def _require_checksums(folder: Path, checksums: Mapping[str, Any]) -> None:
-    for name in (WEIGHTS, GENES):
-        if name not in checksums:
-            raise ValueError(f"'{INFO}' without the checksum of {name}")
-    for name, checksum in checksums.items():
-        study, _, file = name.partition("/")
-        is_known = name in PROVEN or (file == INFO and STUDY.fullmatch(study))
-        if not is_known or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
-            raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
-
-
 def _is_own_file(folder: Path, name: str) -> bool:
     """Whether a file lies in the folder itself; a link may not lead out of it. Refuses a file that is too large."""
     file = folder / name
@@ -228,18 +220,15 @@ def _is_own_file(folder: Path, name: str) -> bool:
     return True
 
 
-def _read_weights(folder: Path) -> dict[str, np.ndarray]:
+def _read_arrays(folder: Path, num_labels: int) -> tuple[dict[str, np.ndarray], list[str], np.ndarray]:
+    """Return the weights, the genes in their order and their means, float32; a ValueError says how they are damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
-        return load_file(folder / WEIGHTS)
+        weights = load_file(folder / WEIGHTS)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # or types that NumPy lacks
         raise ValueError(f"'{WEIGHTS}' unreadable") from error
-
-
-def _read_genes(folder: Path) -> tuple[list[str], np.ndarray]:
-    """Return the genes in their order and their means, float32."""
     try:
         # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
         lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
@@ -250,17 +239,10 @@ def _read_genes(folder: Path) -> tuple[list[str], np.ndarray]:
         raise ValueError(f"'{GENES}' unreadable") from error
     if len(set(genes)) < len(genes):
         raise ValueError("a gene twice")
-    return genes, means
-
-
-def _require_sound_arrays(
-    weights: Mapping[str, np.ndarray], means: np.ndarray, num_genes: int, num_labels: int
-) -> None:
     for name, array in {"the means of genes": means, **weights}.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             raise ValueError(f"NaN or infinite numbers in {name[:MAX_NAME_SHOWN]}")
-    for name, shape in {"baseline.weight": (num_genes, num_labels), "baseline.bias": (num_labels,)}.items():
-        if name in weights and weights[name].shape != shape:
-            raise ValueError(f"{name} does not fit {num_genes} genes and {num_labels} labels")
-        if name in weights and weights[name].dtype.kind != "f":
-            raise ValueError(f"{name} of type {weights[name].dtype}")
+    for name, shape in {"baseline.weight": (len(genes), num_labels), "baseline.bias": (num_labels,)}.items():
+        if name in weights and (weights[name].shape != shape or weights[name].dtype.kind != "f"):
+            raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
+    return weights, genes, means

@@ -16,7 +16,9 @@ SCORES = ("accuracy", "macro_f1", "loss")  # of a branch on out-of-fold cells
 ENCODER_FACTS = ("kind", "size", "attention", "device")  # the description of the encoder, in words
 HASHES = "reference.hashes"  # in the weights: a hash of each cell of the reference (cells/repeats.py), uint64
 MAX_SHOWN_LABELS = 20  # in its summary; its card has all
-STANDARDISED = "standardised"  # the name of a network of CellTypist, in config["network"]
+# The network of CellTypist, in config["network"]: its name, and the limit of standardised expression.
+STANDARDISED = "standardised"
+CLIP = 10.0
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 

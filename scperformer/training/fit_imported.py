@@ -24,14 +24,13 @@ from scperformer.model.imported import StandardisedLinear
 from scperformer.model.load import Model
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.reference_cells import ReferenceCells
-from scperformer.model.saved_model import SavedModel
+from scperformer.model.saved_model import CLIP, STANDARDISED, SavedModel
 from scperformer.training.condition import Condition, adapted_model, reduced
 from scperformer.training.evidence import branch_scales, evidence_folds
 from scperformer.training.fit_linear import SOLVER_TOLERANCE, fit_logistic
 
 KEPT_SCORES = "kept.scores"  # weights of a model folder: the scores of its kept cells by the whole model, N x C
 MAX_KEPT = 2000  # labelled cells that are kept; the time of an adaptation grows with their number cubed
-CLIP = 10.0  # of standardised expression, as in CellTypist
 # Of the ridge regression, relative to the mean inner product of a cell with itself.
 PENALTIES = 10.0 ** np.arange(-3, 4)
 BLOCK_GENES = 1024
@@ -112,7 +111,7 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
         condition,
         x,
         metrics["out_of_fold"]["accuracy"],
-        config=saved.config | {"network": {"name": "standardised", "clip": CLIP, "scale": scale}, "own_totals": True},
+        config=saved.config | {"network": {"name": STANDARDISED, "clip": CLIP, "scale": scale}, "own_totals": True},
         metrics=metrics,
         weights={f"model.{name}": array for name, array in weights.items()}
         | baseline_weights(x, labels, len(saved.labels)),

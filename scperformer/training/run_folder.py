@@ -4,19 +4,17 @@ import json
 import logging
 import os
 import platform
-import shlex
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from scperformer.attention.registry import attention_options
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import (
@@ -30,7 +28,6 @@ from scperformer.base.outputs import (
 )
 from scperformer.base.pictures import draw_reliability
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
-from scperformer.config.options import Options, is_option
 from scperformer.config.training import NetworkConfig, TrainOptions
 from scperformer.io.read import checksum
 from scperformer.model.content import INFO
@@ -46,7 +43,6 @@ RECORD = "run.json"
 FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
 FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
-RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_tree", "label_map", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
@@ -89,11 +85,8 @@ class Run:
         folder.mkdir(exist_ok=True)
         return replace(self, folder=folder)
 
-    def record(self, cfg: NetworkConfig, facts: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-        """Write the options and the provenance (`facts`, and what reproduces the model); return both for the model.
-
-        The recorded command has the options that differ from their defaults; without `files` it is a call in Python.
-        """
+    def record(self, cfg: NetworkConfig, facts: dict[str, Any]) -> dict[str, Any]:
+        """Write the options and the provenance (`facts`, and what reproduces the model); return both for the model."""
         recorded = _run_options(cfg)
         for option in PATHS:
             group, _, name = option.rpartition(".")
@@ -102,7 +95,6 @@ class Run:
                 part[name] = _without_folders(part[name])
         provenance = facts | {
             "seed": cfg.seed,
-            "command": _command(cfg, files),
             "options": recorded,
             "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
         }
@@ -146,8 +138,7 @@ class Run:
     def resumes(self) -> bool:
         """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced.
 
-        More epochs and more patience than before are allowed. Damaged checkpoints are refused; with `overwrite` the run
-        starts again.
+        Damaged checkpoints are refused; with `overwrite` the run starts again.
         """
         cfg = self.cfg
         folder = self.folder
@@ -156,9 +147,7 @@ class Run:
                 log.info("nothing to resume in %s: starting anew", folder)
             return False
         changed, other_data = self.differences()
-        may_rise = {name: changed[name] for name in RAISABLE if cfg.resume and name in changed}
-        raised = {name: (old, new) for name, (old, new) in may_rise.items() if old is not None and new > old}
-        named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
+        named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items()]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if other_data else []
         checkpoints = sorted((folder / CHECKPOINTS).glob("*.ckpt"))
@@ -172,8 +161,6 @@ class Run:
             log.info("the unfinished run in %s has %s: starting anew", folder, differ)
             return False
         log.info("continuing the run in %s", folder)
-        for name, (old, new) in raised.items():
-            log.info("%s is %s from here on, it was %s", name, new, old)
         return True
 
 
@@ -189,8 +176,12 @@ def training_run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_h
     Raises
     ------
     InputError
-        The output exists, files of others are in the run folder, a run in it differs, or a logging library is missing.
+        A file of cells is given twice, the output exists, files of others are in the run folder, a run in it differs,
+        or a logging library is missing.
     """
+    for number, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:number]]:
+            raise InputError(f"the same file twice ({path})", "each file once", "leave one of them out")
     require_loggers(cfg.logger)
     is_alone = cfg.trainer.devices * cfg.trainer.num_nodes == 1
     is_first = is_alone or not any(int(os.environ.get(name) or 0) for name in RANKS)
@@ -285,32 +276,3 @@ def _without_folders(paths: str | list[str]) -> str | list[str]:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with new_file(path, overwrite=True) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _command(cfg: NetworkConfig, files: Sequence[str]) -> str:
-    """Return the command, or without files the call in Python, that repeats a training."""
-    required: dict[str, Any] = {
-        entry.name: "" for entry in fields(cfg) if entry.default is MISSING and entry.default_factory is MISSING
-    }
-    blank = type(cfg)(inputs=[""], **required)
-    name = cfg.attention["name"]
-    usual_name = blank.attention["name"]
-    mechanism, own = attention_options(cfg.attention)
-    usual = attention_options(blank.attention)[1] if name == usual_name else mechanism.Options()
-    known = _flat(_run_options(blank) | {"attention": asdict(usual)})
-    changed = {} if name == usual_name else {"attention": name}
-    for option, value in _flat(_run_options(cfg) | {"attention": asdict(own)}).items():
-        if value != known[option] and option != "seed":
-            changed[option] = _without_folders(value) if option in PATHS else value
-    for group, options in ((entry.name, getattr(cfg, entry.name)) for entry in fields(cfg)):
-        for entry in fields(options) if isinstance(options, Options) else []:
-            value = changed.pop(f"{group}.{entry.name}", None) if not is_option(entry) else None
-            if entry.name == "name" and value is not None:
-                changed[group] = value  # the preset of this name sets what is no option
-    step = cfg.word()
-    if files:
-        words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed.items()]
-        return shlex.join(["scperformer", step, *files, *words])
-    label_key = changed.pop("label_key", None)
-    cells = "adatas" if label_key is None else f"adata, label_key={label_key!r}"
-    return f"scperformer.{step}({cells}, options={changed})"

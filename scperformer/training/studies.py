@@ -124,9 +124,6 @@ def _train_each(
 
 def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions) -> dict[str, Path | ad.AnnData]:
     """Return the studies by their names: the files, or the batches of a single file or of cells in memory."""
-    for number, path in enumerate(paths):
-        if path.resolve() in [other.resolve() for other in paths[:number]]:
-            raise InputError(f"{path} twice among the files to train on", "each file once", "leave one of them out")
     if len(paths) > 1:
         names = [path.name for path in paths]
         return {path.name if names.count(path.name) == 1 else str(path): path for path in paths}
@@ -189,7 +186,7 @@ def _joined(
         "batches": {"key": cfg.batch_key or "file", "names": names},
     }
     facts |= {} if cfg.tissue is None else {"tissue": cfg.tissue}
-    recorded = run.record(cfg, facts, [path.name for path in paths])
+    recorded = run.record(cfg, facts)
     return SavedModel(
         name=run.folder.name.removesuffix(".run").removesuffix(".model"),
         genes=genes,

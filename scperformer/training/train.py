@@ -148,8 +148,7 @@ def train_on(
     train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in split)
     training = Training(reference, cfg, new_network(reference, cfg), train, val, read_unlabelled(reference, cfg))
     facts = source | ({} if encoder is None else encoder.prepare(training, run)) | _facts(training, stored)
-    files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
-    recorded = run.record(training.cfg, facts, files)
+    recorded = run.record(training.cfg, facts)
     if not training.learns and not run.is_first:  # the first process fits alone
         return None
 

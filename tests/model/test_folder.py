@@ -50,7 +50,6 @@ def saved() -> SavedModel:
             "num_cells": 100,
             "cells_per_label": {"B cell": 60, "T <cell> | Naïve": 40},
             "input": "counts from X",
-            "command": "scperformer train ref.h5ad label_key=cell_type",
             "seed": 3,
         },
         weights={
