@@ -13,7 +13,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.on_disk import Sample, Stream, make_collection
 from scperformer.cells.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample, stratified_split
-from scperformer.config.training import NetworkConfig
+from scperformer.config.training import NetworkOptions
 from scperformer.io.read import checksum
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Corpus:
 
 @progress("preparing the cells")
 def make_corpus(
-    sources: Sequence[Path | Sample], cfg: NetworkConfig, vocabulary: Sequence[str] | None = None
+    sources: Sequence[Path | Sample], cfg: NetworkOptions, vocabulary: Sequence[str] | None = None
 ) -> Corpus:
     """Filter and normalise the cells of files as for `train`, and align them to one list of genes.
 

@@ -24,7 +24,7 @@ from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import import_scanpy, normalise, over_own_genes
 from scperformer.config.options import AUTO
-from scperformer.config.training import DataOptions, NetworkConfig, ReferenceOptions
+from scperformer.config.training import DataOptions, NetworkOptions, ReferenceOptions
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_names import first_of_each, repeated_note
 from scperformer.io.gene_overlap import map_genes_of_files
@@ -42,7 +42,7 @@ MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than 
 MAX_RUN = 1024  # rows that are read at once
 MAX_OPEN = 64  # files that are open at once
 CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several times their memory
-Config = TypeVar("Config", bound=NetworkConfig)
+Config = TypeVar("Config", bound=NetworkOptions)
 
 
 def stored_bytes(path: Path) -> int | None:

@@ -40,7 +40,7 @@ MAX_DEFAULT_LENGTH = 40  # characters
 
 # In these steps the first plain word sets an option; in all others it is an input file.
 FIRST_WORDS = {"adapt": "model_path", "analyze": "analysis", "models": "action", "workflow": "sample_sheet"}
-_GROUPS = [kind for name, kind in vars(training).items() if name.endswith("Config") and name != "NetworkConfig"]
+_GROUPS = [kind for name, kind in vars(training).items() if name.endswith("Config") and name != "NetworkOptions"]
 GROUPS = {kind.word(): kind for kind in _GROUPS}  # data, tokens, ...
 WITH_OPTIONS = {name: kind for name, kind in GROUPS.items() if any(map(is_option, fields(kind)))}
 TABLES = {"files": ExpressionOptions} | SCHEMAS | WITH_OPTIONS  # the tables of docs/configuration.md

@@ -255,7 +255,7 @@ class ReferenceOptions(DataOptions):
 
 
 @dataclass(kw_only=True)
-class NetworkConfig(DataOptions):
+class NetworkOptions(DataOptions):
     """Options of the steps that train a network: where they write, the network, and how it is trained.
 
     The default is the network of conf/model/performer.yaml, with the presets that it chooses.
@@ -294,7 +294,7 @@ class NetworkConfig(DataOptions):
 
 
 @dataclass(kw_only=True)
-class TrainOptions(NetworkConfig, ReferenceOptions):
+class TrainOptions(NetworkOptions, ReferenceOptions):
     """The options of `train`, of which `cli/train.py` makes the step."""
 
     # train a model for each study and join them; auto: with several files; true: also for the batches of one file
@@ -330,7 +330,7 @@ class TrainOptions(NetworkConfig, ReferenceOptions):
 
 
 @dataclass(kw_only=True)
-class PretrainOptions(NetworkConfig):
+class PretrainOptions(NetworkOptions):
     """The options of `pretrain`, of which `cli/pretrain.py` makes the step."""
 
     masking: MaskingConfig = field(default_factory=MaskingConfig)

@@ -28,7 +28,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
 from scperformer.cells.on_disk import Stream
-from scperformer.config.training import NetworkConfig, TokensConfig, TrainerConfig
+from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig
 from scperformer.model.batches import (
     POOL_BATCHES,
     Cells,
@@ -94,7 +94,9 @@ def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
-def loaders(trainer: pl.Trainer, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig) -> tuple[Loader, Loader]:
+def loaders(
+    trainer: pl.Trainer, train: Cells | StreamedCells, val: Cells, cfg: NetworkOptions
+) -> tuple[Loader, Loader]:
     """Make the loaders of a run: training batches, dealt out to the processes, and validation batches."""
     size = cfg.trainer.batch_size
 
@@ -127,7 +129,7 @@ class EncoderLearner(SeededLearner):
     columns: tuple[str, ...]  # the metrics in the table of epochs
     line: str  # the text of a log line about them
 
-    def __init__(self, network: torch.nn.Module, cfg: NetworkConfig):
+    def __init__(self, network: torch.nn.Module, cfg: NetworkOptions):
         super().__init__(cfg)
         self.network = network
         self.gene_dropout = cfg.model.gene_dropout
@@ -204,7 +206,7 @@ class EpochLog(Callback):
                 pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
 
 
-def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig, folder: Path) -> int | None:
+def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkOptions, folder: Path) -> int | None:
     """Train an `EncoderLearner`, leave the weights of the best epoch in its network, and return this epoch, from 1.
 
     None in the helping processes of a distributed run. The run is interrupted and continued as in `run_trainer`, from

@@ -15,7 +15,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem, attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
-from scperformer.config.training import DataConfig, ModelConfig, NetworkConfig, TokensConfig, TrainOptions
+from scperformer.config.training import DataConfig, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
 from scperformer.lab.epochs import EncoderLearner
@@ -39,7 +39,7 @@ HEAD_DRAWS = 3  # times that each cell is seen as in a training step when the he
 HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
 # Options of `model` that the weights depend on; the others only matter in training.
 SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions", "queries")
-Config = TypeVar("Config", bound=NetworkConfig)
+Config = TypeVar("Config", bound=NetworkOptions)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Init:
         return names | {"num_known_genes": num_known_genes} | licence
 
 
-def load_init(cfg: NetworkConfig, mode: str = "full", species: str = "auto") -> Init | None:
+def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") -> Init | None:
     """Load the model folder that `init` names, or return None without it; refuse one without layers of an encoder."""
     if cfg.init is None:
         return None
@@ -107,7 +107,7 @@ def adopt_options(cfg: Config, init: Init) -> Config:
         raise
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(init.path), "its configuration cannot be read") from error
-    usual = NetworkConfig(inputs=[""])
+    usual = NetworkOptions(inputs=[""])
     usual_model = ModelConfig()
     if model.reads_genes:
         usual_model = usual.model
@@ -227,7 +227,7 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     return vectors
 
 
-def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkConfig, init: Init | None) -> int:
+def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkOptions, init: Init | None) -> int:
     """Give an encoder gene vectors or the weights of `init`, freeze parts, and count the genes that `init` knows."""
     if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
         vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
@@ -255,7 +255,7 @@ def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkCo
     return len(known)
 
 
-def start_attention(encoder: Encoder | Performer | None, train: Cells, cfg: NetworkConfig) -> None:
+def start_attention(encoder: Encoder | Performer | None, train: Cells, cfg: NetworkOptions) -> None:
     """Initialise mechanisms whose parameters start from keys, on some training cells; with `init` they are trained.
 
     A Performer starts from the keys of genes, when its vectors are known.

@@ -19,7 +19,7 @@ from scperformer.base.progress import progress
 from scperformer.cells.query import Query
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.config.training import HeadConfig, ModelConfig, NetworkConfig, OptimConfig, TokensConfig
+from scperformer.config.training import HeadConfig, ModelConfig, NetworkOptions, OptimConfig, TokensConfig
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.model.confidence import calibration
 from scperformer.model.content import INFO
@@ -302,9 +302,9 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     )
 
 
-def _training_options(saved: SavedModel) -> NetworkConfig:
+def _training_options(saved: SavedModel) -> NetworkOptions:
     """Return the options of a training: gene vectors from co-expression stay, and what reads them; the rest goes."""
-    usual = NetworkConfig(inputs=[""])
+    usual = NetworkOptions(inputs=[""])
     model = ModelConfig(**saved.config["model"])
     if model.positions != "coexpression":
         model = replace(model, encoder=False, linear=True)

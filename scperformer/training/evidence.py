@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.training import NetworkConfig
+from scperformer.config.training import NetworkOptions
 from scperformer.model.batch_effect import batch_effect
 from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import torch_state_kept
@@ -129,7 +129,7 @@ def fit_branches(
     labels: np.ndarray,
     *,
     linear_options: LinearOptions | None,
-    cfg: NetworkConfig,
+    cfg: NetworkOptions,
     draws: Sequence[csr_matrix] = (),
     unlabelled: csr_matrix | None = None,
     vectors: np.ndarray | None = None,
@@ -223,7 +223,7 @@ def _fit_encoder(
     unlabelled: csr_matrix | None,
     vectors: np.ndarray | None,
     folds: Folds,
-    cfg: NetworkConfig,
+    cfg: NetworkOptions,
     logits: np.ndarray,
     folder: Path | None,
 ) -> FittedEncoder:
@@ -233,7 +233,7 @@ def _fit_encoder(
     x = vstack(draws if unlabelled is None else [*draws, unlabelled], "csr")
     vectors = gene_vectors(x, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, x)
     if not cfg.model.reads_genes:  # layers between tokens, which will be trained, start from the pooled encoder
-        usual = NetworkConfig(inputs=[""])
+        usual = NetworkOptions(inputs=[""])
         trainer = replace(cfg.trainer, max_steps=usual.trainer.max_steps, batch_size=usual.trainer.batch_size)
         cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
     performer = start_performer(vectors, vstack(draws, "csr"), cfg)

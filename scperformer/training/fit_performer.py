@@ -19,7 +19,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
 from scperformer.attention.encoder import Encoder
-from scperformer.config.training import NetworkConfig
+from scperformer.config.training import NetworkOptions
 from scperformer.model.batches import seed_of, seed_sequence
 from scperformer.model.linear import power_transform
 from scperformer.model.network import Head, Readout
@@ -60,7 +60,7 @@ def scaled_vectors(vectors: np.ndarray, x: csr_matrix) -> np.ndarray:
     return (vectors * (SPREAD / max(z.std(axis=0).max(), 1e-6))).astype(np.float32)
 
 
-def start_performer(vectors: np.ndarray, x: csr_matrix, cfg: NetworkConfig) -> Performer:
+def start_performer(vectors: np.ndarray, x: csr_matrix, cfg: NetworkOptions) -> Performer:
     """Make a Performer with these gene vectors, G x D, for cells like `x`, CSR N x G, ln(1 + cp10k)."""
     generator = torch.Generator().manual_seed(seed_of("performer", cfg.seed))
     torch.manual_seed(seed_of("layers of the performer", cfg.seed))
@@ -76,7 +76,7 @@ class CopiesLearner(SeededLearner):
     Shape letters: K copies, B cells, X sums over genes, C labels.
     """
 
-    def __init__(self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: NetworkConfig):
+    def __init__(self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: NetworkOptions):
         super().__init__(cfg)
         stacked, _ = stack_module_state(copies)  # type: ignore[arg-type]
         self.names = [name for name, parameter in copies[0].named_parameters() if parameter.requires_grad]
@@ -127,7 +127,7 @@ def train_readouts(
     labels: np.ndarray,
     sides: np.ndarray,
     num_labels: int,
-    cfg: NetworkConfig,
+    cfg: NetworkOptions,
     folder: Path | None = None,
 ) -> list[Readout]:
     """Train K readouts of the same Performer at the same time, each on other cells.
@@ -167,7 +167,7 @@ def train_readouts(
     return copies
 
 
-def encoder_facts(encoder: Performer | Encoder, cfg: NetworkConfig) -> dict[str, str]:
+def encoder_facts(encoder: Performer | Encoder, cfg: NetworkOptions) -> dict[str, str]:
     """Return a trained encoder in words, for the metrics of a model.
 
     They are its `kind` and `size`, such as "Performer" and "12,683 gene tokens, 2 heads x 16 features, 1 layer"; the

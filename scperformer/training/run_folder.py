@@ -28,7 +28,7 @@ from scperformer.base.outputs import (
 )
 from scperformer.base.pictures import draw_reliability
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
-from scperformer.config.training import NetworkConfig, TrainOptions
+from scperformer.config.training import NetworkOptions, TrainOptions
 from scperformer.io.read import checksum
 from scperformer.model.content import INFO
 from scperformer.model.folder import MODEL, write_model
@@ -51,7 +51,7 @@ PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn"
 class Diverged(InputError):
     """A training whose loss is not finite any more; resuming it cannot help."""
 
-    def __init__(self, sign: str, cfg: NetworkConfig):
+    def __init__(self, sign: str, cfg: NetworkOptions):
         found = f"training that diverged ({sign} not finite)"
         super().__init__(found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
 
@@ -60,7 +60,7 @@ class Diverged(InputError):
 class Run:
     """A training that is under way, with its folder."""
 
-    cfg: NetworkConfig
+    cfg: NetworkOptions
     output: Path
     folder: Path
     data: str  # checksum of the data
@@ -85,7 +85,7 @@ class Run:
         folder.mkdir(exist_ok=True)
         return replace(self, folder=folder)
 
-    def record(self, cfg: NetworkConfig, facts: dict[str, Any]) -> dict[str, Any]:
+    def record(self, cfg: NetworkOptions, facts: dict[str, Any]) -> dict[str, Any]:
         """Write the options and the provenance (`facts`, and what reproduces the model); return both for the model."""
         recorded = _run_options(cfg)
         for option in PATHS:
@@ -165,7 +165,7 @@ class Run:
 
 
 @contextmanager
-def training_run(cfg: NetworkConfig, output: Path, paths: Sequence[Path], init_hash: str = "") -> Iterator[Run | None]:
+def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_hash: str = "") -> Iterator[Run | None]:
     """Open the run folder `<output>.run` for a training; yield None if `resume=true` finds the finished model.
 
     `paths` are the files of cells; none: cells in memory. `init_hash` is of the model from which the training starts.
@@ -251,7 +251,7 @@ def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
         raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
 
 
-def _run_options(cfg: NetworkConfig) -> dict[str, Any]:
+def _run_options(cfg: NetworkOptions) -> dict[str, Any]:
     """Return the options of a run except those about outputs and progress."""
     options = asdict(cfg)
     for name in ("inputs", "output", "overwrite", "resume"):

@@ -26,7 +26,7 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.options import AUTO
 from scperformer.config.training import (
     ModelConfig,
-    NetworkConfig,
+    NetworkOptions,
     PretrainOptions,
     TokensConfig,
     TrainerConfig,
@@ -49,7 +49,7 @@ from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
 
-Config = TypeVar("Config", bound=NetworkConfig)
+Config = TypeVar("Config", bound=NetworkOptions)
 
 
 @dataclass
@@ -132,7 +132,7 @@ def settled(cfg: Config) -> Config:
         names = ", ".join(name for name, is_set in unused.items() if is_set)
         log.warning("%s: no effect with model=performer or pooled, which read sums over the genes of a cell", names)
     if cfg.trainer.batch_size == AUTO:  # memory does not limit it
-        size = NetworkConfig(inputs=[""]).trainer.batch_size
+        size = NetworkOptions(inputs=[""]).trainer.batch_size
         cfg = replace(cfg, trainer=replace(cfg.trainer, batch_size=size))
     return cfg
 

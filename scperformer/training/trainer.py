@@ -26,7 +26,7 @@ from tqdm import tqdm
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.config.options import AUTO
-from scperformer.config.training import LoggerConfig, NetworkConfig, OptimConfig, TrainerConfig
+from scperformer.config.training import LoggerConfig, NetworkOptions, OptimConfig, TrainerConfig
 from scperformer.model.batches import prefetch, seed_of
 from scperformer.model.inference import fast_cpu
 from scperformer.training.fit_linear import POWERS
@@ -60,7 +60,7 @@ class SeededLearner(pl.LightningModule):
 
     num_steps = 1  # of the whole run, for the schedule of the learning rate
 
-    def __init__(self, cfg: NetworkConfig):
+    def __init__(self, cfg: NetworkOptions):
         super().__init__()
         self.seed = cfg.seed
         self.optim = cfg.optim
@@ -198,7 +198,7 @@ def require_loggers(options: LoggerConfig) -> None:
             raise InputError(f"logger.{name}=true without {name}", f"the library {name}", remedy)
 
 
-def loggers_of(cfg: NetworkConfig, run_folder: Path) -> list[Logger]:
+def loggers_of(cfg: NetworkOptions, run_folder: Path) -> list[Logger]:
     """Return the loggers of a run.
 
     Weights & Biases writes files that `wandb sync` can send, unless the user has set WANDB_MODE; MLflow writes a
@@ -230,7 +230,7 @@ def loggers_of(cfg: NetworkConfig, run_folder: Path) -> list[Logger]:
 def run_trainer(
     learner: SeededLearner,
     loaders: Callable[[pl.Trainer], tuple[Loader, Loader | None]],
-    cfg: NetworkConfig,
+    cfg: NetworkOptions,
     folder: Path | None,
     callbacks: list[Callback],
     processes: ClusterEnvironment | None,
@@ -291,7 +291,7 @@ def run_trainer(
 def run_steps(
     learner: SeededLearner,
     make: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]],
-    cfg: NetworkConfig,
+    cfg: NetworkOptions,
     folder: Path | None,
 ) -> str:
     """Train a learner for `trainer.max_steps` steps in this process, and return the device that trained, as in `cpu`.
