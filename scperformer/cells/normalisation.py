@@ -1,55 +1,27 @@
 """Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over some genes alone.
 
-References are normalised by scanpy's `normalize_total` and `log1p`. Cells to annotate are normalised by
-`normalise_counts`, as importing scanpy takes longer than the rest of a short prediction. Both compute the same bits.
+The values are those of scanpy's `normalize_total` and `log1p`, bit for bit, without the seconds that importing scanpy
+takes.
 """
 
 import math
-import os
-import threading
-from types import ModuleType
 from typing import TypeAlias
 
 import numpy as np
-from anndata import AnnData
 from scipy import sparse
 
-from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings
 from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHARE, WHOLE_TOLERANCE, undo_log1p
 
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
-PROCESS = os.getpid()  # a fork has another id
 
 
-def import_scanpy() -> ModuleType:
-    """Return scanpy, which takes over a second to import: only functions that use it call this.
-
-    Raises
-    ------
-    InputError
-        There is no folder to which numba may write the functions that it compiles for scanpy.
-    """
-    try:
-        import scanpy
-    except RuntimeError as error:
-        if "no locator available" not in str(error):
-            raise
-        found = "no folder in which numba can keep what it compiles for scanpy"
-        expected = "a home folder that can be written to, or another folder in NUMBA_CACHE_DIR"
-        raise InputError(found, expected, "export NUMBA_CACHE_DIR=FOLDER") from error
-    return scanpy
-
-
-def normalise(
-    x: AnyMatrix, findings: Findings, target_sum: float | None, *, with_scanpy: bool = False
-) -> sparse.csr_matrix:
+def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * share of the cell's total), with totals over the columns of `x`.
 
     Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
     total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
-    cell's values. Without `target_sum` the values are ln(1 + count). scanpy computes the same, bit for bit; with
-    `with_scanpy` it does so in the main thread of a process that is no fork.
+    cell's values. Without `target_sum` the values are ln(1 + count).
 
     Returns
     -------
@@ -69,20 +41,7 @@ def normalise(
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = linear.astype(np.float32)
-    # numba, which compiles scanpy's loop, ends the process if two threads run it at once, or a fork of a process does.
-    is_alone = threading.current_thread() is threading.main_thread() and os.getpid() == PROCESS
-    if not with_scanpy or not is_alone or target_sum is None:
-        return normalise_counts(rows, target_sum)
-    # scanpy warns about cells without counts, which are no problem here: it gets only the others.
-    is_filled = np.diff(rows.indptr) > 0
-    if is_filled.any():
-        scanpy = import_scanpy()
-        content = (rows.data, rows.indices, np.append(0, rows.indptr[1:][is_filled]))
-        cells = AnnData(sparse.csr_matrix(content, shape=(int(is_filled.sum()), rows.shape[1])))
-        scanpy.pp.normalize_total(cells, target_sum=float(target_sum))
-        scanpy.pp.log1p(cells)
-        rows.data = cells.X.data
-    return rows
+    return normalise_counts(rows, target_sum)
 
 
 def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:

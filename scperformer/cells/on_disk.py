@@ -1,8 +1,7 @@
 """Cells and genes of one or several files as one collection, in memory or on disk.
 
 Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
-cells that express each gene. scanpy filters and normalises each block. For cells that stay on disk, only their row
-numbers are kept in memory.
+cells that express each gene. For cells that stay on disk, only their row numbers are kept in memory.
 """
 
 import logging
@@ -22,7 +21,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
-from scperformer.cells.normalisation import import_scanpy, normalise, over_own_genes
+from scperformer.cells.normalisation import normalise, over_own_genes
 from scperformer.config.options import AUTO
 from scperformer.config.training import DataOptions, NetworkOptions, ReferenceOptions
 from scperformer.io.gene_matching import GeneMap
@@ -197,7 +196,7 @@ class Collection:
                 with reading(part.path):
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
                 # Over all genes of the file.
-                normalised = normalise(part.merged(stored), part.findings, part.target_sum, with_scanpy=True)
+                normalised = normalise(part.merged(stored), part.findings, part.target_sum)
                 x = align_normalised(normalised, self.maps[file], len(self.genes))
                 blocks.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
             pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[place])
@@ -236,7 +235,6 @@ def make_collection(
     names, maps = map_genes_of_files(
         [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
     )
-    scanpy = import_scanpy()  # not before: files that cannot be used are refused at once
     num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
     offset = 0  # rows of the files before this file
     for part, mapping in zip(parts, maps, strict=True):
@@ -245,14 +243,10 @@ def make_collection(
             for start, block in part.rows().blocks():
                 x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # filters only ask whether a gene is expressed
                 shared = align_normalised(x, mapping, len(names))
-                keep = np.ones(block.shape[0], dtype=bool)
-                if min_shared:
-                    keep &= scanpy.pp.filter_cells(shared, min_genes=min_shared)[0]
-                keep &= scanpy.pp.filter_cells(x, min_genes=cfg.data.min_genes)[0]
+                keep = (np.diff(x.indptr) >= cfg.data.min_genes) & (np.diff(shared.indptr) >= min_shared)
                 if left_out is not None:
                     keep &= ~left_out[offset + start : offset + start + len(keep)]
-                # Genes are filtered by their cells in all blocks, so of each block only the numbers of cells are used.
-                num_cells += scanpy.pp.filter_genes(shared[keep], min_cells=0)[1]
+                num_cells += np.bincount(shared[keep].indices, minlength=len(names))
                 kept.append(start + np.flatnonzero(keep))
         part.kept = np.concatenate(kept)
         offset += part.findings.num_cells

@@ -13,7 +13,6 @@ from scipy import sparse
 
 from scperformer.cells.detect import Findings
 from scperformer.cells.droplets import Droplets
-from scperformer.cells.normalisation import import_scanpy
 from scperformer.cells.values import evenly_spaced, undo_log1p
 from scperformer.io.axes import without_affixes
 from scperformer.io.gene_matching import name_columns
@@ -168,7 +167,8 @@ def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.nda
     modes of the scores of simulated doublets; the reason if there are no scores. Empty cells, and barcodes that cannot
     be cells, have the score NaN.
     """
-    scanpy = import_scanpy()
+    import scanpy  # takes seconds to import
+
     numbers = np.arange(rows.shape[0]) if droplets is None else np.sort(droplets.cells)
     counts = sparse.csr_matrix(rows.some(numbers), dtype=np.float32)
     numbers = numbers[np.diff(counts.indptr) > 0]

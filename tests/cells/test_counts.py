@@ -28,7 +28,7 @@ def test_counts_are_recovered_from_normalised_values(counts, target_sum, decimal
 
 
 def test_counts_are_recovered_from_what_scanpy_has_normalised(pbmc3k):
-    found = recover_counts(normalise(pbmc3k.X, detect_expression(pbmc3k), 1e4, with_scanpy=True))
+    found = recover_counts(normalise(pbmc3k.X, detect_expression(pbmc3k), 1e4))
     np.testing.assert_array_equal(found.data, pbmc3k.X.data)
 
 

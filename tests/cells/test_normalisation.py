@@ -1,9 +1,6 @@
 """Normalisation of any kind of values, compared with the plain formula."""
 
 import math
-import sys
-import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import anndata as ad
 import numpy as np
@@ -12,10 +9,8 @@ import scanpy
 from scipy import sparse
 from support.normalised import findings_of, plain
 
-from scperformer.base.errors import InputError
-from scperformer.cells import normalisation
 from scperformer.cells.detect import detect_expression
-from scperformer.cells.normalisation import import_scanpy, normalise, normalise_counts, over_own_genes
+from scperformer.cells.normalisation import normalise, normalise_counts, over_own_genes
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
@@ -59,52 +54,16 @@ def weighted(counts):
     return sparse.csr_matrix(counts.multiply(weights), dtype=np.float32)
 
 
-@pytest.mark.parametrize("with_scanpy", [False, True], ids=["ours", "scanpy"])
 @pytest.mark.parametrize("target_sum", [1e4, 2345.5])
 @pytest.mark.parametrize("make", [sparse.csr_matrix, weighted], ids=["counts", "linear"])
-def test_values_are_those_of_scanpy_bit_for_bit(pbmc3k, make, target_sum, with_scanpy):
+def test_values_are_those_of_scanpy_bit_for_bit(pbmc3k, make, target_sum):
     """A model may have been trained on cells that scanpy has prepared: cells to annotate have the same values."""
     x = make(pbmc3k.X)
-    result = normalise(x, findings_of(x), target_sum, with_scanpy=with_scanpy)
+    result = normalise(x, findings_of(x), target_sum)
     expected = by_scanpy(x, target_sum)
     np.testing.assert_array_equal(result.indptr, expected.indptr)
     np.testing.assert_array_equal(result.indices, expected.indices)
     np.testing.assert_array_equal(result.data.view(np.int32), expected.data.view(np.int32))
-
-
-@pytest.mark.parametrize("num_filled", [0, 5])
-def test_scanpy_does_not_warn_about_empty_cells(counts_adata, num_filled):
-    counts = sparse.csr_matrix(sparse.diags([0.0] + [1.0] * num_filled + [0.0] * (119 - num_filled)) @ counts_adata.X)
-    findings = findings_of(counts_adata.X)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = normalise(counts, findings, 1e4, with_scanpy=True)
-    np.testing.assert_allclose(result.toarray(), plain(counts), **TOLERANCE)
-
-
-def test_scanpy_is_used_only_where_numba_is_safe(counts_adata, monkeypatch):
-    """Not in other threads than the main thread, and not in a fork."""
-    expected = normalise(counts_adata.X, findings_of(counts_adata.X), 1e4)
-
-    def run():
-        return normalise(counts_adata.X, findings_of(counts_adata.X), 1e4, with_scanpy=True)
-
-    monkeypatch.setattr("scanpy.pp.log1p", lambda adata: pytest.fail("scanpy was used"))
-    with pytest.raises(pytest.fail.Exception, match="scanpy was used"):
-        run()
-    with ThreadPoolExecutor(1) as pool:
-        assert (pool.submit(run).result() != expected).nnz == 0
-    monkeypatch.setattr(normalisation, "PROCESS", -1)
-    assert (run() != expected).nnz == 0
-
-
-def test_a_machine_on_which_scanpy_cannot_compile_is_refused(tmp_path, monkeypatch):
-    text = "cannot cache function 'sum_rows': no locator available for file 'rows.py'"
-    (tmp_path / "scanpy.py").write_text(f'raise RuntimeError("{text}")')
-    monkeypatch.delitem(sys.modules, "scanpy")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match=r"no folder in which numba can keep .*export NUMBA_CACHE_DIR=FOLDER"):
-        import_scanpy()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +91,7 @@ def test_an_unknown_total_is_assumed_to_be_ten_thousand(pbmc):
 
 def test_without_a_total_counts_keep_their_depth(counts_adata):
     counts = sparse.csr_matrix(counts_adata.X)
-    found = normalise(counts, findings_of(counts), None, with_scanpy=True)
+    found = normalise(counts, findings_of(counts), None)
     np.testing.assert_allclose(found.toarray(), np.log(1 + counts.toarray().astype(np.float64)), rtol=1e-6)  # float32
     assert found.dtype == np.float32
 
