@@ -197,7 +197,7 @@ def make_annotation(
     record |= trust | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
     warned = [adapted.repeats.warning(cells), warning]
     if droplets is not None:
-        record["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
+        record["droplets"] = {"floor": droplets.floor, "num_empty": droplets.num_empty}
         warned.insert(1, droplets.text)
     if "min_genes" in model.saved.config:
         tool = model.saved.imported.get("tool", "its tool")

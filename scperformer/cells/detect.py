@@ -137,9 +137,7 @@ def detect_expression(
     if others := _features(adata, chosen.source)[2]:
         notes.append(f"non-gene features are left out ({_listed(others)})")
     num_cells, num_genes = chosen.x.shape
-    # Values other than counts show how many genes a barcode expresses.
-    sizes, unit = (chosen.sums, "counts") if chosen.kind == "counts" else (chosen.num_expressed, "genes")
-    droplets = find_droplets(sizes, unit, num_genes)
+    droplets = find_droplets(chosen.sums, num_genes) if chosen.kind == "counts" else None
     if droplets is not None:
         notes.append(droplets.text)
     return Findings(

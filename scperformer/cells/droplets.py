@@ -27,8 +27,7 @@ MAX_NEAR = 0.3  # ratio of barcodes near the floor to barcodes above it; for log
 class Droplets:
     """The barcodes of an unfiltered matrix, and the floor that separates cells from empty droplets."""
 
-    floor: int  # barcodes with fewer counts or expressed genes cannot be cells
-    unit: str  # counts or genes
+    floor: int  # barcodes with fewer counts cannot be cells
     num_empty: int  # barcodes below the floor
     cells: np.ndarray  # row numbers of the other barcodes, from the smallest to the largest barcode, int64
 
@@ -47,22 +46,21 @@ class Droplets:
     def text(self) -> str:
         """The warning for users."""
         share = in_percent(self.num_empty / (self.num_empty + len(self.cells)))
-        text = f"{share} of barcodes have fewer than {self.floor:,} {self.unit}: this looks like the unfiltered matrix "
+        text = f"{share} of barcodes have fewer than {self.floor:,} counts: this looks like the unfiltered matrix "
         text += "of a droplet run, use the filtered matrix; these barcodes get labels and the flag low_quality; "
         return f"{text}depth and other statistics describe the {len(self.cells):,} barcodes above"
 
 
-def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | None:
+def find_droplets(counts: np.ndarray, num_genes: int) -> Droplets | None:
     """Find the barcodes of an unfiltered matrix that cannot be cells; None for any other file.
 
     They are below the steepest point of the barcode-rank curve (its inflection, as in `barcodeRanks` of DropletUtils;
     Lun et al. 2019, Genome Biol. 20:63), between the size of the typical barcode and a quarter of the size of large
     cells. There may be another steep point, between barcodes of single counts and empty droplets: after one point is
-    found, the search is repeated above it. `sizes` has the counts of each barcode, or its number of expressed genes, as
-    `unit` tells.
+    found, the search is repeated above it. `counts` are those of each barcode.
     """
-    order = np.argsort(sizes, kind="stable")
-    ordered = np.asarray(sizes, dtype=np.float64)[order]
+    order = np.argsort(counts, kind="stable")
+    ordered = np.asarray(counts, dtype=np.float64)[order]
     total = ordered.sum()
     num_empty = 0
     floor = 0
@@ -91,4 +89,4 @@ def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | No
         num_empty += num_below
         floor = candidate
         max_typical = MAX_AMBIENT
-    return Droplets(floor, unit, num_empty, order[num_empty:]) if floor else None
+    return Droplets(floor, num_empty, order[num_empty:]) if floor else None

@@ -1,6 +1,7 @@
 """The cells of a file with the genes of a model, block by block."""
 
 import logging
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,12 +13,13 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import NO_COLUMNS, shortened
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import ModelOptions
-from scperformer.io.gene_overlap import require_overlap
+from scperformer.io.axes import AXIS_SHARE, axis_shares
+from scperformer.io.gene_names import KIND_NAMES, id_kind
+from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import checksum
 from scperformer.io.rows import Rows
@@ -25,6 +27,8 @@ from scperformer.io.safety import reading
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
+
+MIN_SUGGESTED = 0.05  # a lower min_overlap is not suggested
 
 
 @dataclass
@@ -125,23 +129,45 @@ def map_to_model(
 
 
 def require_fit(
-    var: pd.DataFrame,
-    plan: Alignment,
-    model: SavedModel,
-    cfg: ModelOptions,
-    path: str = "the data",
+    var: pd.DataFrame, plan: Alignment, model: SavedModel, cfg: ModelOptions, path: str = "the data"
 ) -> None:
-    """Refuse a file with too few of the model's genes, if the model cannot be adapted to these."""
-    require_overlap(
-        plan.overlap,
-        cfg.min_overlap,
-        path,
-        file_genes=[str(name).strip() for name in var.index],
-        model_genes=model.genes,
-        can_adapt=(model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies))
-        and cfg.adapts,
-        own_totals=plan.own_totals,
+    """Refuse a file with less than `min_overlap` of the model's informative expression, or with fewer than 50 genes.
+
+    Fewer genes are enough for a model of a panel and with a `min_overlap` of 0. If the model can be refitted to the
+    genes of the file, 50 of its genes are enough if they are half of the file's.
+    """
+    overlap = plan.overlap
+    min_genes = 1 if plan.own_totals or cfg.min_overlap == 0 or overlap.num_model < MIN_PANEL else MIN_PANEL
+    if overlap.num_shared >= min_genes and overlap.informative_share >= cfg.min_overlap:
+        return
+    has_cells = model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies)
+    if has_cells and cfg.adapts and overlap.num_shared >= max(MIN_PANEL, overlap.num_file / 2):
+        return
+    file_genes = [str(name).strip() for name in var.index]
+    # Examples from the middle: the first names of a sorted list are often unusual (5_8S_rRNA, AL627309.1).
+    middle = (genes[len(genes) // 2 :][:2] for genes in (file_genes, list(model.genes)))
+    of_file, of_model = (", ".join(map(repr, names)) for names in middle)
+    found = f"{overlap.num_shared} of {overlap.num_model} model genes ({100 * overlap.share_of_model:.1f} %) found in "
+    found += f"{path}, with {100 * overlap.informative_share:.1f} % of the model's informative expression "
+    found += f"(e.g. {of_file}; model has e.g. {of_model})"
+    expected = (
+        f"at least {100 * cfg.min_overlap:g} % of that expression" if cfg.min_overlap > 0 else "at least one gene"
     )
+    enough = math.floor(1000 * overlap.informative_share) / 1000
+    if overlap.num_shared < min_genes == MIN_PANEL:
+        expected = f"{MIN_PANEL} genes or more, and {expected}"
+        enough = 0
+    file_kind, model_kind = (id_kind(genes) for genes in (file_genes, model.genes))
+    share_genes, share_cells = axis_shares(file_genes)
+    if share_cells >= AXIS_SHARE > share_genes:
+        remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
+    elif file_kind.partition("_")[0] != model_kind.partition("_")[0]:
+        remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
+    else:
+        remedy = "use a model trained on the same species and platform"
+        remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"
+    fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
+    raise InputError(found, expected, remedy, fixes)
 
 
 def find_query(
@@ -149,7 +175,7 @@ def find_query(
     model: SavedModel,
     cfg: ModelOptions,
     path: str = "the data",
-) -> "Query":
+) -> Query:
     """Find the expression of the cells of an open file, and map its genes to the model's genes; log both.
 
     A file without usable expression, or with too few of the model's genes, is refused.
@@ -168,16 +194,8 @@ def find_query(
 
 
 def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:
-    """Refuse cells whose annotation could not be written, before any cell is called.
-
-    These are columns in memory that no file can have, and an open file to whose obs, obsm or uns nothing can be added.
-    """
+    """Refuse an open file to whose obs, obsm or uns no annotation could be added, before any cell is annotated."""
     if not isinstance(cells, BackedH5ad):
-        for table, names in (("obs", cells.obs.columns), ("var", cells.var.columns)):
-            wrong = [name for name in names if not isinstance(name, str) or name in NO_COLUMNS]
-            if wrong := [*wrong, *names[names.duplicated()]]:
-                found = f"column {shortened(repr(wrong[0]))} in {table} of {path}"
-                raise InputError(found, "texts as names of columns, each once, and none that is reserved", "rename it")
         return
     wrong = [place for place in ("obsm", "uns") if place in cells.file and not hasattr(cells.file[place], "keys")]
     if wrong or "column-order" not in cells.file["obs"].attrs:

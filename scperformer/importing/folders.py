@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -42,8 +42,8 @@ from scperformer.model.saved_model import SavedModel
 log = logging.getLogger(__name__)
 
 
-# Each has a NAME, says by `is_it` whether a file or folder may be its model, and by `read` gives the arguments of
-# `_saved_model`, in a child process. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
+# Each has a NAME, says by `is_it` whether a file or folder may be its model, and by `read`, in a child process, what
+# `_saved_model` needs. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
 # ones begin as pickles do.
 FORMATS = (scvi_tools, scbert, celltypist)
 MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FORMATS)}"
@@ -109,7 +109,7 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
         found = read_in_child(lambda: foreign.read(path, cfg, names), size)
-        saved = _saved_model(found.pop("name", path.name.removesuffix(path.suffix)), cfg, **found)
+        saved = _saved_model(path, cfg, found)
         target = _target(saved.name, path, library, cfg)  # refused before labelled cells are read
         if cfg.reference is not None and cfg.label_key is not None:
             saved = with_labelled_cells(saved, cfg.reference, cfg.label_key)
@@ -131,59 +131,48 @@ def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
     return library / name
 
 
-def _saved_model(
-    name: str,
-    cfg: ImportOptions,
-    *,
-    origin: Mapping[str, str],
-    genes: Sequence[str],
-    labels: Sequence[str],
-    config: Mapping[str, Any],
-    weights: Mapping[str, np.ndarray],
-    gene_means: np.ndarray | None = None,
-    notes: Sequence[str] = (),
-) -> SavedModel:
-    """Return a saved model without evidence or reference cells, from what the `read` of a format gives.
+def _saved_model(path: Path, cfg: ImportOptions, found: Mapping[str, Any]) -> SavedModel:
+    """Return a saved model without evidence or reference cells, from what the `read` of a format has `found`.
 
-    `origin` has the tool, in which versions the scores were compared (`tested`), and the file. `labels` are in the
-    order of the scores; an encoder has none. `config` has `target_sum`, and `network` (model/imported.py) or tokens,
-    model, attention and head of one of our networks. `weights` have the network's names, without `model.`.
-    `gene_means` are of ln(1 + cp10k) where it was trained; None: all genes weigh the same. A ValueError names a gene or
-    label that is there twice or cannot be a name.
+    It has the `genes`, the `labels` in the order of the scores (an encoder has none), the `weights` with the network's
+    names, the `config` with `target_sum` and `network` (model/imported.py) or the parts of one of our networks, and the
+    `origin`: the tool, the file, and the versions in which the scores were compared (`tested`). It may have a `name`,
+    `notes`, and `gene_means` of ln(1 + cp10k) where it was trained; without these, all genes weigh the same.
     """
-    for what, names in (("gene", genes), ("label", labels)):
+    genes, labels, origin = found["genes"], found["labels"], found["origin"]
+    for what, names in (("gene", genes), ("label", labels), ("origin", filter(None, origin.values()))):
         if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"a {what} that {why}")
+    for what, names in (("gene", genes), ("label", labels)):
         if repeated := next((name for name, num in Counter(names).items() if num > 1), None):
             raise ValueError(f"the {what} '{shortened(repeated)}' twice")
     if len(labels) == 1:
         raise ValueError("a single label")
-    if why := next(filter(None, map(name_problem, filter(None, origin.values()))), None):
-        raise ValueError(f"an origin that {why}")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {name: value for name, value in origin.items() if value}
-    provenance = {
+    provenance: dict[str, Any] = {
         "reference": f"a model of {facts['tool']}",
         "label_key": "",
         "num_cells": 0,
         "seed": 0,
-        "species": cfg.species or guess_species(list(genes)),
+        "species": cfg.species or guess_species(genes),
         "imported": facts,
         "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
         "corpus": None if labels else [],
-        "notes": list(notes) or None,
+        "notes": found.get("notes") or None,
         "tissue": cfg.tissue or None,
         "ontology": None if ontology is None else ontology.version,
         "licence": cfg.licence or facts.get("licence"),
     }
+    means = found.get("gene_means")
     return SavedModel(
-        name=cfg.name or name,
-        genes=list(genes),
-        gene_means=np.ones(len(genes), dtype=np.float32) if gene_means is None else gene_means.astype(np.float32),
-        labels=list(labels),
+        name=cfg.name or found.get("name", path.name.removesuffix(path.suffix)),
+        genes=genes,
+        gene_means=np.ones(len(genes), dtype=np.float32) if means is None else means.astype(np.float32),
+        labels=labels,
         ontology_term_ids=terms,
-        config=dict(config),
+        config=found["config"],
         metrics={"scales": {}},
         provenance={name: value for name, value in provenance.items() if value is not None},
-        weights={f"model.{name}": array for name, array in weights.items()},
+        weights={f"model.{name}": array for name, array in found["weights"].items()},
     )

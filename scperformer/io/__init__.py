@@ -5,7 +5,7 @@
 - gene_matching: Match the genes of a file to the genes of a model, by any names, with the help of a table of human
   genes.
 - gene_names: Names of genes: kinds of gene id, compound names, species, and repeated names.
-- gene_overlap: Gene overlap between files and a model, a panel or each other; files with too few genes are refused.
+- gene_overlap: Gene overlap between files and a model, a panel or each other.
 - gene_table: The table of human genes in the package: ids, current and former symbols, mouse orthologs.
 - h5ad: Read h5ad files into memory or with matrices on disk; write h5ad files. A zarr store is opened in the same
   way.

@@ -2,10 +2,9 @@
 
 import csv
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.io.axes import is_gene
@@ -38,36 +37,27 @@ def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     InputError
         The file cannot be read, or has no genes, or several columns none of which is of known genes.
     """
-    found = ""
+    found = "no genes"
+    names: list[str] = []
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8-sig").strip()
-        names = (
-            list(_genes_of_panel(json.loads(text))) if text.startswith(("{", "[")) else _genes_of_text(text, set(known))
-        )
-        found = "" if names else "no genes"
+        if text.startswith(("{", "[")):  # a list of names, or targets as 10x writes them in gene_panel.json
+            content = json.loads(text)
+            targets = content["payload"]["targets"] if isinstance(content, dict) else content
+            kinds = [{"data": {"name": target}} if isinstance(target, str) else target["type"] for target in targets]
+            names = [str(kind["data"]["name"]) for kind in kinds if kind.get("descriptor", "gene") == "gene"]
+        else:
+            names = _genes_of_text(text, set(known))
     except OSError as error:
         found = f"no readable file ({error.strerror})"
     except UnicodeDecodeError:
         found = "bytes that are not text"
-    except (json.JSONDecodeError, csv.Error, RecursionError):
+    except (json.JSONDecodeError, csv.Error, RecursionError, KeyError, TypeError, AttributeError):
         found = "no readable JSON or table"
-    if found:
+    if not names:
         raise InputError(f"{found} at '{path}', a list of genes", EXPECTED, "name another file")
     return list(dict.fromkeys(names))
-
-
-def _genes_of_panel(content: Any) -> Iterator[str]:
-    """Yield the genes of a JSON: a list of names, or targets as 10x writes them in gene_panel.json."""
-    if isinstance(content, dict):
-        content = content.get("payload", content)
-        content = content.get("targets", []) if isinstance(content, dict) else []
-    for target in content if isinstance(content, list) else []:
-        kind = target.get("type") if isinstance(target, dict) else None
-        data = kind.get("data") if isinstance(kind, dict) and kind.get("descriptor", "gene") == "gene" else None
-        name = data.get("name") or data.get("id") if isinstance(data, dict) else target
-        if isinstance(name, str) and name.strip():
-            yield name.strip()
 
 
 def _genes_of_text(text: str, known: set[str]) -> list[str]:

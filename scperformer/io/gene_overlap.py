@@ -1,7 +1,6 @@
-"""Gene overlap between files and a model, a panel or each other; files with too few genes are refused."""
+"""Gene overlap between files and a model, a panel or each other."""
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,14 +9,12 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.gene_matching import GeneMap, map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
 
 log = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 20
-MIN_SUGGESTED = 0.05  # a lower min_overlap is not suggested
 MIN_SHARED = 0.1  # share of a list of genes that files must have, and of a file's genes that must be translated
 MIN_PANEL = 50  # genes of a file or a panel
 LOW_SHARE = 0.7  # share of the informative expression below which accuracy is lower (docs/inputs.md#genes)
@@ -73,50 +70,6 @@ def measure_overlap(
         dropped=dropped[:NUM_EXAMPLES],
         notes=[*notes, doubt] if 0 < share < LOW_SHARE else list(notes),
     )
-
-
-def require_overlap(
-    overlap: Overlap,
-    min_overlap: float,
-    path: str | Path,
-    *,
-    file_genes: Sequence[str],
-    model_genes: Sequence[str],
-    can_adapt: bool = False,
-    own_totals: bool = False,
-) -> None:
-    """Refuse a file with less than `min_overlap` of the model's informative expression, or with fewer than 50 genes.
-
-    Fewer genes are enough for a model of a panel (`own_totals`) and with a `min_overlap` of 0. If the model will be
-    fitted to the genes of the file (`can_adapt`), 50 of its genes are enough if they are half of the file's.
-    """
-    min_genes = 1 if own_totals or min_overlap == 0 or overlap.num_model < MIN_PANEL else MIN_PANEL
-    if overlap.num_shared >= min_genes and overlap.informative_share >= min_overlap:
-        return
-    if can_adapt and overlap.num_shared >= max(MIN_PANEL, overlap.num_file / 2):
-        return
-    # Examples from the middle: the first names of a sorted list are often unusual (5_8S_rRNA, AL627309.1).
-    middle = (list(genes)[len(genes) // 2 :][:2] for genes in (file_genes, model_genes))
-    of_file, of_model = (", ".join(repr(str(name)) for name in names) for names in middle)
-    found = f"{overlap.num_shared} of {overlap.num_model} model genes ({100 * overlap.share_of_model:.1f} %) found in "
-    found += f"{path}, with {100 * overlap.informative_share:.1f} % of the model's informative expression "
-    found += f"(e.g. {of_file}; model has e.g. {of_model})"
-    expected = f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene"
-    enough = math.floor(1000 * overlap.informative_share) / 1000
-    if overlap.num_shared < min_genes == MIN_PANEL:
-        expected = f"{MIN_PANEL} genes or more, and {expected}"
-        enough = 0
-    fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
-    file_kind, model_kind = (id_kind(genes) for genes in (file_genes, model_genes))
-    share_genes, share_cells = axis_shares(file_genes)
-    if share_cells >= AXIS_SHARE > share_genes:
-        remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
-    elif file_kind.partition("_")[0] != model_kind.partition("_")[0]:
-        remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
-    else:
-        remedy = "use a model trained on the same species and platform"
-        remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"
-    raise InputError(found, expected, remedy, fixes)
 
 
 def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, species: str, path: str | Path) -> np.ndarray:

@@ -306,8 +306,8 @@ class Checker:
             high = _cells_and_share(quality["num_high_mitochondrial"], num_seen)
             text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
         if droplets is not None:
-            result["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
-            text += f"; measured on {num_seen:,} barcodes with {droplets.floor:,} {droplets.unit} or more"
+            result["droplets"] = {"floor": droplets.floor, "num_empty": droplets.num_empty}
+            text += f"; measured on {num_seen:,} barcodes with {droplets.floor:,} counts or more"
         elif num_seen < result["num_cells"]:
             text += f"; measured on {num_seen:,} cells, evenly spread over the file"
         doublets = quality["doublet_note"]

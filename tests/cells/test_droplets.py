@@ -3,7 +3,6 @@
 import anndata as ad
 import numpy as np
 import pytest
-import scanpy
 from scipy import sparse
 
 from scperformer.cells.detect import detect_expression
@@ -14,39 +13,23 @@ from scperformer.io.read import open_cells
 NUM_GENES = 30_000
 
 
-def logged(adata, total=1e4, base=None) -> ad.AnnData:
-    scanpy.pp.normalize_total(adata, target_sum=total)
-    scanpy.pp.log1p(adata, base=base)
-    return adata
-
-
 FORMS = {
-    "counts": lambda adata: adata,
+    "csr": lambda adata: adata,
     "csc": lambda adata: ad.AnnData(adata.X.tocsc(), obs=adata.obs, var=adata.var),
     "dense": lambda adata: ad.AnnData(adata.X.toarray(), obs=adata.obs, var=adata.var),
-    "ln(1 + cp10k)": logged,
-    "ln(1 + counts per median)": lambda adata: logged(adata, None),
-    "log2(1 + CPM)": lambda adata: logged(adata, 1e6, 2),
-    "CPM": lambda adata: scanpy.pp.normalize_total(adata, target_sum=1e6) or adata,
 }
 
 
-@pytest.mark.parametrize("on_disk", [pytest.param(False, marks=pytest.mark.slow), True], ids=["memory", "disk"])
 @pytest.mark.parametrize("form", FORMS)
-def test_empty_droplets_are_found_in_any_kind_of_values(raw_pbmc, form, on_disk, write, monkeypatch):
+def test_empty_droplets_are_found(raw_pbmc, form, write, monkeypatch):
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
-    adata = FORMS[form](raw_pbmc)
-    if on_disk:
-        monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 100)
-        with open_cells(write(adata)) as cells:
-            findings = detect_expression(cells)
-    else:
-        findings = detect_expression(adata)
+    monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 100)
+    with open_cells(write(FORMS[form](raw_pbmc))) as cells:
+        findings = detect_expression(cells)
     found = findings.droplets
-    unit = "counts" if findings.kind == "counts" else "genes"
-    assert (found.unit, found.num_empty) == (unit, 600)
+    assert found.num_empty == 600
     np.testing.assert_array_equal(found.is_cell, is_cell)
-    note = f"91 % of barcodes have fewer than {found.floor} {unit}: this looks like the unfiltered matrix"
+    note = f"91 % of barcodes have fewer than {found.floor} counts: this looks like the unfiltered matrix"
     assert note in findings.sentence
     assert 60 < found.floor < 500
 
@@ -67,7 +50,7 @@ AMBIENT = {
 def test_the_floor_is_above_single_counts_and_ambient_droplets(ambient):
     cells = lognormal(3000, 0.5, 1000, 1)
     errors = lognormal(1, 0.8, 30_000, 2)  # barcodes with single reads, by sequencing errors
-    found = find_droplets(np.concatenate([errors, AMBIENT[ambient], cells]), "counts", NUM_GENES)
+    found = find_droplets(np.concatenate([errors, AMBIENT[ambient], cells]), NUM_GENES)
     is_cell = np.arange(38_000 + len(cells)) >= 38_000
     assert (found.is_cell & ~is_cell).sum() < 0.05 * len(cells)
     assert (~found.is_cell & is_cell).sum() < 0.05 * len(cells)
@@ -89,10 +72,10 @@ SOUND = {
 
 @pytest.mark.parametrize("name", SOUND)
 def test_cells_and_beads_are_not_taken_for_droplets(name):
-    assert find_droplets(SOUND[name], "counts", NUM_GENES) is None
+    assert find_droplets(SOUND[name], NUM_GENES) is None
 
 
-@pytest.mark.parametrize("num_genes", [20, 60, 200, 500, 2000])
+@pytest.mark.parametrize("num_genes", [20, 200, 2000])
 @pytest.mark.parametrize("chosen", ["variable", "random"])
 def test_panels_are_not_taken_for_droplets(few_pbmc, chosen, num_genes):
     x = sparse.csr_matrix(few_pbmc.X)

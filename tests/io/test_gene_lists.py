@@ -52,7 +52,7 @@ BAD_FILES = {
     "binary": (b"\xff\xfe\x00A", "bytes that are not text"),
     "table without genes": (b"name\tmean\nA1x\t1\nB1x\t2\n", "no genes at"),
     "truncated JSON": (b'{"payload": {"targets": [', "no readable JSON"),
-    "other JSON": (b'{"a": {"b": 1}}', "no genes at"),
+    "other JSON": (b'{"a": {"b": 1}}', "no readable JSON"),
     "deep JSON": (b"[" * 100_000, "no readable JSON"),
 }
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.io.gene_overlap import find_panel, map_genes_of_files, measure_overlap, require_overlap
+from scperformer.io.gene_overlap import find_panel, map_genes_of_files, measure_overlap
 
 
 def exact(file_genes, model_genes, importance=None):
@@ -28,72 +28,6 @@ def test_the_informative_share_weighs_each_gene_once():
         "the file has only 40.0% of the model's informative expression: check the labels before you use them"
     ]
     assert exact(["A"], ["A", "B"], np.zeros(2)).informative_share == 0.5  # a model that uses no gene
-
-
-@pytest.mark.parametrize(
-    ("file_genes", "model_genes", "match"),
-    [
-        (
-            ["ENSG90000187634", "ENSG90000188976"],
-            ["SAMD11", "NOC2L"],
-            r"0 of 2 model genes \(0.0 %\) found in q.h5ad, with 0.0 % of the model's informative expression "
-            r"\(e.g. 'ENSG90000188976'; model has e.g. 'NOC2L'\); expected at least 10 % of that expression: "
-            "convert var_names from Ensembl ids to gene symbols",
-        ),
-        (["CD3D"], ["SAMD11"], "same species"),
-        (["ENSG90000187634.2"], ["ENSG00000187634"], "same species"),
-    ],
-    ids=["ensembl", "other", "other ids"],
-)
-def test_require_overlap_shows_both_sides(file_genes, model_genes, match):
-    with pytest.raises(InputError, match=match):
-        require_overlap(exact(file_genes, model_genes), 0.1, "q.h5ad", file_genes=file_genes, model_genes=model_genes)
-
-
-@pytest.mark.parametrize(
-    ("file_genes", "match"),
-    [
-        (["FBN3", "OR4F5"], r"same species and platform, and take gene names as var_names\.$"),
-        (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1"], r"cells seem to be in var_names: .*transpose it \(adata = adata\.T"),
-    ],
-    ids=["other genes", "cells"],
-)
-def test_files_without_any_gene_of_the_model(file_genes, match):
-    models = ["SAMD11", "NOC2L"]
-    with pytest.raises(InputError, match=match) as error:
-        require_overlap(exact(file_genes, models), 0.1, "q.h5ad", file_genes=file_genes, model_genes=models)
-    assert "min_overlap" not in str(error.value)
-
-
-def test_require_overlap_at_its_threshold():
-    ours, models = ["A", "X"], ["A", "B", "C", "D"]
-    sides = {"file_genes": ours, "model_genes": models}
-    found = exact(ours, models, np.array([2.0, 4.0, 1.0, 1.0]))
-    require_overlap(found, 0.25, "q.h5ad", **sides)
-    with pytest.raises(InputError, match=r"1 of 4 model genes .* with 25.0 % of .*at least 26 %"):
-        require_overlap(found, 0.26, "q.h5ad", **sides)
-    with pytest.raises(InputError, match="at least one gene"):
-        require_overlap(exact(["X"], models), 0.0, "q.h5ad", **sides)
-
-
-@pytest.mark.parametrize(
-    ("options", "num_genes"),
-    [({}, 50), ({"own_totals": True}, 30), ({"min_overlap": 0.0}, 1)],
-    ids=["no panel", "a model of a panel", "min_overlap=0"],
-)
-def test_few_genes_are_refused_however_informative_they_are(options, num_genes):
-    models = [f"G{i}" for i in range(100)]
-    weights = np.append(np.ones(30), np.full(70, 0.01))  # 30 genes carry 98 % of the importance
-    options = {"min_overlap": 0.5} | options
-
-    def check(num: int) -> None:
-        found = exact(models[:num], models, weights)
-        require_overlap(found, path="q.h5ad", file_genes=models[:num], model_genes=models, **options)
-
-    check(num_genes)
-    with pytest.raises(InputError, match="found in") as refused:
-        check({50: 49, 30: 15, 1: 0}[num_genes])
-    assert ("expected 50 genes or more, and at least 50 % of that" in str(refused.value)) == (num_genes == 50)
 
 
 def test_the_genes_of_a_panel_are_found_by_any_name(caplog):
