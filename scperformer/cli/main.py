@@ -1,6 +1,7 @@
 """The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py."""
 
 import gc
+import json
 import logging
 import os
 import shlex
@@ -90,13 +91,14 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
     -------
     0, or 2 if a run has failed.
     """
-    from scperformer.cli.sweep import Sweep
+    from scperformer.cli.sweep import RUN_RECORD, all_jobs, sweep_table, table_text, write_table
 
     sweep_dir = "hydra.sweep.dir="
     # A folder that the user gives comes later in the list, and the last word counts.
-    overrides = [f"{sweep_dir}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", *overrides]
-    sweep_folder = [word.removeprefix(sweep_dir).strip("'\"") for word in overrides if word.startswith(sweep_dir)][-1]
-    sweep = Sweep(Path(sweep_folder))
+    sweep_words = [f"{sweep_dir}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", "hydra.output_subdir=.hydra"]
+    overrides = [*sweep_words, *overrides]
+    given = [word.removeprefix(sweep_dir).strip("'\"") for word in overrides if word.startswith(sweep_dir)][-1]
+    sweeps = [Path(given)]  # and as Hydra has resolved it: the user's may contain ${now:...}
     program = sys.argv[0]  # in a job that a cluster starts, sys.argv is submitit's
     presets = [] if own is None else ["--config-dir", str(own)]
 
@@ -108,27 +110,37 @@ def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[s
         load_plugins(plugins)
         job = HydraConfig.get()
         folder = Path(job.runtime.output_dir)
+        sweeps.append(folder.parent)
         chosen = list(job.overrides.task)
         log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
+        record = {"output": "", "seconds": 0.0, "error": "interrupted"}
+        start = time.perf_counter()
         try:
-            with sweep.job(folder, chosen) as record_output:
-                config = config_of_tree(name, tree)
-                config = replace(config, output=str(folder / Path(config.output or STEPS[name].swept_output).name))
-                record_output(config.output)
-                # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
-                words = [*_plugin_words(plugins), name, *chosen, f"output={quoted(config.output)}", *presets]
-                with command_line(program, *words):
-                    _run(name, config)
+            config = config_of_tree(name, tree)
+            config = replace(config, output=str(folder / Path(config.output or STEPS[name].swept_output).name))
+            record["output"] = os.path.relpath(config.output, folder.parent)
+            # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
+            words = [*_plugin_words(plugins), name, *chosen, f"output={quoted(config.output)}", *presets]
+            with command_line(program, *words):
+                _run(name, config)
+            record["error"] = ""
         except Exception as error:  # noqa: BLE001 - the other jobs of the sweep run all the same
+            record["error"] = one_line(str(error)) or type(error).__name__
             refuse(error)
+        finally:
+            record["seconds"] = round(time.perf_counter() - start, 1)
+            (folder / RUN_RECORD).write_text(json.dumps(record), encoding="utf-8")
 
     try:
-        with sweep.to_its_end():
+        with all_jobs(sweeps[0]):
             hand_to_hydra(name, overrides, ["-m"], run_job, own)
     finally:
-        if sweep.records:
-            print(sweep.text(), flush=True)
-    return 2 if sweep.num_failed else 0
+        folder = min((os.path.relpath(sweeps[-1]), str(sweeps[-1])), key=len)
+        table = sweep_table(Path(folder))
+        if len(table):
+            write_table(table, Path(folder))
+            print(table_text(table, Path(folder)), flush=True)
+    return 2 if (table["status"] == "failed").any() else 0
 
 
 class _Format(logging.Formatter):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +181,7 @@ class Checker:
             result["problem"] = str(error)
             result["fixes"] = list(error.fixes)
         if isinstance(source, str):
-            more = []
-            if output.exists():
-                numbered = (output.with_name(f"{output.stem}-{number}{output.suffix}") for number in count(2))
-                more = [f"output={next(path for path in numbered if not path.exists())}"]
+            more = ["output=NEW_NAME"] if output.exists() else []
             result["fixes"] = [self._next_command(step, path, *more, fix) for fix in result["fixes"]]
             result["command"] = self._next_command(step, path, *more) if result["problem"] is None else None
         return result
@@ -233,15 +229,14 @@ class Checker:
         with suppress(InputError):  # make_reference raises the same error later
             labels = require_labels(cells.obs, self.label_key, path)
             counts = {str(label): int(num) for label, num in labels.value_counts().items()}
-            num_unlabelled = int(labels.isna().sum())
-            rare = rare_labels(labels, DataConfig.min_cells_per_label)
-            result["labels"] = {"cells": counts, "num_unlabelled": num_unlabelled, "rare": rare}
-            result["rows"]["labels"] = [f"{len(counts)} in {self.label_key}, {sum(counts.values()):,} cells"]
-            if num_unlabelled:
-                result["notes"].append(f"cells without a label: {num_unlabelled:,}")
-            if rare:
-                advice = "used for training, not for validation; to change this: data.rare_labels=merge or drop"
-                result["notes"].append(f"{rare_note(rare, DataConfig.min_cells_per_label)} ({advice})")
+            result["labels"] = {"cells": counts, "num_unlabelled": int(labels.isna().sum())}
+            result["labels"]["rare"] = rare_labels(labels, DataConfig.min_cells_per_label)
+            text = f"{len(counts)} in {self.label_key}, {sum(counts.values()):,} cells"
+            if num := result["labels"]["num_unlabelled"]:
+                text += f"; {num:,} cells without a label"
+            if rare := result["labels"]["rare"]:
+                text += f"; {rare_note(rare, DataConfig.min_cells_per_label)} (not for validation)"
+            result["rows"]["labels"] = [text]
 
     def _add_genes(self, result: Checked, num_genes: int, kind: str, species: str) -> None:
         result |= {"num_genes": num_genes, "id_kind": kind, "species": species}
@@ -257,30 +252,21 @@ class Checker:
             var = gene_table(cells, findings.source)
             quality = measure_quality(rows, var, findings, self.doublets)
         self._add_expression(result, findings, quality)
-        try:
-            plan = map_to_model(var, findings, self.model, self.options, path)
-        except InputError:
-            if self.label_key is None:
-                raise
-            text = "cannot annotate these cells: they are of another species, or their genes have no names"
-            result["notes"].append(f"{self.model.name} {text}")
-        else:
-            overlap = plan.overlap
-            result["overlap"] = asdict(overlap)
-            text = f"{self.model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found"
-            text += (
-                f" ({overlap.share_of_model:.1%}), with {overlap.informative_share:.1%} of its informative expression"
-            )
-            if overlap.absent:
-                text += f"; missing: {', '.join(overlap.absent[:3])}" + (" ..." if overlap.num_absent > 3 else "")
-            result["rows"]["model"] = [text]
-            result["notes"] += overlap.notes
-            self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
         if self.label_key is not None:
             assert isinstance(cells, AnnData), "train reads the whole file"
             sample = Sample(cells, Path(path), findings=findings)
             make_reference(sample, ReferenceOptions(inputs=[path], label_key=self.label_key, **shared))
             return
+        plan = map_to_model(var, findings, self.model, self.options, path)
+        overlap = plan.overlap
+        result["overlap"] = asdict(overlap)
+        text = f"{self.model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found "
+        text += f"({overlap.share_of_model:.1%}), with {overlap.informative_share:.1%} of its informative expression"
+        if overlap.absent:
+            text += f"; missing: {', '.join(overlap.absent[:3])}" + (" ..." if overlap.num_absent > 3 else "")
+        result["rows"]["model"] = [text]
+        result["notes"] += overlap.notes
+        self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
         require_fit(var, plan, self.model, predict, path)
         query = Query(path, rows, plan, var, self.options)
         find_condition(query)  # reads cells, so that it refuses damaged cells as predict does

@@ -67,8 +67,15 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     columns = sample.obs
     place = str(sample.path)
     if table is not None:
-        columns, delimiter = _read_table(Path(table), truth_key)
+        if not Path(table).is_file():
+            remedy = f"{did_you_mean(Path(table).name, names_beside(Path(table)))}check the path"
+            raise InputError(f"no file {table}", "a table of true labels", remedy)
+        expected = f"a table with cell names in the first column and true labels in a column '{truth_key}'"
+        columns, delimiter = read_texts(Path(table), expected)
         place = f"{table} (separated by {delimiter}s)"
+        if repeated := list(columns.index[columns.index.duplicated()]):
+            found = f"cell '{repeated[0]}' has more than one row in {table}"
+            raise InputError(found, "one row per cell", "remove the other rows")
     if truth_key not in columns:
         others = listed(name for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
         found = f"no column '{truth_key}' in {place}"
@@ -101,29 +108,7 @@ def _in_order_of_cells(truth: pd.Series, sample: Annotated, table: str) -> pd.Se
         raise InputError(f"none of the {len(cells)} cells of {sample.path} is in {table}", expected, remedy)
     if num_missing := int((~in_table).sum()):
         log.warning("%s: %d of %d cells are missing from the table", table, num_missing, len(cells))
-    if num_other := len(truth) - int(in_table.sum()):
-        rows = "1 row belongs" if num_other == 1 else f"{num_other} rows belong"
-        log.warning("%s: %s to cells that are not in %s", table, rows, sample.path)
     return truth.reindex(cells)
-
-
-def _read_table(path: Path, truth_key: str) -> tuple[pd.DataFrame, str]:
-    """Read a table of true labels, with the names of cells as index; also return the name of its delimiter."""
-    if not path.is_file():
-        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
-        raise InputError(f"no file {path}", "a table of true labels", remedy)
-    expected = f"a table with cell names in the first column and true labels in a column '{truth_key}'"
-    table, delimiter = read_texts(path, expected)
-    repeated = table.index[table.index.duplicated()]
-    if len(repeated):
-        found = f"cell '{repeated[0]}' has more than one row in {path}"
-        raise InputError(found, "one row per cell", "remove the other rows")
-    return table, delimiter
-
-
-def _examples(labels: list[str]) -> str:
-    """Return the first labels as text for a message."""
-    return listed(f"'{label}'" for label in labels)
 
 
 def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> npt.NDArray[np.int64]:
@@ -135,8 +120,9 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
     """Return the scores of cells with a true label, for `metrics.json`. JSON has no NaN, so it becomes None.
 
     They are the number of cells, the calibration error of the confidences, and accuracy and F1 of the model and of
-    logistic regression. If the cells have them: scores of cluster labels and of calls in the label tree, and coverage
-    and mean size of the sets of labels.
+    logistic regression. If the cells have them: scores of cluster labels, coverage and mean size of the sets of labels,
+    and of calls in the label tree, the shares that are a parent of the label or unknown, and the accuracy of those that
+    are not unknown: a call is correct if it is the true label or a parent of it.
     """
     result: dict[str, Any] = {"num_cells": len(cells)}
     is_correct = (cells["model"] == cells["truth"]).to_numpy()
@@ -146,33 +132,17 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
         pairs = zip(cells["truth"], cells["set"], strict=True)
         result["coverage"] = float(np.mean([label in sets[text] for label, text in pairs]))
         result["mean_set_size"] = float(cells["set_size"].mean())
-    if "call_level" in cells and len(cells):
-        result["calls"] = _call_scores(cells)
+    if "call_right" in cells and len(cells):
+        called = cells[cells["call"] != NO_CALL]
+        result["calls"] = {
+            "accuracy": float(called["call_right"].mean()) if len(called) else None,
+            "backed_off": float((called["call"] != called["model_label"]).sum() / len(cells)),
+            "unknown": 1 - len(called) / len(cells),
+        }
     for column in (name for name in ("model", "baseline", "cluster") if name in cells):
         values = scores(_confusion(cells, column, labels))
         result[column] = {name: None if np.isnan(value) else value for name, value in values.items()}
     return result
-
-
-def _call_scores(cells: pd.DataFrame) -> dict[str, Any]:
-    """Score calls in a label tree; a call is correct if it is the true label or an ancestor of it.
-
-    Returns
-    -------
-    `backed_off` and `unknown`, the shares of cells whose call is an ancestor of their label, or unknown; `accuracy` of
-    the calls that are not unknown; and `levels`, the number of calls on each level (1 is the top) and their accuracy.
-    """
-    called = cells[cells["call_level"] > 0]
-    levels = [
-        {"level": int(level), "num_calls": len(part), "accuracy": float(part["call_right"].mean())}
-        for level, part in called.groupby("call_level")
-    ]
-    return {
-        "accuracy": float(called["call_right"].mean()) if len(called) else None,
-        "backed_off": float(called["backed_off"].sum() / len(cells)),
-        "unknown": 1 - len(called) / len(cells),
-        "levels": levels,
-    }
 
 
 def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
@@ -183,7 +153,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     """
     all_cells = cell_table(samples).rename(columns={"label": "model", "cluster_label": "cluster"})
     all_cells["truth"] = np.concatenate(truths)
-    all_cells["backed_off"] = (all_cells["call"] != all_cells["model"]) & (all_cells["call"] != NO_CALL)
+    all_cells["model_label"] = all_cells["model"]
     cells = all_cells[all_cells["truth"].notna()]
     original_truth = cells["truth"]
     model_labels = samples[0].model_labels
@@ -196,18 +166,17 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         found = f"no cell has a true label in '{truth_key}'"
         raise InputError(found, "at least one", "set truth_key=... to another column")
     if len(foreign) == len(true_labels):
-        found = f"{samples[0].model_id} has none of the true labels in '{truth_key}' (e.g. {_examples(true_labels)})"
+        found = f"{samples[0].model_id} has none of the true labels in '{truth_key}' (e.g. {_quoted(true_labels)})"
         remedy = "set truth_key=... to another column, or rename the true labels"
-        raise InputError(found, f"the model's labels, e.g. {_examples(model_labels)}", remedy)
+        raise InputError(found, f"the model's labels, e.g. {_quoted(model_labels)}", remedy)
     # The files can hold further labels, for example after manual edits.
     predicted = set(cells["model"]).union(cells.get("baseline", ()), cells.get("cluster", ()))
     labels = [*model_labels, *foreign, *sorted(predicted.difference(model_labels, true_labels))]
     tree = common_tree(samples)
     if tree is not None:
-        level = {node: len(tree.path(node)) for node in tree.nodes}
         trios = zip(cells["call"], original_truth, cells["truth"], strict=True)
         is_correct = [call in tree.path(label) or merged.get(call) == truth for call, label, truth in trios]
-        cells = cells.assign(call_level=[level.get(call, 0) for call in cells["call"]], call_right=is_correct)
+        cells = cells.assign(call_right=is_correct)
     is_foreign = cells["truth"].isin(foreign)
     unknown = {"known_labels": cells["unknown"][~is_foreign], "other_labels": cells["unknown"][is_foreign]}
     metrics = {
@@ -304,7 +273,7 @@ def _mapped(truths: list[npt.NDArray[np.object_]], path: str, truth_key: str) ->
     if others := [label for label in to if label not in known]:
         remedy = f"{did_you_mean(others[0], known)}correct or remove the row"
         found = f"'{others[0]}' in {path}, which no cell has in '{truth_key}'"
-        raise InputError(found, f"true labels, e.g. {_examples(sorted(known))}", remedy)
+        raise InputError(found, f"true labels, e.g. {_quoted(sorted(known))}", remedy)
     return [np.array([to.get(label, label) for label in truth], dtype=object) for truth in truths]
 
 
@@ -317,31 +286,31 @@ def _log_scores(metrics: dict[str, Any]) -> None:
         text = "; ".join(f"{common} ({', '.join(labels)})" for common, labels in groups.items())
         log.info("labels merged by the Cell Ontology: %s", text)
     if foreign := metrics["truth_labels_not_in_model"]:
-        log.warning("true labels that the model does not have, counted as errors: %s", _examples(foreign))
+        log.warning("true labels that the model does not have, counted as errors: %s", _quoted(foreign))
     num_without = metrics["num_without_truth"]
     left_out = f" ({num_without:,} without a true label left out)" if num_without else ""
     num_samples = len(metrics["samples"])
     cells = f"{metrics['num_cells']:,} cells in {num_samples} sample{'s' if num_samples > 1 else ''}"
-    model = metrics["model"]
-    accuracy = f"{model['accuracy']:.3f}"
-    macro_f1 = f"{model['macro_f1']:.3f}"
-    if baseline := metrics.get("baseline"):
-        accuracy += f" (logistic regression {baseline['accuracy']:.3f})"
-        macro_f1 += f" (logistic regression {baseline['macro_f1']:.3f})"
-    message = "%s against '%s'%s: accuracy %s, macro-F1 %s"
-    log.info(message, cells, metrics["truth_key"], left_out, accuracy, macro_f1)
+    texts = []
+    for name, score in (("accuracy", "accuracy"), ("macro-F1", "macro_f1")):
+        text = f"{name} {metrics['model'][score]:.3f}"
+        texts.append(
+            f"{text} (logistic regression {metrics['baseline'][score]:.3f})" if "baseline" in metrics else text
+        )
+    log.info("%s against '%s'%s: %s", cells, metrics["truth_key"], left_out, ", ".join(texts))
     if "coverage" in metrics:
         text = "%.1f%% of the sets of labels contain the true label; their mean size is %.2f labels"
         log.info(text, 100 * metrics["coverage"], metrics["mean_set_size"])
-    if "cluster" in metrics:
-        cluster = metrics["cluster"]
+    if cluster := metrics.get("cluster"):
         log.info("cluster labels: accuracy %.3f, macro-F1 %.3f", cluster["accuracy"], cluster["macro_f1"])
-    if "calls" in metrics and (calls := metrics["calls"])["backed_off"] + calls["unknown"] > 0:
-        levels = ", ".join(
-            f"{row['accuracy']:.3f} on level {row['level']} ({row['num_calls']:,} calls)" for row in calls["levels"]
-        )
-        text = "calls: %.1f%% of the cells back off to a parent of their label, %.1f%% are unknown; accuracy %s"
-        log.info(text, 100 * calls["backed_off"], 100 * calls["unknown"], levels)
+    if (calls := metrics.get("calls")) and calls["backed_off"] + calls["unknown"] > 0:
+        text = "calls: %.1f%% of the cells back off to a parent of their label, %.1f%% are unknown"
+        log.info(text, 100 * calls["backed_off"], 100 * calls["unknown"])
+
+
+def _quoted(labels: list[str]) -> str:
+    """Return the first labels as text for a message."""
+    return listed(f"'{label}'" for label in labels)
 
 
 def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> None:

@@ -8,63 +8,36 @@ import pandas as pd
 from scperformer.base.errors import InputError
 
 TEXT, NUMBER, TEXTS, NUMBERS, MAPPING = "a text", "a number", "a list of texts", "a list of numbers", "a mapping"
-# The entries of uns[KEY] (docs/formats.md) that are read again, and their kinds.
+# The entries of uns[KEY] (docs/formats.md) that are read again, by their kinds.
 REQUIRED = {
-    **dict.fromkeys(("model/name", "model/hash", "model/path", "model/trained_on", "model/label_key"), TEXT),
-    **dict.fromkeys(("model/num_cells", "model/seed"), NUMBER),
-    "model/labels": TEXTS,
-    **dict.fromkeys(("input/file", "input/sha256", "input/source", "input/kind"), TEXT),
-    **dict.fromkeys(("input/log_base", "input/total", "input/relative"), NUMBER),
-    "input/notes": TEXTS,
-    **dict.fromkeys(("genes/num_file", "genes/num_shared", "genes/share_of_model"), NUMBER),
-    "genes/absent": TEXTS,
-    **dict.fromkeys(("repeats/num_seen", "repeats/num_cells", "num_unknown"), NUMBER),
-    "versions": MAPPING,
-    "versions/scperformer": TEXT,
-    "config_json": TEXT,
-    "warnings": TEXTS,
+    TEXT: "model/name model/hash model/path model/trained_on model/label_key input/file input/sha256 input/source "
+    "input/kind versions/scperformer config_json",
+    NUMBER: "model/num_cells model/seed input/log_base input/total input/relative genes/num_file genes/num_shared "
+    "genes/share_of_model repeats/num_seen repeats/num_cells num_unknown",
+    TEXTS: "model/labels input/notes genes/absent warnings",
+    MAPPING: "versions",
 }
 OPTIONAL = {
-    "model/tissue": TEXT,
-    "model/lacks": TEXTS,
-    **dict.fromkeys(("model/encoder/kind", "model/encoder/attention"), TEXT),
-    **dict.fromkeys(("model/imported/tool", "model/imported/file", "model/imported/sha256"), TEXT),
-    **dict.fromkeys(("run", "constraints", "calibration"), MAPPING),
-    "run/date": TEXT,
-    "condition/key": TEXT,
-    **dict.fromkeys(("condition/adapted", "condition/expected_accuracy", "condition/depth"), NUMBER),
-    "genes/informative_share": NUMBER,
-    **dict.fromkeys(("tree/nodes", "tree/parents"), TEXTS),
-    "tree/num_backed_off": NUMBER,
-    "droplets": MAPPING,
-    "encoder/num_decided": NUMBER,
-    **dict.fromkeys(("calibration/num_cells", "calibration/error", "novelty/unknown_fpr"), NUMBER),
-    **{f"calibration/bins/{name}": NUMBERS for name in ("confidence", "accuracy", "num_cells")},
-    "shift/kind": TEXT,
-    **{f"shift/{name}": NUMBER for name in ("relative_novelty", "batch_effect", "expected_lowest", "expected_highest")},
-    "shift/encoder_weight": NUMBER,
-    "shift/gene_factors": NUMBERS,
-    "constraints/denied": TEXTS,
-    "constraints/weights": NUMBERS,
+    TEXT: "model/tissue model/encoder/kind model/encoder/attention model/imported/tool model/imported/file "
+    "model/imported/sha256 run/date condition/key shift/kind",
+    NUMBER: "condition/adapted condition/expected_accuracy condition/depth genes/informative_share tree/num_backed_off "
+    "encoder/num_decided calibration/num_cells calibration/error novelty/unknown_fpr shift/relative_novelty "
+    "shift/batch_effect shift/expected_lowest shift/expected_highest shift/encoder_weight",
+    TEXTS: "model/lacks tree/nodes tree/parents constraints/denied",
+    NUMBERS: "calibration/bins/confidence calibration/bins/num_cells shift/gene_factors constraints/weights",
+    MAPPING: "run constraints calibration droplets",
 }
-# Columns of one table, which are equally long and come together.
-TABLES = (
-    ("calibration/bins/confidence", "calibration/bins/accuracy", "calibration/bins/num_cells"),
-    ("tree/nodes", "tree/parents"),
-)
-# Entries that are read only beside another.
+# Entries that are read only beside another, which they need.
 NEEDED = {
-    "run": ("run/date",),
-    "condition/adapted": ("condition/key", "condition/depth"),
-    "constraints": ("constraints/weights",),
-    "model/lacks": ("model/imported/tool",),
-    "calibration": (
-        "calibration/num_cells",
-        "calibration/error",
-        "calibration/bins/confidence",
-        "novelty/unknown_fpr",
-    ),
+    "run": "run/date",
+    "condition/adapted": "condition/key condition/depth",
+    "constraints": "constraints/weights",
+    "model/lacks": "model/imported/tool",
+    "tree/nodes": "tree/parents",
+    "calibration": "calibration/num_cells calibration/error calibration/bins/confidence calibration/bins/num_cells "
+    "novelty/unknown_fpr",
 }
+EQUALLY_LONG = (("calibration/bins/confidence", "calibration/bins/num_cells"), ("tree/nodes", "tree/parents"))
 COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details: numbers
 
 
@@ -74,44 +47,38 @@ def _kind(value: Any) -> str:
         return TEXT if isinstance(value, str) else MAPPING
     array = np.asarray(value)
     is_number = array.dtype.kind in "biuf"
-    if array.ndim == 0:
-        return NUMBER if is_number else f"a value of type {type(value).__name__}"
-    if array.ndim > 1:
-        return "a table"
-    if array.size == 0:
-        return "a list without entries"
-    if all(isinstance(text, str) for text in array):
-        return TEXTS
-    return NUMBERS if is_number else "a list of several kinds"
+    if array.ndim != 1:
+        return NUMBER if is_number and array.ndim == 0 else f"a value of type {type(value).__name__}"
+    return TEXTS if all(isinstance(text, str) for text in array) else NUMBERS if is_number else "a list"
 
 
 def _problem(facts: Any, key: str) -> str:
     """Return the first entry that is missing or not of its kind; empty if there is none."""
-    found = {}
-    for entry, kind in (REQUIRED | OPTIONAL).items():
-        value = facts
-        place = f"uns['{key}']"
-        for name in entry.split("/"):
-            if not isinstance(value, dict):
-                return f"{place} is {_kind(value)} instead of {MAPPING}"
-            if name not in value:
-                break
-            value = value[name]
-            place += f"['{name}']"
-        else:
-            is_empty = _kind(value) == "a list without entries" and kind in (TEXTS, NUMBERS)
-            if _kind(value) != kind and not is_empty:
-                return f"{place} is {_kind(value)} instead of {kind}"
-            found[entry] = value
-            continue
-        if entry in REQUIRED:
-            return f"{place} has no '{name}'"
-    for table in TABLES:
-        if len({len(found[entry]) if entry in found else -1 for entry in table}) > 1:
-            return f"uns['{key}'] has lists of different lengths in '{table[0].rpartition('/')[0]}'"
+    found: dict[str, Any] = {}
+    for entries, is_required in ((REQUIRED, True), (OPTIONAL, False)):
+        for kind, entry in ((kind, entry) for kind, names in entries.items() for entry in names.split()):
+            value = facts
+            place = f"uns['{key}']"
+            for name in entry.split("/"):
+                if not isinstance(value, dict):
+                    return f"{place} is {_kind(value)} instead of {MAPPING}"
+                if name not in value:
+                    if is_required:
+                        return f"{place} has no '{name}'"
+                    break
+                value = value[name]
+                place += f"['{name}']"
+            else:
+                is_empty = kind in (TEXTS, NUMBERS) and np.shape(value) == (0,)
+                if _kind(value) != kind and not is_empty:
+                    return f"{place} is {_kind(value)} instead of {kind}"
+                found[entry] = value
     for entry, needed in NEEDED.items():
-        for lacking in (name for name in needed if entry in found and name not in found):
-            return f"uns['{key}'] has '{entry}' without '{lacking}'"
+        if entry in found and (lacking := [name for name in needed.split() if name not in found]):
+            return f"uns['{key}'] has '{entry}' without '{lacking[0]}'"
+    for one, other in EQUALLY_LONG:
+        if one in found and len(found[one]) != len(found[other]):
+            return f"uns['{key}'] has lists of different lengths in '{one}' and '{other}'"
     if len(set(found["model/labels"])) < len(found["model/labels"]):
         return f"uns['{key}']['model']['labels'] has a label twice"
     if found["repeats/num_cells"] > 0 and not found["repeats/num_seen"] > 0:
@@ -120,13 +87,7 @@ def _problem(facts: Any, key: str) -> str:
 
 
 def require_facts(facts: Any, obs: pd.DataFrame, key: str, path: object) -> None:
-    """Refuse an annotation that `predict` would not write like this.
-
-    Raises
-    ------
-    InputError
-        An entry of uns or a column of obs is missing or of another kind.
-    """
+    """Refuse an annotation that `predict` would not write: an entry or a column is missing or of another kind."""
     problem = _problem(facts, key)
     for column in (f"{key}_{name}" for name in COLUMNS):
         if not problem and column in obs and obs[column].dtype.kind != "f":

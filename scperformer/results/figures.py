@@ -123,11 +123,6 @@ def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str
         ends = {name: [number] for name, number in zip(QUANTILES, shown.tolist(), strict=True)}
         line = {"line": {"color": colour, "width": 1.5}, "fillcolor": f"{colour}66", "hoverinfo": "skip"}
         traces.append({"type": "box", "orientation": "h", "y": [place], "name": plain(label), **ends, **line})
-        # The own hover text of a box does not name the numbers, so a mark at the median has the text.
-        text = f"{plain(label)}<br>median {values[2]:.3g}, interquartile range {values[1]:.3g} to {values[3]:.3g}"
-        mark = {"color": "#1d2733", "size": 7, "symbol": "line-ns-open"}
-        point = {"x": ends["median"], "y": [place], "marker": mark, "hovertext": text, "hoverinfo": "text"}
-        traces.append({"type": "scatter", "mode": "markers", **point})
     ticks = {"tickmode": "array", "tickvals": (-np.log10(1 - np.array(CONFIDENCE_TICKS))).tolist()}
     ticks |= {"ticktext": [f"{share:g}" for share in CONFIDENCE_TICKS], "rangemode": "tozero"}
     layout = {

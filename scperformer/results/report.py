@@ -59,7 +59,9 @@ def render(
         markers = {label.name: found[label.name] for label in called if found.get(label.name)}
     charts = _charts(samples, cells, called, composition, drawn, markers)
     if evaluation is not None:
-        charts.append(figures.confusion(_confusion(evaluation, labels)))
+        names = [label.name for label in labels if label.name in evaluation.confusion.index]
+        counts = evaluation.confusion.loc[names, names]
+        charts.append(figures.confusion(counts.loc[counts.sum(axis=1) > 0, counts.sum() > 0]))
     data = {"unknown": NO_CALL, "figures": charts, "map": _map(samples, cells, labels, evaluation, drawn)}
 
     in_model = [label for label in called if label.in_model]
@@ -134,13 +136,6 @@ def _charts(
     if drawn.expression is not None and markers:
         charts.append(figures.dots(markers, drawn.expression, cells["call"].to_numpy(object)[drawn.rows]))
     return charts
-
-
-def _confusion(evaluation: Evaluation, labels: Sequence[tables.Label]) -> pd.DataFrame:
-    """Return the counts of true and predicted labels; rows and columns without cells are left out."""
-    names = [label.name for label in labels if label.name in evaluation.confusion.index]
-    counts = evaluation.confusion.loc[names, names]
-    return counts.loc[counts.sum(axis=1) > 0, counts.sum() > 0]
 
 
 def _map(

@@ -83,7 +83,7 @@ def num_points(page: Page) -> int:
 
 
 def test_all_figures_are_drawn(page):
-    names = ["composition", "map", "confidence", "novelty", "calibration", "markers", "confusion-matrix"]
+    names = ["composition", "map", "confidence", "novelty", "markers", "confusion-matrix"]
     for name in names:
         assert page.locator(f"#figure-{name} .main-svg").count() > 0, name
     assert page.locator(".main-svg").count() >= len(names)

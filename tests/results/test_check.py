@@ -129,17 +129,9 @@ def test_reference(counts_adata, write, capsys):
     path = write(counts_adata)
     results = checked(path, label_key="cell_type")
     out = capsys.readouterr().out
-    assert "labels       3 in cell_type, 119 cells" in out
-    assert "note         cells without a label: 1" in out
+    assert "labels       3 in cell_type, 119 cells; 1 cells without a label" in out
     assert f"ok           scperformer train {path} label_key=cell_type" in out
     assert results[0]["labels"]["cells"] == {"B cell": 39, "T cell": 40, "Monocyte": 40}
-
-
-def test_rare_labels_of_a_reference_are_only_a_note(counts_adata, write, capsys):
-    counts_adata.obs["cell_type"] = ["rare", *["a", "b"] * 59, "a"]
-    [result] = checked(write(counts_adata), label_key="cell_type")
-    assert (result["problem"], result["labels"]["rare"]) == (None, {"rare": 1})
-    assert "note         1 label has fewer than 2 cells: 'rare' (1) (used for training" in capsys.readouterr().out
 
 
 def test_packaged_model(pbmc, write, monkeypatch, capsys):
@@ -192,18 +184,13 @@ def test_the_findings_as_json(command, counts_adata, pbmc, write, tmp_path):
     assert {result["file"] for result in found["files"]} == set(map(str, files))
 
 
-def test_existing_output_is_noted_and_another_recommended(counts_adata, write, capsys):
+def test_existing_output_is_noted(counts_adata, write, capsys):
     path = write(counts_adata)
     path.with_suffix(".annotated.h5ad").touch()
-    path.with_suffix(".annotated-2.h5ad").touch()
     (result,) = checked(path)
     assert result["problem"] is None
     assert "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true" in capsys.readouterr().out
-    free = path.with_suffix(".annotated-3.h5ad")
-    assert result["command"] == shlex.join(["scperformer", "predict", str(path), f"output={free}"])
-    path.with_suffix(".model").mkdir()
-    (result,) = checked(path, label_key="cell_type")
-    assert result["command"].endswith(f"output={path.with_name('sample-2.model')}")
+    assert result["command"] == shlex.join(["scperformer", "predict", str(path), "output=NEW_NAME"])
 
 
 def test_lines_fit_a_terminal(counts_adata, write, monkeypatch, capsys):
@@ -221,11 +208,6 @@ def test_unreadable_obs_is_only_a_note(counts_adata, write, capsys):
         file["obs/cell_type"].attrs["encoding-type"] = "something new"
     assert checked(path)[0]["label_columns"] is None
     assert "the columns of obs cannot be read" in capsys.readouterr().out
-
-
-def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):
-    monkeypatch.setattr("scperformer.io.read.read_h5ad", lambda *_: pytest.fail("the file is read as a whole"))
-    assert checked(write(counts_adata))[0]["problem"] is None
 
 
 # `check` accepts and refuses the same files as predict and train
@@ -250,10 +232,6 @@ def nan(adata) -> None:
     adata.X.data[3] = np.nan
 
 
-def scaled(adata) -> None:
-    adata.X = adata.X.toarray() - adata.X.toarray().mean(axis=0)
-
-
 def named(*names):
     def change(adata) -> None:
         adata.var_names = [*names, *(f"OTHER{i}" for i in range(200 - len(names)))]
@@ -269,26 +247,13 @@ def annotated(adata) -> None:
     adata.obs["scperformer_label"] = "B"
 
 
-def logged_twice(adata) -> None:
-    x = adata.X.astype(np.float64).toarray()
-    adata.X = np.log1p(np.log1p(x * (1e4 / x.sum(axis=1, keepdims=True))))
-
-
-def with_antibodies(adata) -> None:
-    adata.var["feature_types"] = ["Antibody Capture"] * 190 + ["Gene Expression"] * 10
-
-
 CONTENTS = {
-    "logged twice": logged_twice,
-    "nearly all are antibodies": with_antibodies,
     "good": lambda adata: None,
     "mixed": mixed,
     "nan": nan,
-    "scaled": scaled,
     "zeros": lambda adata: setattr(adata, "X", adata.X * 0),
     "few of the genes": named(*(f"GENE{i}" for i in range(140, 200))),
     "none of the genes": named(),
-    "genes without names": named("", "", *(f"GENE{i}" for i in range(100))),
     "genes twice": lambda adata: setattr(adata, "var_names", ["GENE7", *adata.var_names[1:]]),
     "mouse": mouse,
     "annotated before": annotated,
@@ -360,7 +325,7 @@ SLOW = pytest.mark.slow  # trains a model; a test alike is in the default suite
     "content",
     [
         *(pytest.param(content, marks=SLOW) for content in ("good", "none of the genes")),
-        *("mixed", "genes without names", "mouse"),
+        *("mixed", "mouse"),
     ],
 )
 def test_verdict_of_train(content, counts_adata, write, agree):
@@ -371,14 +336,12 @@ def test_verdict_of_train(content, counts_adata, write, agree):
 
 REFERENCES = {
     "one label": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type="same")),
-    "numbers": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type=np.linspace(0, 1, 120))),
-    "few genes": lambda adata: setattr(adata, "X", adata.X.multiply(np.arange(200) < 30).tocsr()),
     "rare": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type=["rare", "also", *["a", "b"] * 59])),
     "other column": lambda adata: setattr(adata, "obs", adata.obs.rename(columns={"cell_type": "other"})),
 }
 
 
-@pytest.mark.parametrize("content", [*list(REFERENCES)[:3], pytest.param("rare", marks=SLOW), "other column"])
+@pytest.mark.parametrize("content", ["one label", pytest.param("rare", marks=SLOW), "other column"])
 def test_verdict_of_train_on_labels(content, counts_adata, write, agree):
     REFERENCES[content](counts_adata)
     assert (agree(write(counts_adata), label_key="cell_type")["problem"] is None) == (content == "rare")
@@ -448,7 +411,7 @@ def with_array(name):
     return change
 
 
-@pytest.mark.parametrize("change", [with_array("uns"), with_array("obsm"), without_order], ids=["uns", "obsm", "order"])
+@pytest.mark.parametrize("change", [with_array("obsm"), without_order], ids=["obsm", "order"])
 def test_verdict_of_predict_on_tables_that_cannot_be_written(change, counts_adata, write, agree):
     path = write(counts_adata)
     with h5py.File(path, "r+") as file:

@@ -30,13 +30,6 @@ def test_long_names_are_shortened_and_tags_are_escaped():
     assert len(figures.plain("x" * 1000)) < 80
 
 
-def test_labels_with_the_same_beginning_have_rows_of_their_own():
-    names = ["x" * 100 + "1", "x" * 100 + "2"]
-    cells = pd.DataFrame({"call": names, "confidence": [0.5, 0.7]})
-    rows = figures.confidence(cells, names, ["#111111", "#222222"])["layout"]["yaxis"]
-    assert rows["tickvals"] == [0, 1]
-
-
 def test_bars_are_shares_of_a_sample_and_unknown_is_hatched():
     counts = np.array([[1, 3], [2, 0]])
     known, unknown = figures.composition(["s1", "s2"], counts, ["A", "unknown"], ["#111111", "#222222"])["data"]

@@ -137,17 +137,18 @@ TAMPERED = {
         "{",
         r"uns\['scperformer'\]\['calibration'\] is a text instead of a map",
     ),
-    "model as a text": ("model", "{}", "instead of a mapping"),
     "number in place of texts": ("tree", {"nodes": 2**60}, r"\['nodes'\] is a number instead of a list of texts"),
     "columns of different lengths": (
-        "calibration",
-        {"bins": dict(zip(("confidence", "accuracy", "num_cells"), map(np.zeros, (2, 2, 3)), strict=True))},
+        "tree",
+        {"nodes": np.array(["a"], dtype=object), "parents": np.array(["a", "b"], dtype=object)},
         "has lists of different lengths",
     ),
-    "a table in place of a number": ("num_unknown", np.zeros((2, 3)), "is a table instead of a number"),
-    "a list in place of a text": ("config_json", np.array(["x", "y"]), "instead of a text"),
+    "a table in place of a number": ("num_unknown", np.zeros((2, 3)), "instead of a number"),
     "no cells that were looked at": ("repeats", {"num_seen": 0, "num_cells": 1}, "without a number of cells above 0"),
     "a model without a seed": ("model", {"name": "m", "hash": "0" * 64}, r"\['model'\] has no 'path'"),
+    "a run without its date": ("run", {"host": "h"}, "has 'run' without 'run/date'"),
+    "a refit without its genes": ("condition", {"adapted": True}, "has 'condition/adapted' without 'condition/key'"),
+    "constraints without weights": ("constraints", {"denied": "a"}, "instead of a list of texts"),
 }
 
 

@@ -6,7 +6,6 @@ import html
 import json
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 
 import anndata as ad
@@ -172,23 +171,6 @@ def test_page_loads_nothing_and_runs_no_other_scripts(text, page):
     assert policy.endswith(f"script-src {allowed} 'unsafe-eval'")
 
 
-def test_no_path_of_the_machine_is_shown(page):
-    assert "private" not in page.words + page.scripts[0]
-
-
-def test_links_lead_to_sections(page):
-    ids = {attrs["id"] for _, attrs in page.elements if attrs.get("id")}
-    targets = page.values("a", "href")
-    assert len(targets) == 6
-    assert {target.removeprefix("#") for target in targets} <= ids
-
-
-def test_headings_do_not_skip_a_level(page):
-    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
-    assert levels.count(1) == 1
-    assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
-
-
 def test_figures_and_tables_have_a_name(page):
     assert all(attrs.get("aria-label") for _, attrs in page.elements if attrs.get("role") in ("img", "region"))
     places = {attrs["id"] for _, attrs in page.elements if (attrs.get("id") or "").startswith("figure-")}
@@ -270,16 +252,6 @@ def test_the_expected_accuracy_is_shown(tmp_path, plain):
     assert "Expected accuracy" not in plain.tables["samples-table"][0]
 
 
-def test_progress_is_logged(tmp_path, caplog):
-    path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))  # too few for a map
-    with caplog.at_level("INFO", logger="scperformer"):
-        run_report(ReportConfig(inputs=[path]))
-    said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "reading 1 annotated file"
-    assert "reading the expression of 20 cells" in said
-    assert said[-1].startswith("report on 20 cells in 1 sample")
-
-
 def test_a_failed_sample_has_a_row(tmp_path):
     path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
     page = page_of(path, str(tmp_path / "s2.h5ad"))
@@ -309,8 +281,6 @@ def test_evidence_on_reference_cells_is_shown(tmp_path):
     mean = sample.obs["scperformer_confidence"].mean()
     row = ["s", "400", "0.020", "0.86", f"{mean:.2f}", "14.3%", "5.0%"]  # two of 14 cells are novel
     assert page.tables["trust-table"][1] == row
-    _, curve = page.figures["calibration"]["data"]
-    assert (curve["x"], curve["y"], curve["customdata"]) == ([0.6, 0.95], [0.55, 0.96], [100, 300])
     assert sum(page.figures["novelty"]["data"][0]["y"]) == 14
 
 

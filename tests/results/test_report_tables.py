@@ -99,7 +99,7 @@ def test_unknown_cells_have_a_most_probable_label(cells):
 
 
 def test_a_sample_and_a_failed_one_have_a_row(samples, cells):
-    samples[0].obs["predicted_doublet"] = [True, False, False, True]
+    samples[0].obs["k_doublet"] = [True, False, False, True]
     samples[0].facts |= {"condition": {"adapted": True, "expected_accuracy": 0.876}, "encoder": {"num_decided": 3}}
     failed = [Failed(name="three", reason="no such file")]
     table = tables.sample_table([tables.summarise(sample, cells) for sample in samples], failed, None)
@@ -131,13 +131,6 @@ def test_things_to_check(samples):
     ]
     samples[1].facts["genes"]["informative_share"] = 0.3
     assert "present: two (30%)." in "\n".join(found_in(samples))
-
-
-def test_a_cause_has_one_sentence_whatever_number_of_samples():
-    samples = [make_sample(f"s{number}", "T B", "T B", [0.9, 0.9], share=number / 200) for number in range(100)]
-    [sentence] = found_in(samples)
-    assert "present: s0 (0%), s1 (0%)," in sentence
-    assert sentence.endswith("and 86 more.")
 
 
 def test_an_unfiltered_matrix_has_no_warnings_about_its_shares(samples):
@@ -183,10 +176,6 @@ def test_a_refitted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(sam
     found = "\n".join(found_in(samples[1:]))
     assert "Low accuracy" not in found
     assert "informative genes" in found
-
-
-def test_nothing_to_check():
-    assert found_in([make_sample("fine", "T B", "T B", [0.9, 0.9])]) == []
 
 
 def test_confidence_far_below_that_of_out_of_fold_predictions_is_a_warning(samples):
