@@ -15,8 +15,10 @@ Logarithms have base 2: on AMD processors torch's `exp` takes four times as long
 
 import math
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
+from importlib.util import find_spec
 from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +32,16 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 LOG_OF_NOTHING = -1e30  # instead of log 0 = -inf, as -inf - (-inf) is NaN
 MIN_SUM = 1e-20  # smallest sum of phi(k), in place of 0 (no keys) or rounding error (all keys were subtracted again)
+MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into the shared memory of a GPU
+FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN_TOKENS = 1024  # tokens whose features exist at a time
 CAUSAL_CHUNK = 32  # tokens whose L x L x M weights exist at a time
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed, without importing it."""
+    return find_spec("triton") is not None
 
 
 def power_of_2(x: Tensor) -> Tensor:
@@ -128,6 +138,22 @@ class Additive(Attention):
     reads_genes = True
     logarithmic: bool = True  # `features` returns log2 phi
     can_subtract: bool = True  # keys can be subtracted from a sum that includes them
+    can_fuse: bool = False  # `exponents` exists: fused.py computes this form without storing phi
+
+    def exponents(self) -> dict[str, Any]:
+        """Return phi in the form that the kernels take: the arguments of `fused.attend`."""
+        raise NotImplementedError
+
+    def is_fused(self, x: Tensor) -> bool:
+        on_gpu = x.is_cuda and x.dtype in FUSED_DTYPES and has_triton()
+        return self.can_fuse and not self.is_causal and on_gpu and self.sizes.head_dim <= MAX_FUSED_WIDTH
+
+    def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
+        if self.is_fused(qkv_TBHLE):
+            from scperformer.attention.fused import attend  # needs Triton
+
+            return attend(qkv_TBHLE, keep_BL, **self.exponents())
+        return super().packed(qkv_TBHLE, keep_BL, positions_BL)
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         """Return phi(x) or, if `logarithmic`, log2 phi(x): B x H x L x M, a new tensor that the caller may overwrite.
@@ -211,6 +237,9 @@ class Additive(Attention):
         return attention_HBG.transpose(0, 1) * x_BG.unsqueeze(1)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        if self.is_fused(v_BHLE):
+            qkv_TBHLE = torch.stack([x.to(v_BHLE.dtype) for x in (q_BHLE, k_BHLE, v_BHLE)])
+            return self.packed(qkv_TBHLE, keep_BL, positions_BL)
         if self.is_causal:  # each query attends to keys up to its own token
             before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], torch.zeros_like(keep_BL[:, :1]))
             out = []
@@ -302,6 +331,15 @@ class Rbf(Additive):
             drawn = torch.randperm(num_tokens, generator=generator)
             index = drawn.repeat(-(-num_anchors // num_tokens))[:num_anchors]
             anchors_ME.copy_(k_TE[index.to(k_TE.device)])
+
+    @property
+    def can_fuse(self) -> bool:
+        return not (self.anchors_HME.requires_grad and torch.is_grad_enabled())  # the kernels give anchors no gradient
+
+    def exponents(self) -> dict[str, Any]:
+        directions_HME = self.anchors_HME / self.variance
+        bias_HM = self.anchors_HME.square().sum(-1) / (-2 * self.variance)
+        return {"directions": directions_HME, "square": 1 / self.variance, "bias_HM": bias_HM}
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         anchors_HME = self.anchors_HME.to(x_BHLE.dtype)

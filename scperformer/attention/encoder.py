@@ -4,7 +4,7 @@ Shape letters: B cells, L tokens, D model width, H heads, E head width, M featur
 
 A layer is computed as a whole or, with an additive mechanism, in two passes over chunks of `chunk_tokens`: first the
 sums over keys, then the output of each token from these sums. The features phi then exist for one chunk at a time.
-(Kernels that never store phi take all tokens at once.) With `checkpointing`, only the input of the layer is stored, and
+(A GPU takes all tokens at once.) With `checkpointing`, only the input of the layer is stored, and
 the backward pass computes each chunk again.
 
 With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass
@@ -188,7 +188,7 @@ class Layer(nn.Module):
     def forward(self, h_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor) -> Tensor:
         """Return the layer's output for tokens that attend to each other, B x L x D, as a whole or in chunks."""
         is_long = self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens
-        if is_long and not self.attention.is_fused(h_BLD):
+        if is_long and not h_BLD.is_cuda:  # on a GPU chunks would be thousands of small kernels
             # Cell by cell, so that the result of a cell does not depend on the other cells, not even in its last bit.
             cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
             outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]

@@ -7,8 +7,7 @@ smallest power of two that is at least E.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,20 +18,12 @@ from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, Key
 from scperformer.attention.base import AttentionOptions, Sizes, widened
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option, require
 
-MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into the shared memory of a GPU
-FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEFAULT_EPSILON = 0.001  # added to features that can be 0, as in generalized attention
 FEATURES_OF_GENES = 16  # by default if the keys are those of genes, whose table has as many entries
 PROJECTION_NAMES = ("orthogonal", "gaussian", "fastfood", "identity", "kmeans")
 PROJECTIONS: Rule = (lambda name: name in PROJECTION_NAMES, f"one of {', '.join(PROJECTION_NAMES)}")
 LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials and stored as logarithms
 PIECE_TOKENS = 1024  # tokens processed at a time: a Hadamard transform has a dozen temporary tensors
-
-
-@cache
-def has_triton() -> bool:
-    """Return whether Triton is installed, without importing it."""
-    return find_spec("triton") is not None
 
 
 def elu1(x: Tensor) -> Tensor:
@@ -246,25 +237,17 @@ class Favor(Additive):
         centres *= np.linalg.norm(k_TE, axis=1).mean() / lengths
         self.directions_ME.copy_(torch.from_numpy(np.resize(centres, (num_features, k_TE.shape[1]))))
 
-    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
-        if self.is_fused(v_BHLE):
-            qkv_TBHLE = torch.stack([x.to(v_BHLE.dtype) for x in (q_BHLE, k_BHLE, v_BHLE)])
-            return self.packed(qkv_TBHLE, keep_BL, positions_BL)
-        return super().forward(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL)
+    @property
+    def can_fuse(self) -> bool:
+        return self.options.kernel == "softmax" and self.projection in ("orthogonal", "gaussian", "kmeans")
 
-    def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
-        if self.is_fused(qkv_TBHLE[0]):
-            from scperformer.attention.fused import favor  # needs Triton
-
-            return favor(qkv_TBHLE, keep_BL, self.directions_ME, self.factor)
-        return super().packed(qkv_TBHLE, keep_BL, positions_BL)
-
-    def is_fused(self, x: Tensor) -> bool:
-        """Whether the kernels of fused.py compute this without storing phi: the usual form, with Triton on a GPU."""
-        options = self.options
-        plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
-        dense = self.projection in ("orthogonal", "gaussian", "kmeans") and self.sizes.head_dim <= MAX_FUSED_WIDTH
-        return plain and dense and x.is_cuda and x.dtype in FUSED_DTYPES and has_triton()
+    def exponents(self) -> dict[str, Any]:
+        return {
+            "directions": self.directions_ME * self.factor,
+            "square": self.factor**2,
+            "epsilon": self.options.floor,
+            "all_heads": self.options.stabiliser == "all_heads",
+        }
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         floor = self.options.floor

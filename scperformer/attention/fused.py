@@ -1,14 +1,17 @@
-"""FAVOR+ on a GPU without storing phi: each of its two sums is a softmax attention, computed in tiles (Triton).
+"""Exponential features on a GPU without storing phi: each of the two sums is a softmax attention, in tiles (Triton).
 
-With log phi(k) = W k - |k|^2 / 2, the mean of values of a feature, s_m / z_m (additive.py), is the softmax attention of
-W_m to the keys, with -|k|^2 / 2 added to the logits. The output of a query is its softmax attention to the features,
-with log z_m added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are never stored, not even in the
-backward pass. Logits and sums are float32 for all inputs.
+With log phi_m(k) = W_m k - |k|^2 / 2 + b_m, the mean of values of a feature, s_m / z_m (additive.py), is the softmax
+attention of W_m to the keys, with -|k|^2 / 2 added to the logits. The output of a query is its softmax attention to the
+features, with b_m + log z_m added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are never stored,
+not even in the backward pass. Logits and sums are float32 for all inputs.
+
+An epsilon added to every phi (PublishedFavor) is a sink: one more key, whose value is the mean of all values, and one
+more feature, whose value is the mean of the values of the features. The weights of both depend on the stabilisers.
 
 Logarithms have base 2, the only base with GPU instructions. Matrices are read with strides, without copies. A sum over
 many rows is split among several programs, and their parts are added in a fixed order.
 
-Shape letters: G cells times heads, B cells, H heads, N query rows, L key rows, E width, S parts of a sum.
+Shape letters: G cells times heads, B cells, H heads, N query rows, L key rows, M features, E width, S parts of a sum.
 
 Source: Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
@@ -44,30 +47,50 @@ def _store(x, rows, step, real, tile_RE, E: tl.constexpr, TILE_E: tl.constexpr):
 
 
 @triton.jit
+def _vector(x, E: tl.constexpr, TILE_E: tl.constexpr):
+    dims = tl.arange(0, TILE_E)
+    return tl.load(x + dims, mask=dims < E, other=0.0)
+
+
+@triton.jit
 def _absorb(
-    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, E: tl.constexpr, ALL_REAL: tl.constexpr,
-    TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, peak_N, values_E, E: tl.constexpr,
+    ALL_REAL: tl.constexpr, SINK: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Add a tile of columns to the running maximum, total and sum of a softmax over columns."""
+    """Add a tile of columns to the running maximum, total and sum of a softmax over columns.
+
+    With SINK, also to the largest logit without the bias, and to the sum of all values.
+    """
     bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
     real = cols < stop if ALL_REAL else bias_L > -float("inf")
     k_LE = _tile(k, cols, k_step, real, E, TILE_E)
     v_LE = _tile(v, cols, v_step, real, E, TILE_E)
-    logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION) + bias_L[None, :]
+    logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION)
+    if SINK:
+        peak_N = tl.maximum(peak_N, tl.max(tl.where(real[None, :], logits_NL, LOG_OF_NOTHING), 1))
+        values_E += tl.sum(v_LE.to(tl.float32), 0)
+    logits_NL += bias_L[None, :]
     higher_N = tl.maximum(top_N, tl.max(logits_NL, 1))
     weights_NL = tl.exp2(logits_NL - higher_N[:, None])
     shrunk_N = tl.exp2(top_N - higher_N)
     total_N = total_N * shrunk_N + tl.sum(weights_NL, 1)
     mixed_NE = tl.dot(weights_NL.to(v_LE.dtype), v_LE, input_precision=PRECISION)
-    return higher_N, total_N, sum_NE * shrunk_N[:, None] + mixed_NE
+    return higher_N, total_N, sum_NE * shrunk_N[:, None] + mixed_NE, peak_N, values_E
 
 
 @triton.jit
 def _forward(
-    q, k, v, bias, out, lse, total, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B, out_H, out_N, H, N, L, span,
-    E: tl.constexpr, SPLIT: tl.constexpr, ALL_REAL: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr,
-    TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    q, k, v, bias, out, lse, total, peak, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
+    out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, ALL_REAL: tl.constexpr,
+    SINK: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TAIL: tl.constexpr, TILE_E: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
+    """Compute the softmax attention of rows to columns; with SPLIT, of a part of the columns (see `_join`).
+
+    With SINK and SPLIT, `peak` and `sink_value` become the largest logits without the bias and the sums of values. With
+    SINK alone, one more column has the value `sink_value` and the logit `sink_bias` + the largest logit without the
+    bias + |q|^2 times `half_square`, which is stored in `peak`.
+    """
     group = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     cell = group // H
@@ -80,25 +103,44 @@ def _forward(
     top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
+    peak_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
+    values_E = tl.zeros([TILE_E], tl.float32)
     first = part * span
     stop = tl.minimum(part * span + span, L)
     whole = stop if TAIL == 0 else first + (stop - first) // TILE_L * TILE_L
     for start in range(first, whole, TILE_L):
         cols = start + tl.arange(0, TILE_L)
-        top_N, total_N, sum_NE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, TILE_E, PRECISION
-        )
+        top_N, total_N, sum_NE, peak_N, values_E = _absorb(
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, peak_N, values_E, E, ALL_REAL, SINK, TILE_E,
+            PRECISION
+        )  # fmt: skip
     if TAIL > 0:  # a smaller tile for the few last columns wastes less work
         cols = whole + tl.arange(0, TAIL)
-        top_N, total_N, sum_NE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, TILE_E, PRECISION
-        )
+        top_N, total_N, sum_NE, peak_N, values_E = _absorb(
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, peak_N, values_E, E, ALL_REAL, SINK, TILE_E,
+            PRECISION
+        )  # fmt: skip
     if SPLIT:
         group += part * tl.num_programs(1)
         _store(out + group * N * E, rows, E, rows < N, sum_NE, E, TILE_E)
         tl.store(lse + group * N + rows, top_N, mask=rows < N)
         tl.store(total + group * N + rows, total_N, mask=rows < N)
+        if SINK:
+            tl.store(peak + group * N + rows, peak_N, mask=rows < N)
+            dims = tl.arange(0, TILE_E)
+            tl.store(sink_value + group * E + dims, values_E, mask=(dims < E) & (tl.program_id(0) == 0))
     else:
+        if SINK:
+            wide_NE = q_NE.to(tl.float32)
+            sink_N = tl.load(sink_bias + group) + peak_N + tl.sum(wide_NE * wide_NE, 1) * half_square
+            tl.store(peak + group * N + rows, sink_N, mask=rows < N)
+            value_E = _vector(sink_value + group * E, E, TILE_E)
+            higher_N = tl.maximum(top_N, sink_N)
+            shrunk_N = tl.exp2(top_N - higher_N)
+            weight_N = tl.exp2(sink_N - higher_N)
+            total_N = total_N * shrunk_N + weight_N
+            sum_NE = sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
+            top_N = higher_N
         seen_N = tl.where(total_N > 0, total_N, 1.0)
         _store(out + cell * out_B + head * out_H, rows, out_N, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
         tl.store(lse + group * N + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
@@ -139,9 +181,9 @@ def _slopes(q_NE, k_LE, v_LE, bias_L, lse_N, grad_NE, delta_N, PRECISION: tl.con
 
 @triton.jit
 def _backward_q(
-    q, k, v, bias, lse, grad, delta, grad_q, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, grad_B, grad_H, grad_N,
-    dq_B, dq_H, dq_N, H, N, L, E: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
-    PRECISION: tl.constexpr
+    q, k, v, bias, lse, grad, delta, grad_q, sink, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, grad_B,
+    grad_H, grad_N, dq_B, dq_H, dq_N, H, N, L, square, E: tl.constexpr, SINK: tl.constexpr, TILE_N: tl.constexpr,
+    TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     group = tl.program_id(1).to(tl.int64)
     cell = group // H
@@ -163,15 +205,27 @@ def _backward_q(
         v_LE = _tile(v, cols, v_L, real, E, TILE_E)
         _, slopes_NL = _slopes(q_NE, k_LE, v_LE, bias_L, lse_N, grad_NE, delta_N, PRECISION)
         sum_NE += tl.dot(slopes_NL.to(k_LE.dtype), k_LE, input_precision=PRECISION)
-    _store(grad_q + cell * dq_B + head * dq_H, rows, dq_N, rows < N, sum_NE * LN2, E, TILE_E)
+    sum_NE *= LN2
+    if SINK:  # its logit has the term square |q|^2 / 2
+        sink_N = tl.load(sink + group * N + rows, mask=rows < N, other=0.0)
+        value_E = _vector(sink_value + group * E, E, TILE_E)
+        slope_N = tl.sum(grad_NE.to(tl.float32) * value_E[None, :], 1) - delta_N
+        sum_NE += (tl.exp2(sink_N - lse_N) * slope_N * square)[:, None] * q_NE.to(tl.float32)
+    _store(grad_q + cell * dq_B + head * dq_H, rows, dq_N, rows < N, sum_NE, E, TILE_E)
 
 
 @triton.jit
 def _backward_kv(
-    q, k, v, bias, lse, grad, delta, grad_k, grad_v, grad_bias, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, grad_B,
-    grad_H, grad_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, N, L, span, square, E: tl.constexpr, TOKENS: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    q, k, v, bias, lse, grad, delta, grad_k, grad_v, grad_bias, sink, sink_grad, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H,
+    v_L, grad_B, grad_H, grad_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, N, L, span, square, E: tl.constexpr,
+    TOKENS: tl.constexpr, SINK: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
+    """Compute the gradients of columns: of tokens, or (in parts of the sums over rows) of features.
+
+    With SINK, `sink_grad` is the gradient of the values of all tokens; or becomes the gradient of the value of the sink
+    of the features and, as last entry, the part of the gradient of its logit that depends on the outputs.
+    """
     group = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     cell = group // H
@@ -186,6 +240,8 @@ def _backward_kv(
     k_sum_LE = tl.zeros([TILE_L, TILE_E], tl.float32)
     v_sum_LE = tl.zeros([TILE_L, TILE_E], tl.float32)
     bias_sum_L = tl.zeros([TILE_L], tl.float32)
+    sink_sum_E = tl.zeros([TILE_E], tl.float32)
+    sink_delta = 0.0
     first = part * span
     stop = tl.minimum(part * span + span, N)
     for start in range(first, stop, TILE_N):
@@ -199,7 +255,13 @@ def _backward_kv(
         bias_sum_L += tl.sum(slopes_NL, 0)
         if TOKENS:
             k_sum_LE += tl.dot(tl.trans(slopes_NL).to(q_NE.dtype), q_NE, input_precision=PRECISION)
+        elif SINK:
+            weight_N = tl.exp2(tl.load(sink + group * N + rows, mask=rows < stop, other=0.0) - lse_N)
+            sink_sum_E += tl.sum(weight_N[:, None] * grad_NE.to(tl.float32), 0)
+            sink_delta += tl.sum(weight_N * delta_N, 0)
     if TOKENS:
+        if SINK:
+            v_sum_LE += tl.where(real[:, None], _vector(sink_grad + group * E, E, TILE_E)[None, :], 0.0)
         # the bias of a key is -square |k|^2 / 2
         k_sum_LE = k_sum_LE * LN2 - square * bias_sum_L[:, None] * k_LE.to(tl.float32)
         _store(grad_k + cell * dk_B + head * dk_H, cols, dk_L, cols < L, k_sum_LE, E, TILE_E)
@@ -208,6 +270,10 @@ def _backward_kv(
         group += part * tl.num_programs(1)
         _store(grad_v + group * L * E, cols, E, cols < L, v_sum_LE, E, TILE_E)
         tl.store(grad_bias + group * L + cols, bias_sum_L, mask=cols < L)
+        if SINK and tl.program_id(0) == 0:
+            dims = tl.arange(0, TILE_E)
+            tl.store(sink_grad + group * (E + 1) + dims, sink_sum_E, mask=dims < E)
+            tl.store(sink_grad + group * (E + 1) + E, sink_delta)
 
 
 @triton.jit
@@ -254,7 +320,7 @@ def padded(width: int) -> int:
 def steps(*matrices: Tensor) -> list[int]:
     """Return the strides of each matrix along cells, heads and rows, in numbers."""
     assert all(x.stride(-1) == 1 for x in matrices)
-    return [step for x in matrices for step in ((0, 0, x.stride(0)) if x.dim() == 2 else x.stride()[:3])]
+    return [step for x in matrices for step in ((0,) * (4 - x.dim()) + x.stride())[:3]]
 
 
 def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | None = None) -> Tensor:
@@ -274,96 +340,146 @@ def parts_of(num_tokens: int, num_programs: int, tile: int) -> tuple[int, int]:
     return triton.cdiv(num_tokens, span), span
 
 
-class _Favor(torch.autograd.Function):
-    """Forward and backward pass, given directions scaled for base-2 logits and `square`, the squared factor of keys."""
+class _Fused(torch.autograd.Function):
+    """Forward and backward pass of `attend`, given directions scaled for base-2 logits."""
 
     @staticmethod
-    def forward(ctx, qkv_TBHLE, keep_BL, directions_ME, square):
+    def forward(ctx, qkv_TBHLE, keep_BL, directions, bias_HM, square, epsilon, all_heads):
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
-        M = len(directions_ME)
+        M = directions.shape[-2]
         G = B * H
-        bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
+        has_sink = epsilon > 0
+        half_square = square / 2 / LN2.value
+        bias_GL = row_dots(k_BHLE, k_BHLE, -half_square, keep_BL)
         # features: the mean of values of each, and the base-2 logarithm of its weight
         options = launch_options("sum", E, v_BHLE.dtype)
         num_tiles = triton.cdiv(M, options["TILE_N"])
         num_parts, span = parts_of(L, num_tiles * G, options["TILE_L"])
         sums = bias_GL.new_empty(num_parts, G, M, E)
-        tops, totals = bias_GL.new_empty(2, num_parts, G, M)
-        given = (directions_ME, k_BHLE, v_BHLE, bias_GL, sums, tops, totals)
-        strides = [*steps(directions_ME, k_BHLE, v_BHLE), 0, 0, 0]
-        more = {"SPLIT": True, "ALL_REAL": False, "TAIL": 0, **options}
-        _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, **more)
+        tops, totals, peaks = bias_GL.new_empty(3, num_parts, G, M)
+        values = bias_GL.new_empty(num_parts, G, E)
+        given = (directions, k_BHLE, v_BHLE, bias_GL, sums, tops, totals, peaks, tops, values)
+        strides = [*steps(directions, k_BHLE, v_BHLE), 0, 0, 0]
+        more = {"SPLIT": True, "ALL_REAL": False, "SINK": has_sink, "TAIL": 0, **options}
+        _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, half_square, **more)
         means_BHME = v_BHLE.new_empty(B, H, M, E)
         log_totals_GM = bias_GL.new_empty(G, M)
         sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
         _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, G, M, num_parts, **sizes)
         del sums, given  # the largest tensors of the forward pass
+        sinks = (log_totals_GM, log_totals_GM)
+        if has_sink:
+            # epsilon is relative to the largest logit of all keys and features
+            num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
+            largest_BH = peaks.amax(dim=(0, 2)).view(B, H)
+            largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if all_heads else largest_BH).reshape(G, 1)
+            sink_G1 = largest_G1 + torch.log2(epsilon * num_tokens_G1)
+            joint_GM = torch.logaddexp2(log_totals_GM, sink_G1)
+            weights_GM1 = torch.exp2(sink_G1 - joint_GM).unsqueeze(-1)
+            value_G1E = (values.sum(0) / num_tokens_G1.clamp_min(1)).unsqueeze(1)
+            means_BHME = torch.lerp(means_BHME.view(G, M, E).float(), value_G1E, weights_GM1).to(v_BHLE.dtype)
+            means_BHME = means_BHME.view(B, H, M, E)
+            log_totals_GM = joint_GM
+            shares_GM = torch.softmax(joint_GM * LN2.value, -1)
+            sinks = (
+                torch.logsumexp(joint_GM * LN2.value, -1) / LN2.value + math.log2(epsilon),
+                (shares_GM.unsqueeze(-1) * means_BHME.view(G, M, E)).sum(1),
+            )
+            ctx.of_keys = (weights_GM1 / num_tokens_G1.clamp_min(1).unsqueeze(-1), shares_GM)
+        read_bias_GM = log_totals_GM if bias_HM is None else log_totals_GM + 2 * bias_HM.repeat(B, 1)
         # queries: their outputs (in memory: cells, tokens, heads) and log-sums
         out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
         lse_GL = bias_GL.new_empty(G, L)
+        sink_GL = torch.empty_like(lse_GL) if has_sink else lse_GL
         options = launch_options("read", E, q_BHLE.dtype)
         rest = M % options["TILE_L"]
         tail = padded(rest) if 0 < rest <= options["TILE_L"] // 2 else 0
-        given = (q_BHLE, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL, lse_GL)
-        strides = steps(q_BHLE, directions_ME, means_BHME, out_BHLE)
-        more = {"SPLIT": False, "ALL_REAL": True, "TAIL": tail, **options}
-        _forward[triton.cdiv(L, options["TILE_N"]), G, 1](*given, *strides, H, L, M, M, **more)
+        given = (q_BHLE, directions, means_BHME, read_bias_GM, out_BHLE, lse_GL, lse_GL, sink_GL, *sinks)
+        strides = steps(q_BHLE, directions, means_BHME, out_BHLE)
+        more = {"SPLIT": False, "ALL_REAL": True, "SINK": has_sink, "TAIL": tail, **options}
+        _forward[triton.cdiv(L, options["TILE_N"]), G, 1](*given, *strides, H, L, M, M, half_square, **more)
         ctx.square = square
-        ctx.save_for_backward(qkv_TBHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL)
+        ctx.has_sink = has_sink
+        kept = (bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, out_BHLE, lse_GL, sink_GL, sinks[1])
+        ctx.save_for_backward(qkv_TBHLE, *kept)
         return out_BHLE
 
     @staticmethod
     def backward(ctx, grad_BHLE):
-        qkv_TBHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL = ctx.saved_tensors
+        qkv_TBHLE, bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, *queries = ctx.saved_tensors
+        out_BHLE, lse_GL, sink_GL, sink_value_GE = queries
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
-        M = len(directions_ME)
+        M = directions.shape[-2]
         G = B * H
         grad_BHLE = grad_BHLE.to(out_BHLE.dtype)
         if grad_BHLE.stride(-1) != 1:  # the numbers of a row must be adjacent in memory
             grad_BHLE = grad_BHLE.contiguous()
-        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(
-            2, 0, 3, 1, 4
-        )  # in the layout of a linear layer's output
+        # in the layout of a linear layer's output
+        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         # queries
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
-        given = (q_BHLE, directions_ME, means_BHME, log_totals_GM, lse_GL, grad_BHLE, delta_GL)
-        strides = steps(q_BHLE, directions_ME, means_BHME, grad_BHLE)
-        options = launch_options("backward_q", E, q_BHLE.dtype)
+        given = (q_BHLE, directions, means_BHME, read_bias_GM, lse_GL, grad_BHLE, delta_GL)
+        strides = steps(q_BHLE, directions, means_BHME, grad_BHLE)
+        options = launch_options("backward_q", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         grid = (triton.cdiv(L, options["TILE_N"]), G, 1)
-        _backward_q[grid](*given, dq_BHLE, *strides, *steps(dq_BHLE), H, L, M, **options)
+        made = (dq_BHLE, sink_GL, sink_value_GE)
+        _backward_q[grid](*given, *made, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **options)
         # features
-        options = launch_options("backward_features", E, q_BHLE.dtype)
+        options = launch_options("backward_features", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         num_tiles = triton.cdiv(M, options["TILE_L"])
         num_parts, span = parts_of(L, num_tiles * G, options["TILE_N"])
         parts_SGME = bias_GL.new_empty(num_parts, G, M, E)
         parts_SGM = bias_GL.new_empty(num_parts, G, M)
-        made = (parts_SGME, parts_SGME, parts_SGM)
+        parts_SGF = bias_GL.new_empty(num_parts, G, E + 1)  # of the sink: its value, and the last entry for its logit
+        made = (parts_SGME, parts_SGME, parts_SGM, sink_GL, parts_SGF)
         none = (0,) * 6
         grid = (num_tiles, G, num_parts)
         _backward_kv[grid](*given, *made, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
         means_grad_GME = parts_SGME.sum(0)
         totals_grad_GM = parts_SGM.sum(0)
+        means_GME = means_BHME.view(G, M, E).float()
+        sink_grad_GE = log_totals_GM
+        if ctx.has_sink:
+            weights_GM1, shares_GM = ctx.of_keys
+            value_grad_GE, delta_G = parts_SGF.sum(0).split([E, 1], -1)
+            logit_grad_G1 = (value_grad_GE * sink_value_GE).sum(-1, keepdim=True) - delta_G
+            ahead_GM = ((means_GME - sink_value_GE.unsqueeze(1)) * value_grad_GE.unsqueeze(1)).sum(-1)
+            totals_grad_GM = totals_grad_GM + shares_GM * (ahead_GM + logit_grad_G1)
+            means_grad_GME = means_grad_GME + shares_GM.unsqueeze(-1) * value_grad_GE.unsqueeze(1)
+            sink_grad_GE = (weights_GM1 * means_grad_GME).sum(1)
         # keys and values
-        delta_GM = (means_BHME.view(G, M, E).float() * means_grad_GME).sum(-1) - totals_grad_GM
+        delta_GM = (means_GME * means_grad_GME).sum(-1) - totals_grad_GM
         means_grad_BHME = means_grad_GME.to(v_BHLE.dtype).view(B, H, M, E)
-        given = (directions_ME, k_BHLE, v_BHLE, bias_GL, log_totals_GM, means_grad_BHME, delta_GM)
-        strides = steps(directions_ME, k_BHLE, v_BHLE, means_grad_BHME, dk_BHLE, dv_BHLE)
-        options = launch_options("backward_tokens", E, q_BHLE.dtype)
+        given = (directions, k_BHLE, v_BHLE, bias_GL, log_totals_GM, means_grad_BHME, delta_GM)
+        strides = steps(directions, k_BHLE, v_BHLE, means_grad_BHME, dk_BHLE, dv_BHLE)
+        options = launch_options("backward_tokens", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         grid = (triton.cdiv(L, options["TILE_L"]), G, 1)
-        made = (dk_BHLE, dv_BHLE, delta_GM)
+        made = (dk_BHLE, dv_BHLE, delta_GM, delta_GM, sink_grad_GE)
         _backward_kv[grid](*given, *made, *strides, H, M, L, M, ctx.square, TOKENS=True, **options)
-        return grad_TBHLE, None, None, None
+        return grad_TBHLE, None, None, None, None, None, None
 
 
-def favor(qkv_TBHLE: Tensor, keep_BL: Tensor, directions_ME: Tensor, factor: float) -> Tensor:
-    """Return the output of `Favor` with the softmax kernel, not causal, without epsilon: B x H x L x E.
+def attend(
+    qkv_TBHLE: Tensor,
+    keep_BL: Tensor,
+    directions: Tensor,
+    square: float,
+    *,
+    bias_HM: Tensor | None = None,
+    epsilon: float = 0.0,
+    all_heads: bool = False,
+) -> Tensor:
+    """Return attention with the features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m): B x H x L x E.
 
-    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `factor` scales queries and keys:
-    E^(-1/4). With bfloat16 inputs, the directions are rounded to bfloat16, for queries and keys alike.
+    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W, for
+    all heads (M x E) or for each (H x M x E), and get no gradient. With bfloat16 inputs they are rounded to bfloat16,
+    for queries and keys alike. `epsilon` is added to each phi as in `PublishedFavor`, whose stabiliser of the keys is
+    that of a head or of `all_heads`.
     """
-    directions_ME = (directions_ME.float() * (factor / LN2.value)).to(qkv_TBHLE.dtype)
+    directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
     qkv_TBHLE = qkv_TBHLE if qkv_TBHLE.stride(-1) == 1 else qkv_TBHLE.contiguous()
-    return _Favor.apply(qkv_TBHLE, keep_BL.contiguous(), directions_ME, factor**2)
+    bias_HM = None if bias_HM is None else bias_HM.detach().float() / LN2.value
+    return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), directions, bias_HM, square, epsilon, all_heads)

@@ -1,4 +1,4 @@
-"""FAVOR+'s GPU kernels against the naive twin, on a GPU or in Triton's interpreter (conftest.py) in float32."""
+"""The GPU kernels of exponential features against naive twins, on a GPU or in Triton's interpreter, in float32."""
 
 import os
 import subprocess
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.mechanisms import inputs, kept, make
-from support.twins import favor
+from support.twins import TWINS, favor
 
 pytest.importorskip("triton")
 from scperformer.attention import fused
+from scperformer.attention.additive import Rbf
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -20,7 +21,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 def run(mechanism, q, k, v, keep):
     """The output of the kernels in float32, and the gradients of q, k and v for a fixed weighted sum of it."""
     given = [x.detach().float().to(DEVICE).requires_grad_() for x in (q, k, v)]
-    out = fused.favor(torch.stack(given), keep.to(DEVICE), mechanism.directions_ME.to(DEVICE), mechanism.factor)
+    out = fused.attend(torch.stack(given), keep.to(DEVICE), **mechanism.to(DEVICE).exponents())
     weighted_sum(out, keep).backward()
     return [x.cpu() for x in (out.detach(), *(x.grad for x in given))]
 
@@ -28,7 +29,7 @@ def run(mechanism, q, k, v, keep):
 def exact(mechanism, q, k, v, keep):
     """The same for the naive twin, in float64."""
     given = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    out = favor(mechanism, *given, keep)
+    out = TWINS["rbf" if isinstance(mechanism, Rbf) else "favor"](mechanism, *given, keep)
     weighted_sum(out, keep).backward()
     return [out.detach(), *(x.grad for x in given)]
 
@@ -45,33 +46,44 @@ def one_head(length, scale=1.0):
     return q[:, :1], k[:, :1], v[:, :1], keep
 
 
-@pytest.mark.parametrize(
-    ("length", "num_features", "heads"),
-    [(1, 5, 3), (64, 70, 1), (65, 16, 2), pytest.param(130, 9, 3, marks=pytest.mark.slow)],
-)
-def test_values_and_gradients_equal_the_naive_twin(length, num_features, heads):
+FORMS = {
+    "favor": {"name": "favor", "num_features": 16},
+    "published": {"name": "favor", "num_features": 9, "epsilon": 1e-3},
+    "published, all heads": {"name": "favor", "num_features": 9, "epsilon": 1e-3, "stabiliser": "all_heads"},
+    "rbf": {"name": "rbf", "num_anchors": 9, "sigma": 1.5},
+}
+each_form = pytest.mark.parametrize("form", FORMS)
+
+
+@each_form
+@pytest.mark.parametrize(("length", "heads"), [(1, 3), (65, 2), pytest.param(130, 3, marks=pytest.mark.slow)])
+def test_values_and_gradients_equal_the_naive_twin(form, length, heads):
     q, k, v, keep = inputs(length)
-    q, k, v = q[:, :heads], k[:, :heads], v[:, :heads]
-    mechanism = make("favor", num_features=num_features)
-    actual = run(mechanism, q, k, v, keep)
-    expected = exact(mechanism, q, k, v, keep)
+    mechanism = make(**FORMS[form])
+    if form == "rbf":
+        mechanism.anchors_HME = mechanism.anchors_HME[:heads]
+    given = [x[:, :heads] for x in (q, k, v)]
+    actual = run(mechanism, *given, keep)
+    expected = exact(mechanism, *given, keep)
     for ours, theirs in zip(actual, expected, strict=True):
         # float32 logits of size ~10 are known to 1e-6, and sums are over up to 130 of them
         torch.testing.assert_close(kept(ours, keep).double(), kept(theirs, keep), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.slow
-def test_the_kernels_equal_the_layers_on_a_cpu():
+@each_form
+def test_the_kernels_equal_the_layers_on_a_cpu(form):
     q, k, v, keep = (x.float() if x.is_floating_point() else x for x in inputs(65, scale=3.0))
-    mechanism = make("favor")
+    mechanism = make(**FORMS[form])
     expected = kept(mechanism(q, k, v, keep), keep)
     torch.testing.assert_close(kept(run(mechanism, q, k, v, keep)[0], keep), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_dropped_tokens_have_no_influence_and_no_gradient():
+@pytest.mark.parametrize("form", ["favor", "published"])
+def test_dropped_tokens_have_no_influence_and_no_gradient(form):
     q, k, v, keep = one_head(40)
-    mechanism = make("favor")
+    mechanism = make(**FORMS[form])
     before = run(mechanism, q, k, v, keep)
     dropped = ~keep[:, None, :, None]
     garbage = [torch.where(dropped, torch.tensor(number, dtype=x.dtype), x) for number, x in ((1e4, k), (-1e4, v))]
@@ -82,10 +94,11 @@ def test_dropped_tokens_have_no_influence_and_no_gradient():
         assert not grad.masked_select(dropped.expand_as(grad)).any()
 
 
-def test_cells_without_tokens_get_zeros():
+@pytest.mark.parametrize("form", ["favor", "published"])
+def test_cells_without_tokens_get_zeros(form):
     q, k, v, keep = one_head(20)
     keep[0] = False
-    outputs = run(make("favor"), q, k, v, keep)
+    outputs = run(make(**FORMS[form]), q, k, v, keep)
     assert all(x.isfinite().all() for x in outputs)
     assert not outputs[0][0].any()
     assert all(not x[0].any() for x in outputs[1:])
@@ -137,7 +150,7 @@ def test_gradients_in_bfloat16_differ_from_the_naive_twin_only_by_rounding():
     q, k, v, keep = inputs(1300)
     mechanism = make("favor")
     qkv = torch.stack([q, k, v]).bfloat16().cuda().requires_grad_()
-    out = fused.favor(qkv, keep.cuda(), mechanism.directions_ME.cuda(), mechanism.factor)
+    out = fused.attend(qkv, keep.cuda(), **mechanism.cuda().exponents())
     weighted_sum(out.float(), keep).backward()
     expected = exact(mechanism, *qkv.detach().cpu(), keep)
     for ours, theirs in zip((out.detach(), *qkv.grad), expected, strict=True):
@@ -146,17 +159,21 @@ def test_gradients_in_bfloat16_differ_from_the_naive_twin_only_by_rounding():
         assert off.norm() < 2e-2 * kept(theirs, keep).norm()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"causal": True}, {"epsilon": 1e-3}, {"kernel": "relu"}, {"projection": "fastfood"}],
-    ids=lambda options: next(iter(options)),
-)
+class OnGpu:
+    """The attributes of a tensor on a GPU."""
+
+    is_cuda, dtype, shape = True, torch.float32, (3, 1, 2, 3, 64)
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"kernel": "relu"}, {"projection": "fastfood"}], ids=str)
 def test_other_forms_do_not_use_the_kernels(options):
-    class OnGpu:
-        """The attributes of a tensor on a GPU."""
-
-        is_cuda, dtype, shape = True, torch.float32, (1, 2, 3, 64)
-
     assert make("favor").is_fused(OnGpu())
     assert not make("favor", **options).is_fused(OnGpu())
     assert not make("favor").is_fused(torch.zeros(1, 2, 3, 64))
+
+
+def test_learned_anchors_use_the_kernels_only_in_prediction():
+    mechanism = make("rbf", init="learned")
+    assert not mechanism.is_fused(OnGpu())
+    with torch.no_grad():
+        assert mechanism.is_fused(OnGpu())
