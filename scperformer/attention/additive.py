@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened, zeroed
@@ -36,6 +37,7 @@ MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into t
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN_TOKENS = 1024  # tokens whose features exist at a time
 CAUSAL_CHUNK = 32  # tokens whose L x L x M weights exist at a time
+PIECES_ON_GPU = 512  # times as many on a GPU, divided by the number of heads of all cells
 
 
 @cache
@@ -71,6 +73,34 @@ class KeySums:
     def __neg__(self) -> "KeySums":
         """Return the sums that subtract these keys when they are added."""
         return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)
+
+    def running(self, before: "KeySums") -> tuple["KeySums", "KeySums"]:
+        """Return the sums over all earlier pieces for each of these pieces of B cells, and over all pieces.
+
+        `before` are sums over keys before the first piece, one row per cell. The number of sums that one sum includes
+        doubles in each step.
+        """
+        num_pieces = len(self.z_BHM) // len(before.z_BHM)
+        if num_pieces == 1:
+            return before, before + self
+        parts = (self.s_BHME, self.z_BHM, self.scale_BHM)
+        running = KeySums(*(x.unflatten(0, (-1, num_pieces)) for x in parts))
+        first = KeySums(*(x.unsqueeze(1) for x in (before.s_BHME, before.z_BHM, before.scale_BHM)))
+        step = 1
+        while step < num_pieces:
+            running = running + running.delayed(step)
+            step *= 2
+        earlier, after = first + running.delayed(1), first + running
+        return (
+            KeySums(*(x.flatten(0, 1) for x in (earlier.s_BHME, earlier.z_BHM, earlier.scale_BHM))),
+            KeySums(after.s_BHME[:, -1], after.z_BHM[:, -1], after.scale_BHM[:, -1]),
+        )
+
+    def delayed(self, step: int) -> "KeySums":
+        """Return the sums of the piece `step` pieces earlier, and sums over nothing for the first pieces."""
+        s, z, scale = (x[:, :-step] for x in (self.s_BHME, self.z_BHM, self.scale_BHM))
+        nothing = torch.full_like(scale[:, :1], LOG_OF_NOTHING).expand(-1, step, -1, -1)
+        return KeySums(pad(s, (0,) * 6 + (step, 0)), pad(z, (0,) * 4 + (step, 0)), torch.cat([nothing, scale], dim=1))
 
     def replaced(self, cells: Tensor, sums: "KeySums") -> "KeySums":
         """Return these sums with some cells (row numbers) replaced."""
@@ -240,24 +270,49 @@ class Additive(Attention):
         if self.is_fused(v_BHLE):
             qkv_TBHLE = torch.stack([x.to(v_BHLE.dtype) for x in (q_BHLE, k_BHLE, v_BHLE)])
             return self.packed(qkv_TBHLE, keep_BL, positions_BL)
-        if self.is_causal:  # each query attends to keys up to its own token
-            before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], torch.zeros_like(keep_BL[:, :1]))
-            out = []
-            pieces = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
-            for q, k, v, keep in zip(*pieces, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
-                # the C x C x M tensor of a piece is not kept for the backward pass
-                mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
-                out.append(mixed)
-            return torch.cat(out, dim=2).to(v_BHLE.dtype)
+        if self.is_causal:
+            return self._causal(q_BHLE, k_BHLE, v_BHLE, keep_BL)
         # A piece of the tokens at a time: its temporary tensors fit into the cache, and the next piece reuses their
         # memory. (With slices instead of `split` the backward pass would be quadratic, as the gradient of each slice
         # has the size of all tokens.)
-        q, k, v = (x.split(SPAN_TOKENS, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
-        sums = reduce(add, map(self.key_sums, k, v, keep_BL.split(SPAN_TOKENS, dim=1)))
+        span = keep_BL.shape[1] if keep_BL.is_cuda else SPAN_TOKENS
+        q, k, v = (x.split(span, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
+        sums = reduce(add, map(self.key_sums, k, v, keep_BL.split(span, dim=1)))
         return torch.cat([self.read(piece, sums) for piece in q], dim=2).to(v_BHLE.dtype)
 
+    def _causal(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
+        """Return the output if tokens attend only to themselves and earlier tokens."""
+        before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], torch.zeros_like(keep_BL[:, :1]))
+        pieces = max(1, PIECES_ON_GPU // (len(q_BHLE) * q_BHLE.shape[1])) if q_BHLE.is_cuda else 1
+        spans = (x.split(CAUSAL_CHUNK * pieces, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
+        out = []
+        for q, k, v, keep in zip(*spans, keep_BL.split(CAUSAL_CHUNK * pieces, dim=1), strict=True):
+            # the C x C x M tensors of the pieces are not kept for the backward pass
+            mixed, before = checkpoint(self._read_span, q, k, v, keep, before, use_reentrant=False)
+            out.append(mixed)
+        return torch.cat(out, dim=2).to(v_BHLE.dtype)
+
+    def _read_span(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, before):
+        """Return the causal output of tokens, and the sums over their keys and all keys `before` them.
+
+        The tokens are cut into pieces that are computed together, like cells (a CPU has one piece at a time).
+        """
+        batch, length = keep_BL.shape
+        size = min(CAUSAL_CHUNK, length)
+        missing = -length % size
+        keep_BC = pad(keep_BL, (0, missing)).view(-1, size)
+        q, k, v = (
+            pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
+            for x in (q_BHLE, k_BHLE, v_BHLE)
+        )
+        sums = self.key_sums(*(zeroed(x, keep_BC) for x in (k, v)), keep_BC)
+        earlier, after = sums.running(before)
+        mixed_BHCE = self._read_piece(q, k, v, keep_BC, earlier)
+        mixed_BHLE = mixed_BHCE.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        return mixed_BHLE[:, :, :length], after
+
     def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
-        """Return the causal output of a piece of C tokens, and the sums over its keys and all keys `before` it.
+        """Return the causal output of pieces of C tokens, given the sums over all keys before each.
 
         The weight of each pair within the piece is summed over the features by itself: with a common scale, a key with
         a very large exponent would reduce the earlier keys to 0.
@@ -282,8 +337,7 @@ class Additive(Attention):
                 weights_BHCC = (phi_q_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_B1CC, 0.0)
             total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + phi_q_BHCM @ before.z_BHM.unsqueeze(-1)
             mixed_BHCE = weights_BHCC @ v_BHCE + phi_q_BHCM @ before.s_BHME
-            mixed_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
-            return mixed_BHCE, before + self.key_sums(k_BHCE, v_BHCE, keep_BC)
+            return mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
 
 
 class Rbf(Additive):

@@ -103,7 +103,7 @@ class Fastfood(nn.Module):
         starts_N1 = torch.arange(num_blocks, device=x_BHLE.device).unsqueeze(1) * width
         order = (self.order_NP + starts_N1).flatten()
         projected = []
-        for piece_BHLE in x_BHLE.split(PIECE_TOKENS, dim=2):
+        for piece_BHLE in x_BHLE.split(x_BHLE.shape[2] if x_BHLE.is_cuda else PIECE_TOKENS, dim=2):
             # Tokens last: sums and differences of rows of tokens are several times as fast as those within each token.
             x_BH1PL = pad(piece_BHLE, (0, width - x_BHLE.shape[-1])).transpose(2, 3).unsqueeze(2)
             x_BHPL = hadamard(x_BH1PL * signs_NP1).flatten(2, 3).index_select(2, order)

@@ -13,6 +13,7 @@ from scperformer.attention.base import Attention, AttentionOptions, Sizes, zeroe
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
 
 CHUNKS_AT_A_TIME = 256  # chunks of one head
+CHUNKS_ON_GPU = 2**14
 # Added to scores: of a token and itself, far below any other key, and of dropped keys, so that a token that finds no
 # other key attends to itself. (Reformer's -1e5 is enough for scores of ordinary size.)
 SELF_SCORE = -1e30
@@ -84,7 +85,7 @@ class Lsh(Attention):
         unreal_BHPK = ~real.unfold(2, 2 * size, size)
         q_BHPCE = q_BHPCE[:, :, 1:] * self.sizes.head_dim**-0.5
         # A few chunks at a time: their temporary tensors fit into the cache, and the next chunks reuse their memory.
-        span = max(1, CHUNKS_AT_A_TIME // (batch * heads))
+        span = max(1, (CHUNKS_ON_GPU if q_BHLE.is_cuda else CHUNKS_AT_A_TIME) // (batch * heads))
         pieces = zip(*(x.split(span, dim=2) for x in (q_BHPCE, *keys_values, unreal_BHPK)), strict=True)
         itself = pad(torch.eye(size, dtype=q.dtype, device=q.device) * SELF_SCORE, (size, 0))
         outputs = []

@@ -14,6 +14,7 @@ from scperformer.config.options import ZERO_OR_MORE, choice, option
 
 KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
 BLOCKS_AT_A_TIME = 128  # blocks of one head
+BLOCKS_ON_GPU = 2**13
 MIN_BLOCK_TOKENS = 64  # smaller products are slower, although larger blocks compute more scores outside the band
 
 
@@ -62,7 +63,7 @@ class Window(Attention):
             unreal_1BPCW = ~pad(keep_BL, around).unfold(1, 2 * half_width + 1, 1).unflatten(1, (-1, block))[None]
             # A few blocks at a time: their temporary tensors fit into the cache, and the next blocks reuse their
             # memory.
-            span = max(1, BLOCKS_AT_A_TIME // heads)
+            span = max(1, (BLOCKS_ON_GPU if q_BHLE.is_cuda else BLOCKS_AT_A_TIME) // heads)
             cells = max(1, span // q_HBPCE.shape[2])
             pieces = zip(*(split(x, cells, span) for x in (q_HBPCE, *keys_values, unreal_1BPCW)), strict=True)
             out = []  # each with all blocks of some cells, or some blocks of one cell
