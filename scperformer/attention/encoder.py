@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
-from scperformer.attention.additive import Additive, KeySums
+from scperformer.attention.additive import Additive, KeySums, has_triton
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.attention.tokens import Batch, Embedding
@@ -130,6 +130,18 @@ def weights_state(module: nn.Module) -> list[Any]:
     return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
 
 
+class LayerNorm(nn.LayerNorm):
+    """Layer norm; on a GPU in one pass, with the precision of the product that follows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x.is_cuda and x.dtype == torch.float32 and has_triton()):
+            return super().forward(x)
+        from scperformer.attention.norm import layer_norm  # needs Triton
+
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        return layer_norm(x, self.weight, self.bias, self.eps, dtype)
+
+
 class Layer(nn.Module):
     """Attention between tokens, then a feed-forward network on each token, both with residual and layer norm."""
 
@@ -142,13 +154,15 @@ class Layer(nn.Module):
         in_chunks = isinstance(attention, Additive) and not attention.is_causal
         self.chunk_tokens = model.chunk_tokens if in_chunks else None
         self.checkpointing = model.checkpointing
-        self.norm_attention = nn.LayerNorm(model.dim)
+        # With post-norm the output of a norm is the next residual, which stays float32.
+        norm = LayerNorm if self.pre_norm else nn.LayerNorm
+        self.norm_attention = norm(model.dim)
         # rows: queries (also the keys where they are shared), keys, values
         self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
         self.keys_from = 0 if attention.shared_qk else self.inner
         self.attention = attention
         self.to_out = nn.Linear(self.inner, model.dim)
-        self.norm_feedforward = nn.LayerNorm(model.dim)
+        self.norm_feedforward = norm(model.dim)
         hidden = model.dim * FEEDFORWARD_FACTOR
         self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), nn.GELU(), nn.Linear(hidden, model.dim))
         self.dropout = nn.Dropout(model.dropout)
@@ -179,7 +193,14 @@ class Layer(nn.Module):
     def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor) -> Tensor:
         """Return the layer's output for tokens, given the mixed values of the attention."""
         norm = self.norm_feedforward
-        h_BLD = h_BLD + self.dropout(self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)))
+        added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
+        can_fuse = self.pre_norm and h_BLD.is_cuda and h_BLD.dtype == torch.float32 and has_triton()
+        if can_fuse and not torch.is_grad_enabled():
+            from scperformer.attention.norm import add_norm  # needs Triton
+
+            h_BLD, x_BLD = add_norm(h_BLD.contiguous(), added_BLD, norm.weight, norm.bias, norm.eps)
+            return h_BLD + self.feedforward(x_BLD)
+        h_BLD = h_BLD + self.dropout(added_BLD)
         if self.pre_norm:
             return h_BLD + self.dropout(self.feedforward(norm(h_BLD)))
         h_BLD = self.norm_attention(h_BLD)

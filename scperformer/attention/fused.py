@@ -474,9 +474,8 @@ def attend(
 ) -> Tensor:
     """Return attention with the features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m): B x H x L x E.
 
-    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W, for
-    all heads (M x E) or for each (H x M x E), and get no gradient. With bfloat16 inputs they are rounded to bfloat16,
-    for queries and keys alike. `epsilon` is added to each phi as in `PublishedFavor`, whose stabiliser of the keys is
+    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W,
+    M x E or H x M x E, and get no gradient. With bfloat16 inputs they are rounded to bfloat16. `epsilon` is added to each phi as in `PublishedFavor`, whose stabiliser of the keys is
     that of a head or of `all_heads`.
     """
     directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
