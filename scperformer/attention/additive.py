@@ -168,7 +168,11 @@ class Additive(Attention):
     reads_genes = True
     logarithmic: bool = True  # `features` returns log2 phi
     can_subtract: bool = True  # keys can be subtracted from a sum that includes them
-    can_fuse: bool = False  # `exponents` exists: fused.py computes this form without storing phi
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether `exponents` exists: fused.py computes this form without storing phi."""
+        return False
 
     def exponents(self) -> dict[str, Any]:
         """Return phi in the form that the kernels take: the arguments of `fused.attend`."""
@@ -305,7 +309,7 @@ class Additive(Attention):
             pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
             for x in (q_BHLE, k_BHLE, v_BHLE)
         )
-        sums = self.key_sums(*(zeroed(x, keep_BC) for x in (k, v)), keep_BC)
+        sums = self.key_sums(zeroed(k, keep_BC), v, keep_BC)
         earlier, after = sums.running(before)
         mixed_BHCE = self._read_piece(q, k, v, keep_BC, earlier)
         mixed_BHLE = mixed_BHCE.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)

@@ -54,12 +54,12 @@ def _vector(x, E: tl.constexpr, TILE_E: tl.constexpr):
 
 @triton.jit
 def _absorb(
-    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, peak_N, values_E, E: tl.constexpr,
-    ALL_REAL: tl.constexpr, SINK: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, peak_NL, values_LE, E: tl.constexpr,
+    ALL_REAL: tl.constexpr, SINK: tl.constexpr, SPLIT: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Add a tile of columns to the running maximum, total and sum of a softmax over columns.
 
-    With SINK, also to the largest logit without the bias, and to the sum of all values.
+    With SINK, also to the largest logits without the bias; with SPLIT, too, to the sums of values.
     """
     bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
     real = cols < stop if ALL_REAL else bias_L > -float("inf")
@@ -67,15 +67,17 @@ def _absorb(
     v_LE = _tile(v, cols, v_step, real, E, TILE_E)
     logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION)
     if SINK:
-        peak_N = tl.maximum(peak_N, tl.max(tl.where(real[None, :], logits_NL, LOG_OF_NOTHING), 1))
-        values_E += tl.sum(v_LE.to(tl.float32), 0)
+        # reduced after the last tile: reductions in each tile took as long as the products
+        peak_NL = tl.maximum(peak_NL, tl.where(real[None, :], logits_NL, LOG_OF_NOTHING))
+        if SPLIT and tl.program_id(0) == 0:
+            values_LE += v_LE
     logits_NL += bias_L[None, :]
     higher_N = tl.maximum(top_N, tl.max(logits_NL, 1))
     weights_NL = tl.exp2(logits_NL - higher_N[:, None])
     shrunk_N = tl.exp2(top_N - higher_N)
     total_N = total_N * shrunk_N + tl.sum(weights_NL, 1)
     mixed_NE = tl.dot(weights_NL.to(v_LE.dtype), v_LE, input_precision=PRECISION)
-    return higher_N, total_N, sum_NE * shrunk_N[:, None] + mixed_NE, peak_N, values_E
+    return higher_N, total_N, sum_NE * shrunk_N[:, None] + mixed_NE, peak_NL, values_LE
 
 
 @triton.jit
@@ -103,22 +105,23 @@ def _forward(
     top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    peak_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
-    values_E = tl.zeros([TILE_E], tl.float32)
+    peak_NL = tl.full([TILE_N, TILE_L], LOG_OF_NOTHING, tl.float32)
+    values_LE = tl.zeros([TILE_L, TILE_E], tl.float32)
     first = part * span
     stop = tl.minimum(part * span + span, L)
     whole = stop if TAIL == 0 else first + (stop - first) // TILE_L * TILE_L
     for start in range(first, whole, TILE_L):
         cols = start + tl.arange(0, TILE_L)
-        top_N, total_N, sum_NE, peak_N, values_E = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, peak_N, values_E, E, ALL_REAL, SINK, TILE_E,
-            PRECISION
+        top_N, total_N, sum_NE, peak_NL, values_LE = _absorb(
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, peak_NL, values_LE, E, ALL_REAL, SINK,
+            SPLIT, TILE_E, PRECISION
         )  # fmt: skip
     if TAIL > 0:  # a smaller tile for the few last columns wastes less work
         cols = whole + tl.arange(0, TAIL)
-        top_N, total_N, sum_NE, peak_N, values_E = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, peak_N, values_E, E, ALL_REAL, SINK, TILE_E,
-            PRECISION
+        tail_NL = tl.full([TILE_N, TAIL], LOG_OF_NOTHING, tl.float32)
+        top_N, total_N, sum_NE, tail_NL, values_LE = _absorb(
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, tail_NL, values_LE, E, ALL_REAL, SINK,
+            SPLIT, TILE_E, PRECISION
         )  # fmt: skip
     if SPLIT:
         group += part * tl.num_programs(1)
@@ -126,12 +129,15 @@ def _forward(
         tl.store(lse + group * N + rows, top_N, mask=rows < N)
         tl.store(total + group * N + rows, total_N, mask=rows < N)
         if SINK:
-            tl.store(peak + group * N + rows, peak_N, mask=rows < N)
+            tl.store(peak + group * N + rows, tl.max(peak_NL, 1), mask=rows < N)
             dims = tl.arange(0, TILE_E)
-            tl.store(sink_value + group * E + dims, values_E, mask=(dims < E) & (tl.program_id(0) == 0))
+            tl.store(sink_value + group * E + dims, tl.sum(values_LE, 0), mask=(dims < E) & (tl.program_id(0) == 0))
     else:
         if SINK:
             wide_NE = q_NE.to(tl.float32)
+            peak_N = tl.max(peak_NL, 1)
+            if TAIL > 0:
+                peak_N = tl.maximum(peak_N, tl.max(tail_NL, 1))
             sink_N = tl.load(sink_bias + group) + peak_N + tl.sum(wide_NE * wide_NE, 1) * half_square
             tl.store(peak + group * N + rows, sink_N, mask=rows < N)
             value_E = _vector(sink_value + group * E, E, TILE_E)
@@ -425,8 +431,8 @@ class _Fused(torch.autograd.Function):
         strides = steps(q_BHLE, directions, means_BHME, grad_BHLE)
         options = launch_options("backward_q", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         grid = (triton.cdiv(L, options["TILE_N"]), G, 1)
-        made = (dq_BHLE, sink_GL, sink_value_GE)
-        _backward_q[grid](*given, *made, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **options)
+        sink = (sink_GL, sink_value_GE)
+        _backward_q[grid](*given, dq_BHLE, *sink, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **options)
         # features
         options = launch_options("backward_features", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         num_tiles = triton.cdiv(M, options["TILE_L"])
@@ -434,18 +440,18 @@ class _Fused(torch.autograd.Function):
         parts_SGME = bias_GL.new_empty(num_parts, G, M, E)
         parts_SGM = bias_GL.new_empty(num_parts, G, M)
         parts_SGF = bias_GL.new_empty(num_parts, G, E + 1)  # of the sink: its value, and the last entry for its logit
-        made = (parts_SGME, parts_SGME, parts_SGM, sink_GL, parts_SGF)
         none = (0,) * 6
         grid = (num_tiles, G, num_parts)
-        _backward_kv[grid](*given, *made, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
+        parts = (parts_SGME, parts_SGME, parts_SGM, sink_GL, parts_SGF)
+        _backward_kv[grid](*given, *parts, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
         means_grad_GME = parts_SGME.sum(0)
         totals_grad_GM = parts_SGM.sum(0)
         means_GME = means_BHME.view(G, M, E).float()
         sink_grad_GE = log_totals_GM
         if ctx.has_sink:
             weights_GM1, shares_GM = ctx.of_keys
-            value_grad_GE, delta_G = parts_SGF.sum(0).split([E, 1], -1)
-            logit_grad_G1 = (value_grad_GE * sink_value_GE).sum(-1, keepdim=True) - delta_G
+            value_grad_GE, delta_G1 = parts_SGF.sum(0).split([E, 1], -1)
+            logit_grad_G1 = (value_grad_GE * sink_value_GE).sum(-1, keepdim=True) - delta_G1
             ahead_GM = ((means_GME - sink_value_GE.unsqueeze(1)) * value_grad_GE.unsqueeze(1)).sum(-1)
             totals_grad_GM = totals_grad_GM + shares_GM * (ahead_GM + logit_grad_G1)
             means_grad_GME = means_grad_GME + shares_GM.unsqueeze(-1) * value_grad_GE.unsqueeze(1)
@@ -475,8 +481,8 @@ def attend(
     """Return attention with the features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m): B x H x L x E.
 
     `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W,
-    M x E or H x M x E, and get no gradient. With bfloat16 inputs they are rounded to bfloat16. `epsilon` is added to each phi as in `PublishedFavor`, whose stabiliser of the keys is
-    that of a head or of `all_heads`.
+    M x E or H x M x E. They get no gradient; with bfloat16 inputs they are rounded to bfloat16. `epsilon` is added to
+    each phi as in `PublishedFavor`, where the keys of `all_heads` or of each head share a stabiliser.
     """
     directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
     qkv_TBHLE = qkv_TBHLE if qkv_TBHLE.stride(-1) == 1 else qkv_TBHLE.contiguous()

@@ -112,10 +112,11 @@ def test_a_cell_has_the_same_bits_alone_and_in_a_batch():
             assert torch.equal(together[cell : cell + 1], alone)
 
 
-def test_fused_kernels_take_all_tokens_at_once(monkeypatch):
-    encoder, batch, seen = make(ADDITIVE["favor"], chunk_tokens=7), make_batch(), []
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_takes_all_tokens_at_once(monkeypatch):
+    encoder, batch, seen = make(ADDITIVE["favor"], chunk_tokens=7).cuda(), make_batch().to("cuda"), []
     attention = encoder.stack[0].attention
-    monkeypatch.setattr(type(attention), "is_fused", lambda *_: True)
     monkeypatch.setattr(type(attention), "packed", lambda _, qkv, *rest: seen.append(qkv.shape[-2]) or qkv[2])
     encoder(batch)
     assert seen == [33, 33]  # each layer once

@@ -110,7 +110,7 @@ def test_scberts_encoder_has_the_published_number_of_parameters(scbert):
     made = Encoder(16_906, scbert.tokens, scbert.model, scbert.attention, generator)
     assert count(made, torch.nn.Linear(200, 7)) == 8_388_607
     assert all(layer.to_qkv.bias is None for layer in made.layers)
-    assert all(layer.attention.directions_ME.shape == (266, 64) for layer in made.layers)
+    assert all(layer.attention.directions_ME.shape == (256, 64) for layer in made.layers)
     assert not made.embedding.gene.weight.requires_grad
     assert made.embedding.gene.weight.shape == (16_907, 200)
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 def run(mechanism, q, k, v, keep):
     """The output of the kernels in float32, and the gradients of q, k and v for a fixed weighted sum of it."""
     given = [x.detach().float().to(DEVICE).requires_grad_() for x in (q, k, v)]
-    out = fused.attend(torch.stack(given), keep.to(DEVICE), **mechanism.to(DEVICE).exponents())
+    out = fused.attend(torch.stack(given), keep.to(DEVICE), **deepcopy(mechanism).to(DEVICE).exponents())
     weighted_sum(out, keep).backward()
     return [x.cpu() for x in (out.detach(), *(x.grad for x in given))]
 
@@ -121,8 +122,9 @@ def test_the_kernels_compile_for_other_gpus(dtype):
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     words = [sys.executable, str(Path(__file__).parents[1] / "support" / "compiled.py"), dtype, "64"]
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    rows = [line.split() for line in ran.stdout.splitlines()]
-    assert [name for name, _, _ in rows] == ["sum", "read", "backward_q", "backward_features", "backward_tokens"]
+    rows = [line.split("\t") for line in ran.stdout.splitlines()]
+    kernels = ["sum", "read", "backward_q", "backward_features", "backward_tokens"]
+    assert [name for name, _, _ in rows] == [*kernels, *(f"{name}, sink" for name in kernels)]
     assert all(int(shared) < 99 * 1024 for _, shared, _ in rows)  # bytes of shared memory of the smallest recent GPUs
 
 
@@ -150,7 +152,7 @@ def test_gradients_in_bfloat16_differ_from_the_naive_twin_only_by_rounding():
     q, k, v, keep = inputs(1300)
     mechanism = make("favor")
     qkv = torch.stack([q, k, v]).bfloat16().cuda().requires_grad_()
-    out = fused.attend(qkv, keep.cuda(), **mechanism.cuda().exponents())
+    out = fused.attend(qkv, keep.cuda(), **deepcopy(mechanism).cuda().exponents())
     weighted_sum(out.float(), keep).backward()
     expected = exact(mechanism, *qkv.detach().cpu(), keep)
     for ours, theirs in zip((out.detach(), *qkv.grad), expected, strict=True):

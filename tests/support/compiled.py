@@ -13,34 +13,37 @@ from triton.compiler import ASTSource
 from scperformer.attention import fused
 
 A100 = GPUTarget("cuda", 80, 32)
-OF_FLOAT32 = ("bias", "lse", "total", "delta", "grad_bias")
-KERNELS = (
-    (fused._forward, "sum", {"SPLIT": True, "ALL_REAL": False, "TAIL": 0}),
-    (fused._forward, "read", {"SPLIT": False, "ALL_REAL": True, "TAIL": 16}),
-    (fused._backward_q, "backward_q", {}),
-    (fused._backward_kv, "backward_features", {"TOKENS": False}),
-    (fused._backward_kv, "backward_tokens", {"TOKENS": True}),
+OF_FLOAT32 = ("bias", "lse", "total", "peak", "sink", "sink_bias", "sink_value", "sink_grad", "delta", "grad_bias")
+KERNELS = tuple(
+    (kernel, f"{name}{', sink' * has_sink}", constants | {"SINK": has_sink})
+    for has_sink in (False, True)
+    for kernel, name, constants in (
+        (fused._forward, "sum", {"SPLIT": True, "ALL_REAL": False, "TAIL": 0}),
+        (fused._forward, "read", {"SPLIT": False, "ALL_REAL": True, "TAIL": 16}),
+        (fused._backward_q, "backward_q", {}),
+        (fused._backward_kv, "backward_features", {"TOKENS": False}),
+        (fused._backward_kv, "backward_tokens", {"TOKENS": True}),
+    )
 )
 
 
 def main(dtype: str, width: int) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    for kernel, options, more in KERNELS:
-        constants = fused.launch_options(options, width, name) | more
+    for kernel, label, more in KERNELS:
+        constants = fused.launch_options(label.split(",")[0], width, name) | more
         compiler = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
         first_number = kernel.arg_names.index("q_B")
         types = {arg: f"*{dtype}" if i < first_number else "i32" for i, arg in enumerate(kernel.arg_names)}
         types |= dict.fromkeys((arg for arg in OF_FLOAT32 if arg in types), "*fp32")
         types |= dict.fromkeys(constants, "constexpr")
-        if "square" in types:
-            types["square"] = "fp32"
+        types |= dict.fromkeys((arg for arg in ("square", "half_square") if arg in types), "fp32")
         if more.get("SPLIT") or more.get("TOKENS") is False:  # parts of sums
             types |= dict.fromkeys((arg for arg in ("out", "grad_k", "grad_v") if arg in types), "*fp32")
         signature = {arg: types[arg] for arg in kernel.arg_names}
         places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
         source = ASTSource(fn=kernel, signature=signature, constexprs=places)
         made = triton.compile(source, target=A100, options=compiler)
-        print(options, made.metadata.shared, len(made.asm["cubin"]))
+        print(label, made.metadata.shared, len(made.asm["cubin"]), sep="\t")
 
 
 if __name__ == "__main__":
