@@ -161,6 +161,8 @@ def make_annotation(
     record: dict[str, Any] = describe_run(query, model)
     record |= {"condition": adapted.record, "seconds": seconds, "num_unknown": int(unknown.sum())}
     record |= {"constraints": constraints} if constraints else {}
+    if adapted.precision is not None:
+        record["run"]["precision"] = adapted.precision
     if model.baseline is not None:
         details["baseline_label"] = pd.Categorical.from_codes(calls["baseline"], categories=labels)
         record["baseline"] = {"name": "logistic regression (L2, C=1)"}

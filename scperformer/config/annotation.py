@@ -25,7 +25,8 @@ class AnnotationOptions(ModelOptions):
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the number of tokens decides
     threads: int = option(1, THREADS)  # CPU threads of torch, each with its own batch in memory
     device: str = choice("auto", "cpu", "cuda")  # where the network runs; auto: a GPU that torch can use, else the CPU
-    precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
+    # auto: on a GPU bf16-mixed, else tf32, if it gives 999 of 1,000 cells of the file the labels of 32-true
+    precision: str = choice("auto", "32-true", "tf32", "bf16-mixed")
     # expected false-positive rate of the unknown flag in cells like the reference; 0: off
     unknown_fpr: float = option(0.05, BELOW_ONE)
     # correct labels, confidences and unknown flags for the batch effect of the file; false: no correction; see

@@ -7,11 +7,12 @@ oneDNN computes them in float32 nevertheless, which is checked with a trial prod
 Shape letters: B cells, G genes, V powers of the expression, C labels, D embedding width.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -35,8 +36,11 @@ CPU_BATCH_CELLS = 64  # most cells of such a batch
 CELLS_PER_SUM = 256  # cells predicted at a time by a network without layers
 GPU_BATCH_TOKENS = 2**18  # 12 padded cells of scBERT's length: with fewer, an H100 waits for the next operation
 BYTES_PER_TOKEN = 2**15  # of GPU memory, at scBERT's sizes in float32
+TRIAL_CELLS = 1000  # cells of a file with which `choose_precision` compares labels
+MIN_EQUAL_SHARE = 0.999  # of their labels
 TRIAL_SIZE = 256  # rows and columns of the trial product
 MAX_FLOAT32_ERROR = 1e-5  # largest relative error of a product in float32: usually 1e-6; in bfloat16 it is 4e-3
+log = logging.getLogger(__name__)
 # Probabilities, B x C; embeddings, B x D; and whether the linear branch alone gives another label, B.
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -124,16 +128,47 @@ def computes_in_bfloat16() -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def choose_device(device: str, precision: str = "32-true") -> str:
+@contextmanager
+def _tf32_allowed() -> Iterator[None]:
+    """Let a GPU round the factors of float32 products to 10 bits within a block."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def choose_device(device: str, precision: str = "auto") -> str:
     """Return `cuda` or `cpu`; `auto` is a GPU if there is one. Refuse a missing GPU and an unsuitable precision."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device=cuda without a GPU", "a GPU that torch can use", "choose device=cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and precision != "32-true" and not computes_in_bfloat16():
-        expected = "a GPU, or a CPU with avx512_bf16 or amx_bf16, as others are slower with it"
-        raise InputError(f"precision={precision} on this CPU", expected, "leave precision out")
+    if device == "cpu" and (precision == "tf32" or (precision == "bf16-mixed" and not computes_in_bfloat16())):
+        cpu = ", or a CPU with avx512_bf16 or amx_bf16, as others are slower with it" if precision != "tf32" else ""
+        raise InputError(f"precision={precision} on this CPU", f"a GPU{cpu}", "leave precision out")
     return device
+
+
+def choose_precision(network: CellTypeModel | ImportedNetwork, cells: Cells, batch_size: int, device: str) -> str:
+    """Return the fastest precision that gives nearly all of some cells, evenly spaced, the labels of float32.
+
+    On a CPU, for networks without layers between tokens and for few cells, this is float32 itself.
+    """
+    is_fast = isinstance(network, ImportedNetwork) or network.only_sums or len(cells) <= TRIAL_CELLS
+    if device == "cpu" or is_fast:
+        return "32-true"
+    rows = np.linspace(0, len(cells) - 1, TRIAL_CELLS).astype(np.int64)
+    some = Cells(row_subset(cells.x, rows), cells.tokens, measured=cells.measured)
+    exact = predict_cells(network, some, batch_size, device).proba.argmax(1)
+    for precision in ("bf16-mixed", "tf32"):
+        found = predict_cells(network, some, batch_size, device, precision).proba.argmax(1)
+        num_equal = int((found == exact).sum())
+        log.info("precision %s: %d of %d labels are those of float32", precision, num_equal, len(exact))
+        if num_equal >= MIN_EQUAL_SHARE * len(exact):
+            return precision
+    return "32-true"
 
 
 @contextmanager
@@ -208,6 +243,7 @@ def predict_cells(
 
     with (
         torch_state_kept(threads=1),
+        _tf32_allowed() if precision == "tf32" else nullcontext(),
         predicting(network, device),
         fast_cpu(device, precision),
         seeing_genes_of(network, cells),

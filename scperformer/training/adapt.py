@@ -65,6 +65,7 @@ class Adapted:
     gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before calls; None: none are
     members: list[Member] = field(default_factory=list)  # of a model of several studies
     repeats: Repeats = field(default_factory=Repeats)  # cells of the reference among those of the query
+    precision: str | None = None  # of the network's products, chosen with the first block of cells; None: not yet
 
 
 @dataclass

@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.options import AUTO
 from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.conformal import cell_draws
 from scperformer.model.fusion import fuse
-from scperformer.model.inference import choose_device, predict_cells, torch_state_kept
+from scperformer.model.inference import choose_device, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.novelty import Profile
 from scperformer.model.shift import tempered
 from scperformer.training.adapt import Adapted
@@ -50,12 +52,20 @@ def call_block(
         return _joined_calls(adapted, start, cfg, done)
     query = adapted.query
     model = adapted.model
+
+    def cells_of(x: csr_matrix) -> Cells:
+        return Cells(correct_batch_effect(x, adapted.gene_factors), model.tokens, measured=query.measured)
+
     x = query.block(start)
-    cells = Cells(correct_batch_effect(x, adapted.gene_factors), model.tokens, measured=query.measured)
+    cells = cells_of(x)
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
-        predicted = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
+        if adapted.precision is None and cfg.precision == AUTO:
+            first = cells if start == 0 else cells_of(query.block(0))
+            adapted.precision = choose_precision(model.network, first, cfg.batch_size, device)
+        precision = adapted.precision or cfg.precision
+        predicted = predict_cells(model.network, cells, cfg.batch_size, device, precision, done)
     baseline = np.full(x.shape[0], -1, dtype=np.int32)
     if model.baseline is not None:
         baseline = model.baseline.predict(x).astype(np.int32)

@@ -26,8 +26,16 @@ from scperformer.cli.predict import run as run_predict
 from scperformer.cli.train import run as run_train
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io import rows
+from scperformer.model import inference
 from scperformer.model.batches import Cells
-from scperformer.model.inference import branch_logits, choose_device, predict_cells, torch_state_kept
+from scperformer.model.inference import (
+    Predictions,
+    branch_logits,
+    choose_device,
+    choose_precision,
+    predict_cells,
+    torch_state_kept,
+)
 from scperformer.model.load import load_model
 from scperformer.model.network import CellTypeModel
 
@@ -96,6 +104,31 @@ def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_other_cells(model, ce
     np.testing.assert_array_equal(few, mixed[7:12])
 
 
+@pytest.mark.parametrize(
+    ("num_wrong", "chosen"),
+    [
+        ({"bf16-mixed": 1}, "bf16-mixed"),
+        ({"bf16-mixed": 2, "tf32": 1}, "tf32"),
+        ({"bf16-mixed": 2, "tf32": 2}, "32-true"),
+    ],
+)
+def test_a_gpu_gets_the_fastest_precision_with_the_labels_of_float32(num_wrong, chosen, cells, monkeypatch):
+    tokens = TokensConfig(unexpressed="skip")
+    sizes = {"tokens": tokens, "model": ModelConfig(), "attention": {"name": "favor"}, "head": HeadConfig()}
+    network = CellTypeModel(cells.x.shape[1], 2, **sizes)
+    many = Cells(sparse.vstack([cells.x] * 9, format="csr"), tokens)
+
+    def labels_of(_network, some, _batch_size, _device, precision="32-true"):
+        assert len(some) == 1000
+        label = np.arange(len(some)) < num_wrong.get(precision, 0)
+        return Predictions(np.eye(2)[label.astype(int)], np.empty(0), np.empty(0))
+
+    monkeypatch.setattr(inference, "predict_cells", labels_of)
+    assert choose_precision(network, many, 64, "cuda") == chosen
+    assert choose_precision(network, many, 64, "cpu") == "32-true"
+    assert choose_precision(network, cells, 64, "cuda") == "32-true"  # few cells
+
+
 def test_bfloat16_is_refused_on_a_cpu_without_instructions_for_it(monkeypatch):
     monkeypatch.setattr("scperformer.model.inference.computes_in_bfloat16", lambda: True)
     assert choose_device("cpu", "bf16-mixed") == "cpu"
@@ -103,6 +136,8 @@ def test_bfloat16_is_refused_on_a_cpu_without_instructions_for_it(monkeypatch):
     with pytest.raises(InputError, match=r"precision=bf16-mixed on this CPU; expected a GPU, or a CPU"):
         choose_device("cpu", "bf16-mixed")
     assert choose_device("cpu", "32-true") == "cpu"
+    with pytest.raises(InputError, match="precision=tf32 on this CPU; expected a GPU; leave"):
+        choose_device("cpu", "tf32")
 
 
 ODD = {
