@@ -136,7 +136,7 @@ def test_bfloat16_is_refused_on_a_cpu_without_instructions_for_it(monkeypatch):
     with pytest.raises(InputError, match=r"precision=bf16-mixed on this CPU; expected a GPU, or a CPU"):
         choose_device("cpu", "bf16-mixed")
     assert choose_device("cpu", "32-true") == "cpu"
-    with pytest.raises(InputError, match="precision=tf32 on this CPU; expected a GPU; leave"):
+    with pytest.raises(InputError, match="precision=tf32 on this CPU; expected a GPU: leave"):
         choose_device("cpu", "tf32")
 
 
