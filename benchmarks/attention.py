@@ -181,7 +181,7 @@ def our_layers(options: dict, chunk_tokens: int | None = CHUNK, stored: bool = F
     model = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)
     model = replace(model, chunk_tokens=chunk_tokens, checkpointing=not stored and chunk_tokens is not None)
     torch.manual_seed(0)
-    attention = {"name": "favor", **options}
+    attention = {"name": "favor", "num_features": 266, **options}
     generator = torch.Generator().manual_seed(0)
     return Encoder(LENGTH - 1, TokensConfig(name="scbert", unexpressed="full"), model, attention, generator)
 

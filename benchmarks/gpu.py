@@ -1,19 +1,23 @@
 """Training and prediction on a GPU: cells per second, share of peak speed, memory; compared with performer-pytorch.
 
-    python benchmarks/gpu.py                     # the default, then the presets scbert and base in bf16-mixed
+    python benchmarks/gpu.py                     # everything; `--tables mechanisms` for one table
     python benchmarks/gpu.py --device cpu --tiny # tests the script; the numbers are meaningless
 
-The cells are simulated: each expresses about 1,500 of 16,906 genes. The first table is about 100,000 cells and the
-default model, on the GPU and on one thread of the CPU: the sums over genes that training starts from, its 600 steps of
-128 cells for six copies, and prediction; with the share of labels that both give.
+The cells are simulated: each expresses about 1,500 of 16,906 genes. `default`: 100,000 cells and the default model, on
+the GPU and on one thread of the CPU: the sums over genes that training starts from, its 600 steps of 128 cells for six
+copies, and prediction; with the share of labels that both give.
 
-In the second table, training is measured as in `scperformer train`, including the loading of batches and the
-optimiser, prediction as in `scperformer predict`. The peak is the speed of the fastest bf16 product of two square
-matrices in the same run. torch counts the operations on one cell, with the plain form of attention. The last table
-compares the layers of scBERT's encoder with performer-pytorch's, with the same weights. The error is the norm of the
-difference from the same layers in float64, divided by the norm of the output.
+`presets`: training is measured as in `scperformer train`, including the loading of batches and the optimiser,
+prediction as in `scperformer predict` in each precision, with the share of labels that are those of float32. The peak
+is the speed of the fastest bf16 product of two square matrices in the same run. torch counts the operations on one
+cell, with the plain form of attention.
 
-Every row is a new process. A row that fails, or takes longer than `--timeout` seconds, shows the reason instead.
+`layers` compares the layers of scBERT's encoder with performer-pytorch's, with the same weights. The error is the norm
+of the difference from the same layers in float64, divided by the norm of the output. `mechanisms`: one layer of
+scBERT's sizes with each mechanism, in bf16.
+
+Every table is a new process, except that the CPU computes its row of `default` beside the others. A row that fails
+shows the reason instead.
 """
 
 import argparse
@@ -22,8 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -36,8 +41,12 @@ from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from scperformer.attention.base import Sizes
+from scperformer.attention.encoder import Layer
+from scperformer.attention.registry import make_attention
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
+from scperformer.config.training import ModelConfig
 from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.supervised import train_network
 from scperformer.model.batches import Cells
@@ -47,25 +56,42 @@ from scperformer.training.evidence import Fitted, FittedEncoder, fill_network
 from scperformer.training.fit_performer import scaled_vectors, start_performer, train_readouts
 from scperformer.training.trainer import EPOCHS_TABLE
 
+SCBERT = ["model=scbert", "model.positions=gene"]
+PUBLISHED = ["attention.num_features=266", "attention.epsilon=1e-4", "attention.stabiliser=all_heads"]
 PRESETS = {
-    "scbert": ["model=scbert", "model.positions=gene"],
-    "scbert model.checkpointing=false": ["model=scbert", "model.positions=gene", "model.checkpointing=false"],
+    "scbert, model.checkpointing=false": [*SCBERT, "model.checkpointing=false"],
+    "scbert as published, model.checkpointing=false": [*SCBERT, *PUBLISHED, "model.checkpointing=false"],
     "base": ["model=base", "model.linear=false"],
 }
-NUM_CELLS = dict.fromkeys(PRESETS, 2048) | {"base": 4096}  # a few seconds of work each
+NUM_CELLS = dict.fromkeys(PRESETS, 768) | {"base": 4096}  # a few seconds of work each
 FLOAT32_CELLS = 240  # float32 takes several times as long
-DEFAULT = "model=performer, "
+MECHANISMS: dict[str, dict] = {
+    "favor": {},
+    "favor kernel=relu": {"kernel": "relu"},
+    "favor projection=fastfood": {"projection": "fastfood"},
+    "favor causal=true": {"causal": True},
+    "favor as published": {"num_features": 266, "epsilon": 1e-4, "stabiliser": "all_heads"},
+    **{name: {} for name in ("rbf", "linformer", "window", "evo", "conv", "lsh")},
+    "softmax": {"max_length": LENGTH},
+}
 COPIES = 6  # of the network: that of the model, and those of the folds of the evidence
 THEIRS = "performer-pytorch"
-OURS = "scperformer"
-PRECISIONS = ("float32", "tf32", "bf16")  # tf32: float32, but products may round their factors to 10 bits
+LAYERS = {"scperformer": {}, "scperformer as published": {"epsilon": 1e-4}}
 PRESET_COLUMNS = (
     *("cells a step", "training: cells/s", "share of peak", "GB"),
-    *("prediction: cells/s", "share of peak", "GB", "prediction in float32: cells/s"),
+    *("prediction: cells/s", "share of peak", "GB", "labels of float32", "tf32: cells/s", "labels of float32"),
+    "float32: cells/s",
 )
 DEFAULT_COLUMNS = ("sums: s", "training: s", "cells a second of training", "prediction: cells/s", "same labels")
 DEFAULT_CELLS = 100_000
 LAYER_COLUMNS = ("forward: cells/s", "forward and backward: cells/s", "GB", "error")
+MECHANISM_COLUMNS = ("forward: cells/s", "share of peak", "GB", "forward and backward: cells/s", "share of peak", "GB")
+TABLES = {
+    "default": DEFAULT_COLUMNS,
+    "presets": PRESET_COLUMNS,
+    "layers": LAYER_COLUMNS,
+    "mechanisms": MECHANISM_COLUMNS,
+}
 NUM_LABELS = 11
 EPOCHS = 3  # the first is not measured
 NO_GPU = "error: no GPU; expected one that torch can use: see docs/training.md, or try --device cpu --tiny"
@@ -132,7 +158,6 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     forward, step = flops_of_a_cell(network, cells)
     cfg = with_batch_size(cfg, cells, network, None)
     size = cfg.trainer.batch_size
-    precision = "bf16-mixed" if device == "cuda" else "32-true"
     in_use(device)
     with tempfile.TemporaryDirectory() as folder:
         train_network(network, cells, held_out, cfg, Path(folder))
@@ -140,15 +165,19 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     training = num_cells / seconds
     memory = in_use(device)
 
-    def predicting(cells: Cells, precision: str) -> float:
-        return len(cells) / median_seconds(lambda: predict_cells(network, cells, size, device, precision), device, 3)
-
-    mixed = predicting(cells, precision)
-    in_mixed = in_use(device)
-    exact = predicting(cells.subset(np.arange(min(num_cells, FLOAT32_CELLS))), "32-true")
+    found = {}
+    for precision in ("bf16-mixed", "tf32", "32-true") if device == "cuda" else ("32-true",):
+        some = cells if precision == "bf16-mixed" else cells.subset(np.arange(min(num_cells, FLOAT32_CELLS)))
+        predict = partial(predict_cells, network, some, size, device, precision)
+        speed = len(some) / median_seconds(predict, device, 1)
+        found[precision] = (speed, in_use(device), predict().proba.argmax(1)[:FLOAT32_CELLS])
+    speed, _, exact = found["32-true"]
+    fast_speed, fast_gigabytes, fast = found.get("bf16-mixed", found["32-true"])
+    tf32_speed, _, tf32 = found.get("tf32", found["32-true"])
     return [
         *(str(size), f"{training:,.0f}", f"{training * step / peak:.1%}", f"{memory:.1f}"),
-        *(f"{mixed:,.0f}", f"{mixed * forward / peak:.1%}", f"{in_mixed:.1f}", f"{exact:,.0f}"),
+        *(f"{fast_speed:,.0f}", f"{fast_speed * forward / peak:.1%}", f"{fast_gigabytes:.1f}"),
+        *(f"{(fast == exact).mean():.1%}", f"{tf32_speed:,.0f}", f"{(tf32 == exact).mean():.1%}", f"{speed:,.0f}"),
     ]
 
 
@@ -183,12 +212,11 @@ def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -
     network, run = (
         (performer(), lambda h_BLD, network: network(h_BLD))
         if name == THEIRS
-        else (our_layers({}, chunk_tokens=None), run_ours)
+        else (our_layers(LAYERS[name], chunk_tokens=None), run_ours)
     )
     network = network.to(device)
     h_BLD = torch.randn(*sizes, 200, device=device, generator=torch.Generator(device).manual_seed(1))
     exact_1LD = in_float64(network, run, h_BLD[:1])
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     mixed = torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
     def forward() -> torch.Tensor:
@@ -209,50 +237,93 @@ def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -
     return [*(f"{speed:.1f}" for speed in speeds), f"{in_use(device):.1f}", f"{error:.1e}"]
 
 
+def mechanism_row(name: str, device: str, tiny: bool, num_cells: int, peak: float) -> list[str]:
+    """A row of the table of mechanisms: one layer in bf16; the operations are those of the same layer on a CPU."""
+    length = 65 if tiny else LENGTH
+    model = ModelConfig(dim=200, depth=1, num_heads=10, head_dim=64, dropout=0.0)
+    sizes = Sizes(num_heads=10, head_dim=64, length=length)
+    options = {"name": name.split()[0], **MECHANISMS[name]}
+    layer = Layer(model, make_attention(options, sizes, torch.Generator().manual_seed(0)))
+    h_BLD = torch.randn(num_cells, length, 200, generator=torch.Generator().manual_seed(1))
+    given = (torch.ones(num_cells, length, dtype=torch.bool), torch.arange(length).expand(num_cells, -1))
+    flops = []
+    for count_gradients in (False, True):
+        with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
+            out = layer(h_BLD[:1].clone().requires_grad_(count_gradients), given[0][:1], None)
+            if count_gradients:
+                out.sum().backward()
+        flops.append(counter.get_total_flops())
+    layer.zero_grad(set_to_none=True)
+    layer, h_BLD, *given = (x.to(device) for x in (layer, h_BLD, *given))
+    mixed = torch.autocast(device, dtype=torch.bfloat16)
+
+    def forward() -> None:
+        with torch.no_grad(), mixed:
+            layer(h_BLD, *given)
+
+    def both() -> None:
+        with mixed:
+            out = layer(h_BLD.requires_grad_(), *given)
+        out.float().square().mean().backward()
+
+    row = []
+    for call, count in zip((forward, both), flops, strict=True):
+        in_use(device)
+        speed = num_cells / median_seconds(call, device, 3)
+        row += [f"{speed:,.1f}", f"{speed * count / peak:.1%}", f"{in_use(device):.1f}"]
+    return row
+
+
 def in_float64(network: torch.nn.Module, run: Callable, h_1LD: torch.Tensor) -> torch.Tensor:
     """The output of the same layers in float64 for one cell."""
     with torch.no_grad():
         return run(h_1LD.double(), copy.deepcopy(network).double())
 
 
-def work(arguments: argparse.Namespace) -> None:
-    """Measure one row and print it."""
-    device = arguments.device
-    tiny = arguments.tiny
-    name = arguments.work
-    if name.startswith(DEFAULT):
-        torch.set_num_threads(1)
-        row = default_row(name.removeprefix(DEFAULT), tiny)
-    elif name in PRESETS:
-        row = preset_row(name, device, tiny, arguments.peak)
+def rows_of(table: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """Yield the name of each row of a table, and the function that measures it."""
+    device, tiny, peak = arguments.device, arguments.tiny, arguments.peak
+    if table == "default":
+        yield device, partial(default_row, device, tiny)
+    elif table == "presets":
+        yield from ((name, partial(preset_row, name, device, tiny, peak)) for name in PRESETS)
+    elif table == "mechanisms":
+        for name in MECHANISMS:
+            yield name, partial(mechanism_row, name, device, tiny, 1 if tiny else arguments.cells, peak)
     else:
         sizes = (1, 65) if tiny else (arguments.cells, LENGTH)
-        row = layers_row(*name.split(", "), sizes, device)
-    print(f"| {' | '.join([name, *row])} |")
+        for kind in ("float32", "bf16"):
+            for name in (THEIRS, *LAYERS):
+                yield f"{name}, {kind}", partial(layers_row, name, kind, sizes, device)
 
 
-def row_of(name: str, peak: float, arguments: argparse.Namespace) -> str:
-    """The row measured in a new process, or why there is none."""
+def work(arguments: argparse.Namespace) -> None:
+    """Measure the rows of one table and print them."""
+    if arguments.work == "default":
+        torch.set_num_threads(1)
+    for name, measure in rows_of(arguments.work, arguments):
+        try:
+            row = measure()
+        except (RuntimeError, ValueError) as error:  # such as a GPU without memory
+            row = [f"failed: {str(error).splitlines()[0]}"]
+        print(f"| {' | '.join([name, *row])} |", flush=True)
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def started(table: str, device: str, peak: float, arguments: argparse.Namespace) -> subprocess.Popen:
+    """Start the measurement of a table in a new process."""
     options = ["--tiny"] if arguments.tiny else []
-    options += ["--device", arguments.device, "--cells", str(arguments.cells), "--peak", str(peak), "--work", name]
-    try:
-        ran = subprocess.run(
-            [sys.executable, __file__, *options], capture_output=True, text=True, check=False, timeout=arguments.timeout
-        )
-    except subprocess.TimeoutExpired:
-        return f"| {name} | not done after {arguments.timeout} s |"
-    if ran.returncode == 0:
-        return ran.stdout.splitlines()[-1]
-    print(ran.stderr, file=sys.stderr)
-    return f"| {name} | failed: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else ran.returncode} |"
+    options += ["--device", device, "--cells", str(arguments.cells), "--peak", str(peak), "--work", table]
+    return subprocess.Popen([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes that mean nothing, to try the script")
-    parser.add_argument("--cells", type=int, default=4, help="cells of a batch in the table of layers")
-    parser.add_argument("--timeout", type=float, default=180, help="seconds that a row may take")
+    parser.add_argument("--cells", type=int, default=4, help="cells of a batch in the tables of layers")
+    parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--peak", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -265,18 +336,14 @@ def main() -> int:
         work(arguments)
         return 0
     peak = peak_flops(device, 256 if tiny else 8192, 20)
-    print(f"{machine()}; bf16 product of {peak / 1e12:.3g} TFLOP/s\n", flush=True)
-    devices = dict.fromkeys([device, "cpu"])
-    tables = (
-        ("default", DEFAULT_COLUMNS, [f"{DEFAULT}{each}" for each in devices]),
-        ("preset", PRESET_COLUMNS, list(PRESETS)),
-        ("layers of scBERT", LAYER_COLUMNS, [f"{name}, {kind}" for kind in PRECISIONS for name in (THEIRS, OURS)]),
-    )
-    for first, columns, names in tables:
-        print(f"| {' | '.join([first, *columns])} |\n|{'---|' * (len(columns) + 1)}")
-        for name in names:
-            print(row_of(name, peak, arguments), flush=True)
-        print()
+    print(f"{machine()}; bf16 product of {peak / 1e12:.3g} TFLOP/s", flush=True)
+    beside = started("default", "cpu", peak, arguments) if "default" in arguments.tables and device != "cpu" else None
+    for table in arguments.tables:
+        print(f"\n| {' | '.join([table, *TABLES[table]])} |\n|{'---|' * (len(TABLES[table]) + 1)}", flush=True)
+        for line in started(table, device, peak, arguments).stdout or ():
+            print(line, end="", flush=True)
+    if beside is not None:
+        print(f"\nThe default on the CPU: {beside.communicate()[0]}")
     return 0
 
 

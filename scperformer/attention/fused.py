@@ -29,6 +29,7 @@ LOG_OF_NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
 LN2 = tl.constexpr(math.log(2.0))
 MIN_PROGRAMS = 2048  # programs among which a sum over tokens is split: a few per multiprocessor of the largest GPUs
 MIN_PART_TOKENS = 512  # tokens of such a part
+SUM_TILE = 64  # tokens that `_sums` adds at a time
 
 
 @triton.jit
@@ -54,12 +55,13 @@ def _vector(x, E: tl.constexpr, TILE_E: tl.constexpr):
 
 @triton.jit
 def _absorb(
-    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, peak_NL, values_LE, E: tl.constexpr,
-    ALL_REAL: tl.constexpr, SINK: tl.constexpr, SPLIT: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, E: tl.constexpr, ALL_REAL: tl.constexpr,
+    SINK: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Add a tile of columns to the running maximum, total and sum of a softmax over columns.
 
-    With SINK, also to the largest logits without the bias; with SPLIT, too, to the sums of values.
+    With SINK the maximum is that of the logits without the bias, which is never above 0. A sum that underflows then is
+    nothing beside the sink.
     """
     bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
     real = cols < stop if ALL_REAL else bias_L > -float("inf")
@@ -67,31 +69,29 @@ def _absorb(
     v_LE = _tile(v, cols, v_step, real, E, TILE_E)
     logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION)
     if SINK:
-        # reduced after the last tile: reductions in each tile took as long as the products
-        peak_NL = tl.maximum(peak_NL, tl.where(real[None, :], logits_NL, LOG_OF_NOTHING))
-        if SPLIT and tl.program_id(0) == 0:
-            values_LE += v_LE
-    logits_NL += bias_L[None, :]
-    higher_N = tl.maximum(top_N, tl.max(logits_NL, 1))
+        higher_N = tl.maximum(top_N, tl.max(tl.where(real[None, :], logits_NL, LOG_OF_NOTHING), 1))
+        logits_NL += bias_L[None, :]
+    else:
+        logits_NL += bias_L[None, :]
+        higher_N = tl.maximum(top_N, tl.max(logits_NL, 1))
     weights_NL = tl.exp2(logits_NL - higher_N[:, None])
     shrunk_N = tl.exp2(top_N - higher_N)
     total_N = total_N * shrunk_N + tl.sum(weights_NL, 1)
     mixed_NE = tl.dot(weights_NL.to(v_LE.dtype), v_LE, input_precision=PRECISION)
-    return higher_N, total_N, sum_NE * shrunk_N[:, None] + mixed_NE, peak_NL, values_LE
+    return higher_N, total_N, sum_NE * shrunk_N[:, None] + mixed_NE
 
 
 @triton.jit
 def _forward(
-    q, k, v, bias, out, lse, total, peak, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
+    q, k, v, bias, out, lse, total, sink, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
     out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, ALL_REAL: tl.constexpr,
     SINK: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TAIL: tl.constexpr, TILE_E: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
     """Compute the softmax attention of rows to columns; with SPLIT, of a part of the columns (see `_join`).
 
-    With SINK and SPLIT, `peak` and `sink_value` become the largest logits without the bias and the sums of values. With
-    SINK alone, one more column has the value `sink_value` and the logit `sink_bias` + the largest logit without the
-    bias + |q|^2 times `half_square`, which is stored in `peak`.
+    With SINK and without SPLIT, one more column has the value `sink_value` and the logit `sink_bias` + the largest
+    logit without the bias + |q|^2 times `half_square`, which is stored in `sink`.
     """
     group = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
@@ -105,45 +105,33 @@ def _forward(
     top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    peak_NL = tl.full([TILE_N, TILE_L], LOG_OF_NOTHING, tl.float32)
-    values_LE = tl.zeros([TILE_L, TILE_E], tl.float32)
     first = part * span
     stop = tl.minimum(part * span + span, L)
     whole = stop if TAIL == 0 else first + (stop - first) // TILE_L * TILE_L
     for start in range(first, whole, TILE_L):
         cols = start + tl.arange(0, TILE_L)
-        top_N, total_N, sum_NE, peak_NL, values_LE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, peak_NL, values_LE, E, ALL_REAL, SINK,
-            SPLIT, TILE_E, PRECISION
-        )  # fmt: skip
+        top_N, total_N, sum_NE = _absorb(
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, SINK, TILE_E, PRECISION
+        )
     if TAIL > 0:  # a smaller tile for the few last columns wastes less work
         cols = whole + tl.arange(0, TAIL)
-        tail_NL = tl.full([TILE_N, TAIL], LOG_OF_NOTHING, tl.float32)
-        top_N, total_N, sum_NE, tail_NL, values_LE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, tail_NL, values_LE, E, ALL_REAL, SINK,
-            SPLIT, TILE_E, PRECISION
-        )  # fmt: skip
+        top_N, total_N, sum_NE = _absorb(
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, SINK, TILE_E, PRECISION
+        )
     if SPLIT:
         group += part * tl.num_programs(1)
         _store(out + group * N * E, rows, E, rows < N, sum_NE, E, TILE_E)
         tl.store(lse + group * N + rows, top_N, mask=rows < N)
         tl.store(total + group * N + rows, total_N, mask=rows < N)
-        if SINK:
-            tl.store(peak + group * N + rows, tl.max(peak_NL, 1), mask=rows < N)
-            dims = tl.arange(0, TILE_E)
-            tl.store(sink_value + group * E + dims, tl.sum(values_LE, 0), mask=(dims < E) & (tl.program_id(0) == 0))
     else:
         if SINK:
             wide_NE = q_NE.to(tl.float32)
-            peak_N = tl.max(peak_NL, 1)
-            if TAIL > 0:
-                peak_N = tl.maximum(peak_N, tl.max(tail_NL, 1))
-            sink_N = tl.load(sink_bias + group) + peak_N + tl.sum(wide_NE * wide_NE, 1) * half_square
-            tl.store(peak + group * N + rows, sink_N, mask=rows < N)
-            value_E = _vector(sink_value + group * E, E, TILE_E)
+            sink_N = tl.load(sink_bias + group) + top_N + tl.sum(wide_NE * wide_NE, 1) * half_square
+            tl.store(sink + group * N + rows, sink_N, mask=rows < N)
             higher_N = tl.maximum(top_N, sink_N)
             shrunk_N = tl.exp2(top_N - higher_N)
             weight_N = tl.exp2(sink_N - higher_N)
+            value_E = _vector(sink_value + group * E, E, TILE_E)
             total_N = total_N * shrunk_N + weight_N
             sum_NE = sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
             top_N = higher_N
@@ -261,7 +249,7 @@ def _backward_kv(
         bias_sum_L += tl.sum(slopes_NL, 0)
         if TOKENS:
             k_sum_LE += tl.dot(tl.trans(slopes_NL).to(q_NE.dtype), q_NE, input_precision=PRECISION)
-        elif SINK:
+        elif SINK and tl.program_id(0) == 0:
             weight_N = tl.exp2(tl.load(sink + group * N + rows, mask=rows < stop, other=0.0) - lse_N)
             sink_sum_E += tl.sum(weight_N[:, None] * grad_NE.to(tl.float32), 0)
             sink_delta += tl.sum(weight_N * delta_N, 0)
@@ -298,6 +286,23 @@ def _row_dots(
     if MASKED:
         dots_N = tl.where(tl.load(keep + cell * N + rows, mask=rows < N, other=0) != 0, dots_N, -float("inf"))
     tl.store(out + group * N + rows, dots_N, mask=rows < N)
+
+
+@triton.jit
+def _sums(x, keep, out, x_B, x_H, x_N, H, N, span, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr):
+    """Add up the rows of kept tokens, in parts of `span` tokens."""
+    group = tl.program_id(1).to(tl.int64)
+    cell = group // H
+    head = group % H
+    first = tl.program_id(0) * span
+    sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
+    for start in range(first, tl.minimum(first + span, N), TILE_N):
+        rows = start + tl.arange(0, TILE_N)
+        real = (rows < N) & (tl.load(keep + cell * N + rows, mask=rows < N, other=0) != 0)
+        sum_NE += _tile(x + cell * x_B + head * x_H, rows, x_N, real, E, TILE_E)
+    dims = tl.arange(0, TILE_E)
+    place = (tl.program_id(0) * tl.num_programs(1) + group) * E
+    tl.store(out + place + dims, tl.sum(sum_NE, 0), mask=dims < E)
 
 
 def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -339,6 +344,16 @@ def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | No
     return out_GL
 
 
+def sums_of_tokens(x_BHLE: Tensor, keep_BL: Tensor) -> Tensor:
+    """Return the sums of kept tokens: float32, BH x E."""
+    B, H, L, E = x_BHLE.shape
+    span = 16 * SUM_TILE
+    parts_SGE = torch.empty(triton.cdiv(L, span), B * H, E, dtype=torch.float32, device=x_BHLE.device)
+    sizes = {"E": E, "TILE_N": SUM_TILE, "TILE_E": padded(E)}
+    _sums[parts_SGE.shape[:2]](x_BHLE, keep_BL, parts_SGE, *steps(x_BHLE), H, L, span, **sizes)
+    return parts_SGE.sum(0)
+
+
 def parts_of(num_tokens: int, num_programs: int, tile: int) -> tuple[int, int]:
     """Return into how many parts to split the tokens to keep a GPU busy, and the number of tokens of each part."""
     wanted = min(-(-MIN_PROGRAMS // num_programs), max(1, num_tokens // MIN_PART_TOKENS))
@@ -363,9 +378,8 @@ class _Fused(torch.autograd.Function):
         num_tiles = triton.cdiv(M, options["TILE_N"])
         num_parts, span = parts_of(L, num_tiles * G, options["TILE_L"])
         sums = bias_GL.new_empty(num_parts, G, M, E)
-        tops, totals, peaks = bias_GL.new_empty(3, num_parts, G, M)
-        values = bias_GL.new_empty(num_parts, G, E)
-        given = (directions, k_BHLE, v_BHLE, bias_GL, sums, tops, totals, peaks, tops, values)
+        tops, totals = bias_GL.new_empty(2, num_parts, G, M)
+        given = (directions, k_BHLE, v_BHLE, bias_GL, sums, tops, totals, *(tops,) * 3)
         strides = [*steps(directions, k_BHLE, v_BHLE), 0, 0, 0]
         more = {"SPLIT": True, "ALL_REAL": False, "SINK": has_sink, "TAIL": 0, **options}
         _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, half_square, **more)
@@ -374,26 +388,27 @@ class _Fused(torch.autograd.Function):
         sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
         _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, G, M, num_parts, **sizes)
         del sums, given  # the largest tensors of the forward pass
+        read_bias_GM = log_totals_GM if bias_HM is None else log_totals_GM + 2 * bias_HM.repeat(B, 1)
         sinks = (log_totals_GM, log_totals_GM)
         if has_sink:
-            # epsilon is relative to the largest logit of all keys and features
-            num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
-            largest_BH = peaks.amax(dim=(0, 2)).view(B, H)
+            # epsilon is relative to the largest logit of all keys and features, without the norms of the keys
+            largest_BH = tops.amax(dim=(0, 2)).view(B, H)
             largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if all_heads else largest_BH).reshape(G, 1)
+            num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
             sink_G1 = largest_G1 + torch.log2(epsilon * num_tokens_G1)
+            value_GE = sums_of_tokens(v_BHLE, keep_BL) / num_tokens_G1.clamp_min(1)
             joint_GM = torch.logaddexp2(log_totals_GM, sink_G1)
-            weights_GM1 = torch.exp2(sink_G1 - joint_GM).unsqueeze(-1)
-            value_G1E = (values.sum(0) / num_tokens_G1.clamp_min(1)).unsqueeze(1)
-            means_BHME = torch.lerp(means_BHME.view(G, M, E).float(), value_G1E, weights_GM1).to(v_BHLE.dtype)
-            means_BHME = means_BHME.view(B, H, M, E)
+            weights_GM = torch.exp2(sink_G1 - joint_GM)
+            means_GME = torch.lerp(means_BHME.flatten(0, 1).float(), value_GE.unsqueeze(1), weights_GM.unsqueeze(-1))
+            means_BHME = means_GME.to(v_BHLE.dtype).view(B, H, M, E)
             log_totals_GM = joint_GM
+            read_bias_GM = joint_GM - joint_GM.amax(1, keepdim=True)
             shares_GM = torch.softmax(joint_GM * LN2.value, -1)
             sinks = (
-                torch.logsumexp(joint_GM * LN2.value, -1) / LN2.value + math.log2(epsilon),
-                (shares_GM.unsqueeze(-1) * means_BHME.view(G, M, E)).sum(1),
+                torch.logsumexp(read_bias_GM * LN2.value, -1) / LN2.value + math.log2(epsilon),
+                (shares_GM.unsqueeze(-1) * means_GME).sum(1),
             )
-            ctx.of_keys = (weights_GM1 / num_tokens_G1.clamp_min(1).unsqueeze(-1), shares_GM)
-        read_bias_GM = log_totals_GM if bias_HM is None else log_totals_GM + 2 * bias_HM.repeat(B, 1)
+            ctx.of_keys = (weights_GM / num_tokens_G1.clamp_min(1), shares_GM)
         # queries: their outputs (in memory: cells, tokens, heads) and log-sums
         out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
         lse_GL = bias_GL.new_empty(G, L)
@@ -449,13 +464,13 @@ class _Fused(torch.autograd.Function):
         means_GME = means_BHME.view(G, M, E).float()
         sink_grad_GE = log_totals_GM
         if ctx.has_sink:
-            weights_GM1, shares_GM = ctx.of_keys
+            weights_GM, shares_GM = ctx.of_keys
             value_grad_GE, delta_G1 = parts_SGF.sum(0).split([E, 1], -1)
             logit_grad_G1 = (value_grad_GE * sink_value_GE).sum(-1, keepdim=True) - delta_G1
             ahead_GM = ((means_GME - sink_value_GE.unsqueeze(1)) * value_grad_GE.unsqueeze(1)).sum(-1)
             totals_grad_GM = totals_grad_GM + shares_GM * (ahead_GM + logit_grad_G1)
             means_grad_GME = means_grad_GME + shares_GM.unsqueeze(-1) * value_grad_GE.unsqueeze(1)
-            sink_grad_GE = (weights_GM1 * means_grad_GME).sum(1)
+            sink_grad_GE = (weights_GM.unsqueeze(-1) * means_grad_GME).sum(1)
         # keys and values
         delta_GM = (means_GME * means_grad_GME).sum(-1) - totals_grad_GM
         means_grad_BHME = means_grad_GME.to(v_BHLE.dtype).view(B, H, M, E)

@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from scperformer.attention import fused
 
 A100 = GPUTarget("cuda", 80, 32)
-OF_FLOAT32 = ("bias", "lse", "total", "peak", "sink", "sink_bias", "sink_value", "sink_grad", "delta", "grad_bias")
+OF_FLOAT32 = ("bias", "lse", "total", "sink", "sink_bias", "sink_value", "sink_grad", "delta", "grad_bias")
 KERNELS = tuple(
     (kernel, f"{name}{', sink' * has_sink}", constants | {"SINK": has_sink})
     for has_sink in (False, True)
