@@ -48,7 +48,7 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import ModelConfig
 from scperformer.lab.batch_size import with_batch_size
-from scperformer.lab.supervised import train_network
+from scperformer.lab.supervised import Learner, train_network
 from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
 from scperformer.model.network import CellTypeModel
@@ -125,13 +125,15 @@ def peak_flops(device: str, size: int, rounds: int) -> float:
 
 def flops_of_a_cell(network: CellTypeModel, cells: Cells) -> tuple[int, int]:
     """The number of operations of a forward pass and of a training step for a typical cell; counted, not run."""
+    network = copy.deepcopy(network)
+    for layer in network.encoder.stack:
+        layer.chunk_tokens = None  # a GPU takes all tokens at once
     batch, labels_B = cells.labelled_batch(np.argsort(cells.lengths)[[len(cells) // 2]])
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as forward:
         logits_BC, _ = network(batch)
         loss = torch.nn.functional.cross_entropy(logits_BC, labels_B)
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as backward:
         loss.backward()
-    network.zero_grad(set_to_none=True)
     return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()
 
 
@@ -156,7 +158,7 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     parts = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(num_genes, NUM_LABELS, **parts)
     forward, step = flops_of_a_cell(network, cells)
-    cfg = with_batch_size(cfg, cells, network, None)
+    cfg = with_batch_size(cfg, cells, Learner(network, cells.known_labels, cfg), None)
     size = cfg.trainer.batch_size
     in_use(device)
     with tempfile.TemporaryDirectory() as folder:
