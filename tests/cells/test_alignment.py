@@ -17,7 +17,7 @@ from scperformer.io.gene_names import first_of_each
     [sparse.csr_matrix, sparse.csc_matrix, sparse.csr_array, np.asarray],
     ids=["csr", "csc", "array", "dense"],
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_align_and_sums_equal_a_loop(make, dtype):
     rng = np.random.default_rng(1)
     dense = rng.poisson(0.7, (23, 40)).astype(dtype) * 100  # the sum of two overflows a byte

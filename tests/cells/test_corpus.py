@@ -56,17 +56,6 @@ def test_rare_genes_are_counted_over_all_files():
     assert make_corpus([sample(one), sample(two)], config("data.min_cells=4")).genes == ["A", "B"]
 
 
-def test_cells_with_too_few_genes_to_mask_are_left_out(caplog):
-    caplog.set_level("INFO", logger="scperformer")
-    adata = small(["A", "B", "C"], num_cells=14)
-    x = adata.X.toarray()
-    x[:3, 1:] = 0
-    adata.X = sparse.csr_matrix(x)
-    corpus = make_corpus([sample(adata)], config("data.min_cells=1"))
-    assert corpus.x.shape[0] == 11
-    assert "11 of 14 cells are used" in caplog.text
-
-
 ENSEMBL = [f"ENSG{i:011d}" for i in range(3)]
 REFUSED = {
     "two kinds of id": (
@@ -104,7 +93,7 @@ def test_a_tiny_corpus_is_refused():
         make_corpus([sample(small(["A", "B", "C"], num_cells=4))], config("data.min_cells=1"))
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("fraction", [0.01, 0.5])
 def test_validation_has_its_share_of_every_file(fraction):
     files = np.repeat([0, 1], [40, 60])
     train, val = stratified_split(files, fraction, seed=0, least=0)

@@ -44,13 +44,10 @@ def summary(findings):
     "make",
     [
         lambda x: x,
-        lambda x: x.tocsc(),
-        lambda x: sparse.csr_array(x),
-        lambda x: x.astype(np.int32),
-        lambda x: x.toarray().astype(np.float64),
+        lambda x: sparse.csr_array(x.tocsc()),
         lambda x: x.toarray().astype(np.uint16),
     ],
-    ids=["csr", "csc", "array", "int32", "dense", "uint16"],
+    ids=["csr", "array", "uint16"],
 )
 def test_counts_in_any_storage(counts_adata, make):
     findings = detect_expression(ad.AnnData(make(counts_adata.X)))
@@ -58,8 +55,7 @@ def test_counts_in_any_storage(counts_adata, make):
     assert (findings.num_cells, findings.num_genes, findings.notes) == (120, 200, [])
 
 
-@pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
-@pytest.mark.parametrize("total", [1e4, 1e6, 2345.0])
+@pytest.mark.parametrize(("base", "total"), [(math.e, 1e4), (2.0, 1e6), (10.0, 2345.0)])
 def test_base_and_total_are_recognised_by_constant_sums(counts_adata, base, total):
     candidate = judge("X", logged(counts_adata.X, total, base))
     assert (candidate.kind, candidate.log.base, candidate.log.confirmed) == ("log1p", base, True)
@@ -99,19 +95,6 @@ def test_a_mix_of_logarithms_and_other_values_is_refused(counts_adata, others, t
     assert any("X is not used: a mix" in note for note in findings.notes)
 
 
-def test_corrected_counts_beside_counts_are_not_a_mix(counts_adata):
-    """Tools that remove ambient RNA leave some cells unchanged."""
-    x = counts_adata.X.toarray() * np.where(np.arange(120) % 4, 0.93, 1)[:, None]
-    assert judge("X", x).kind == "linear"
-
-
-def test_continuous_values_in_the_range_of_logarithms_are_not_confirmed():
-    rng = np.random.default_rng(3)
-    findings = detect_expression(ad.AnnData(rng.gamma(1.0, 1.0, (50, 80))))
-    assert summary(findings) == ("X", "log1p", None, math.e)
-    assert any("only because of the range of the values" in note for note in findings.notes)
-
-
 def test_logarithms_too_large_for_the_usual_total_are_refused():
     x = np.log1p(1000 * np.random.default_rng(3).gamma(0.5, 2.0, (50, 80)))
     with pytest.raises(InputError, match="too large"):
@@ -121,26 +104,11 @@ def test_logarithms_too_large_for_the_usual_total_are_refused():
 
 @pytest.mark.parametrize(
     ("total", "num_genes"),
-    [(1e6, None), (1e4, None), (100.0, None), (100.0, 60)],
-    ids=["TPM", "CP10K", "percent", "part"],
+    [(1e6, None), (100.0, 60)],
+    ids=["TPM", "a part of percent"],
 )
 def test_values_without_logarithm_are_linear(counts_adata, total, num_genes):
     assert judge("X", sparse.csr_matrix(per_cell(counts_adata.X, total)[:, :num_genes])).kind == "linear"
-
-
-def test_one_cell_is_judged_by_powers_of_ten_only(counts_adata):
-    assert summary(detect_expression(ad.AnnData(logged(counts_adata.X)[:1]))) == ("X", "log1p", 1e4, math.e)
-    lonely = judge("X", logged(counts_adata.X, total=2345)[:1])
-    assert (lonely.kind, lonely.log.total, lonely.log.base) == ("log1p", None, math.e)
-
-
-def test_the_total_of_logarithms_does_not_depend_on_the_cells(counts_adata):
-    """The total is the median of counts, the default of `scanpy.pp.normalize_total`."""
-    total = float(np.median(np.asarray(counts_adata.X.sum(1))))
-    x = logged(counts_adata.X, total)
-    whole = detect_expression(ad.AnnData(x))
-    parts = [detect_expression(ad.AnnData(x[rows])) for rows in (slice(60), slice(60, None), slice(None, None, 3))]
-    assert {part.total for part in parts} == {whole.total} == {total}
 
 
 def test_invalid_values_are_counted_in_all_cells():
@@ -153,26 +121,15 @@ def test_invalid_values_are_counted_in_all_cells():
     assert judge("X", sparse.csc_matrix(x)).text == "negative values down to -0.5: scaled or centred"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("value", [1e16, 3e38, 1e39, 1.7e308])
-def test_values_too_large_for_expression_are_refused(value, dtype):
-    x = np.ones((20, 7), dtype=np.float64)
+@pytest.mark.parametrize("value", [1e16, 1.7e308])
+def test_values_too_large_for_expression_are_refused(value):
+    x = np.ones((20, 7))
     x[3, 3] = value
-    with np.errstate(over="ignore"):
-        candidate = judge("X", x.astype(dtype))
-    assert candidate.kind == "unusable"
-    assert candidate.text.startswith(("values up to ", "1 NaN or infinite value"))
+    candidate = judge("X", x)
+    assert (candidate.kind, candidate.text[:13]) == ("unusable", "values up to ")
 
 
 # choosing
-
-
-def test_raw_is_used_if_x_is_scaled(pbmc):
-    findings = detect_expression(pbmc)
-    assert summary(findings) == ("raw", "log1p", None, math.e)
-    assert (findings.num_cells, findings.num_genes, findings.id_kind) == (700, 765, "symbol")
-    assert findings.notes[0].startswith("X is not used: negative values")
-    assert "10000 counts per cell are assumed, set input_total=..." in findings.notes[1]
 
 
 def test_counts_are_preferred_in_any_place(counts_adata):
@@ -273,8 +230,6 @@ def by_length(adata):
 
 NOT_AS_THEY_LOOK = {
     "logged twice": (lambda a: undone_zeros(lognormalised(a), np.log1p), "log1p was applied twice"),
-    "TPM logged twice": (lambda a: undone_zeros(tpm(a), np.log1p), "log1p was applied twice"),
-    "square roots of cp10k": (lambda a: undone_zeros(lognormalised(a), lambda x: np.sqrt(np.expm1(x))), "square roots"),
     "square roots of counts": (lambda a: undone_zeros(a, np.sqrt), "square roots"),
     "arcsinh of counts": (lambda a: undone_zeros(a, np.arcsinh), "arcsinh"),
     "one length": (lambda a: by_length(lognormalised(a)), "square roots"),
@@ -294,11 +249,9 @@ def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case):
 SOUND = {
     "ln(1 + cp10k)": lognormalised,
     "log2(1 + CPM)": lambda a: lognormalised(a, 1e6, 2),
-    "log TPM": tpm,
     "TPM": lambda a: undone_zeros(tpm(a), np.expm1),
     "shares of counts": lambda a: scanpy.pp.normalize_total(a, target_sum=1, copy=True),
     "counts without ambient RNA": lambda a: undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x))),
-    "the same, logged": lambda a: lognormalised(undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x)))),
     "some genes": lambda a: lognormalised(a)[:, ::7].copy(),
     "a panel": lambda a: tpm(a[:, np.argsort(-a.X.toarray().var(axis=0))[:60]].copy()),
 }
@@ -308,13 +261,6 @@ SOUND = {
 def test_ordinary_values_are_not_doubted(few_pbmc, case):
     findings = detect_expression(SOUND[case](few_pbmc))
     assert findings.kind == ("linear" if case in ("TPM", "shares of counts", "counts without ambient RNA") else "log1p")
-
-
-def test_doubtful_values_are_used_last(few_pbmc):
-    few_pbmc.layers["counts"] = (few_pbmc.X > 0).astype(np.float32)
-    lognormalised(few_pbmc)
-    few_pbmc.layers["twice"] = few_pbmc.X.log1p()
-    assert summary(detect_expression(few_pbmc)) == ("X", "log1p", 1e4, math.e)
 
 
 def test_empty_cells_are_counted(counts_adata):
@@ -330,9 +276,6 @@ def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
     x, names = stored_expression(pbmc, detect_expression(pbmc))
     assert np.shares_memory(x.matrix.data, pbmc.raw.X.data)
     assert names == list(pbmc.raw.var_names)
-    counts_adata.layers["counts"] = counts_adata.X.copy()
-    x, _ = stored_expression(counts_adata, detect_expression(counts_adata, "layers/counts"))
-    assert np.shares_memory(x.matrix.data, counts_adata.layers["counts"].data)
     counts_adata.var_names = ["SAME", "SAME ", *counts_adata.var_names[2:]]
     assert stored_expression(counts_adata, detect_expression(counts_adata))[1][:2] == ["SAME", "SAME"]
     counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]
@@ -350,7 +293,6 @@ COUNTS_IN_X = ("X", "counts", None, None)
     ("name", "expected", "id_kind"),
     [
         ("pbmc3k", COUNTS_IN_X, "symbol"),
-        ("mixology_lung_celllines", COUNTS_IN_X, "symbol"),
         ("wild/derived_pbmc3k_cellxgene_style_rawcounts_ensembl", ("raw", "counts", None, None), "ensembl"),
         ("wild/derived_pbmc3k_lognormX_layers_counts", ("layers/counts", "counts", None, None), "symbol"),
         ("wild/derived_pbmc3k_scanpy_scaledX_raw_lognorm", ("raw", "log1p", 1e4, math.e), "symbol"),
@@ -360,8 +302,3 @@ COUNTS_IN_X = ("X", "counts", None, None)
 def test_real_files_are_recognised(shared_data, name, expected, id_kind):
     findings = detect_expression(read_cells(shared_data / f"{name}.h5ad"))
     assert (*summary(findings), findings.id_kind) == (*expected, id_kind)
-
-
-def test_a_real_file_with_nan_is_refused(shared_data):
-    with pytest.raises(InputError, match="X: 1 NaN or infinite value"):
-        detect_expression(read_cells(shared_data / "wild" / "derived_pbmc3k_nan_and_empty_cell.h5ad"))

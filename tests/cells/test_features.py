@@ -17,10 +17,8 @@ from scperformer.io.read import open_cells
 
 TYPES = {
     "10x": ("feature_types", "Gene Expression", "Antibody Capture"),
-    "written otherwise": ("Feature_Type", "gene_expression", "CRISPR.Guide.Capture"),
     "CELLxGENE": ("feature_biotype", "gene", "spike-in"),
     "muon": ("modality", "rna", "prot"),
-    "Xenium": ("feature_types", "Gene Expression", "Negative Control Codeword"),
     "peaks alone named": ("feature_types", "", "Peaks"),
 }
 NAMES = {
@@ -81,15 +79,6 @@ def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, wr
             found.append((names, sparse.vstack([align_rows(block, plan) for _, block in rows.blocks()]).toarray()))
     assert found[0][0] == found[1][0]
     np.testing.assert_array_equal(found[0][1], found[1][1])
-
-
-def test_raw_has_its_own_types(cite_pbmc, few_pbmc):
-    cite_pbmc.raw = cite_pbmc.copy()
-    scaled = cite_pbmc[:, :100].copy()
-    scaled.X = scaled.X.toarray() - 1
-    findings = detect_expression(scaled)
-    assert (findings.source, findings.num_genes) == ("raw", few_pbmc.n_vars)
-    assert "non-gene features are left out (4 Antibody Capture)" in findings.notes
 
 
 def logged(adata, total=1e4, base=None) -> ad.AnnData:

@@ -16,17 +16,15 @@ from scperformer.cells.normalisation import normalise, normalise_counts, over_ow
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
 
 
-@pytest.mark.parametrize("target_sum", [1e4, 1e6, 123.0])
+@pytest.mark.parametrize("target_sum", [1e4, 123.0])
 @pytest.mark.parametrize(
     "make",
     [
         lambda x: x,
-        lambda x: x.tocsc(),
-        lambda x: x.astype(np.int32),
-        lambda x: x.toarray(),
+        lambda x: x.astype(np.int32).tocsc(),
         lambda x: x.toarray() * 0.37,
     ],
-    ids=["csr", "csc", "int32", "dense", "linear"],
+    ids=["csr", "int32 csc", "dense linear"],
 )
 def test_counts_are_normalised_by_the_plain_formula(counts_adata, make, target_sum):
     counts = counts_adata.X.tolil()
@@ -79,14 +77,6 @@ def test_normalised_values_stay_as_they_are_bit_for_bit(counts_adata, pbmc):
     x = sparse.csr_matrix(plain(counts_adata.X), dtype=np.float32)
     np.testing.assert_array_equal(normalise(x, findings_of(x), 1e4).toarray(), x.toarray())
     np.testing.assert_array_equal(normalise(pbmc.raw.X, detect_expression(pbmc), 1e4).toarray(), pbmc.raw.X.toarray())
-
-
-def test_an_unknown_total_is_assumed_to_be_ten_thousand(pbmc):
-    expected = np.log1p(np.expm1(pbmc.raw.X.toarray().astype(np.float64)) * 100)
-    np.testing.assert_allclose(normalise(pbmc.raw.X, detect_expression(pbmc), 1e6).toarray(), expected, rtol=1e-6)
-    given = normalise(pbmc.raw.X, detect_expression(pbmc, input_total=1e5), 1e4).toarray()
-    expected = np.log1p(np.expm1(pbmc.raw.X.toarray().astype(np.float64)) / 10)
-    np.testing.assert_allclose(given, expected, rtol=1e-6)
 
 
 def test_without_a_total_counts_keep_their_depth(counts_adata):

@@ -118,11 +118,3 @@ def test_the_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     assert list(result.obs_names) == list(counts_adata.obs_names)
     np.testing.assert_allclose(result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE)
     assert result.uns[PREPARED_KEY]["genes_absent"] == 1
-
-
-def test_the_step_leaves_no_file_behind_on_bad_input(counts_adata, write, tmp_path):
-    counts_adata.X = counts_adata.X.toarray() - 1
-    path = write(counts_adata)
-    with pytest.raises(InputError, match="negative values"):
-        run_preprocess(PreprocessConfig(inputs=[str(path)]))
-    assert [file.name for file in tmp_path.iterdir()] == ["sample.h5ad"]

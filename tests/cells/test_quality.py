@@ -64,10 +64,9 @@ def naive(x: np.ndarray) -> dict:
     }
 
 
-@pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csc_matrix, np.asarray], ids=["csr", "csc", "dense"])
-@pytest.mark.parametrize("block_values", [1 << 22, 1000], ids=["one block", "blocks"])
-def test_quality_equals_a_naive_loop(cells, make, block_values, monkeypatch):
-    monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", block_values)
+@pytest.mark.parametrize("make", [sparse.csr_matrix, np.asarray], ids=["sparse", "dense"])
+def test_quality_equals_a_naive_loop(cells, make, monkeypatch):
+    monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", 1000)
     x = cells.X.toarray()
     expected = naive(x)
     assert 0 < expected["num_high_mitochondrial"] < 88
@@ -93,19 +92,14 @@ def test_cells_are_measured_as_by_scanpy(pbmc3k):
     np.testing.assert_allclose(100 * found["mitochondrial"], expected["pct_counts_mt"], rtol=1e-6)  # of float32
 
 
-@pytest.mark.parametrize("base", [math.e, 2.0])
-def test_shares_of_logarithms_equal_those_of_counts(cells, base):
+def test_shares_of_logarithms_equal_those_of_counts(cells):
+    base = 2.0
     x = cells.X.toarray()
     x = np.log1p(x * (1e4 / np.maximum(x.sum(axis=1, keepdims=True), 1))) / math.log(base)
     logged = ad.AnnData(sparse.csr_matrix(x), var=cells.var)
     assert detect_expression(logged).log_base == base
     changed = {"median_counts": None, "doublet_note": "not counted: Scrublet needs raw counts"}
     assert measured(logged) == naive(cells.X.toarray()) | changed
-
-
-def test_empty_cells(cells):
-    found = measure_quality(Rows(cells.X * 0), cells.var, detect_expression(cells))
-    assert (found["num_empty"], found["num_few_genes"], found["median_mitochondrial"]) == (90, 90, None)
 
 
 def test_technical_genes_by_name_or_id():
@@ -196,21 +190,3 @@ def test_sums_of_two_types_are_counted_as_doublets():
     scores, threshold, _ = doublet_scores(five_types(30))
     assert (scores > threshold).sum() == some
     assert (scores[:30] > threshold).mean() > 0.7 > 0.02 > (scores[30:] > threshold).mean()
-
-
-def test_the_reason_is_given_if_scrublet_cannot_work():
-    rng = np.random.default_rng(0)
-    few = Rows(sparse.csr_matrix(rng.poisson(1.0, (60, 50)).astype(float)))
-    assert doublet_scores(few)[2] == "not counted: 60 cells express 50 genes, which is too few"
-    found, _, note = doublet_scores(Rows(sparse.csr_matrix(np.ones((120, 200)))))
-    assert found is None
-    assert note.startswith(("Scrublet failed", "Scrublet found no threshold"))
-
-
-@pytest.mark.parametrize(("num", "can"), [(99, False), (100, True), (20_000, True), (20_001, False)])
-def test_when_doublets_can_be_counted(num, can, cells):
-    findings = detect_expression(cells)
-    findings.num_cells = num
-    assert why_no_doublets(findings) == ("" if can else "not counted: Scrublet needs 100 to 20,000 cells")
-    findings.kind = "log1p"
-    assert why_no_doublets(findings) == "not counted: Scrublet needs raw counts"

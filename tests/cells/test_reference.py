@@ -4,7 +4,6 @@ import anndata as ad
 import numpy as np
 import pytest
 
-from scperformer.base.errors import InputError
 from scperformer.cells import reference
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference, read_unlabelled
@@ -59,12 +58,6 @@ def test_large_references_load_a_sample_that_contains_every_label(counts_adata, 
     assert found.counts.tolist() == [100, 18, 2]
     assert "Linear fits are on a sample of 21 of these" in " ".join(found.notes)
     assert "Linear fits are on a sample" in caplog.text
-
-
-def test_a_missing_label_column_is_refused_with_the_existing_columns(counts_adata, write):
-    cfg = config("train", "label_key=celltype", "data.in_memory=false")
-    with pytest.raises(InputError, match=r"no column 'celltype' in obs of .*; expected cell_type \(3 values\)"):
-        make_reference([write(counts_adata)], cfg)
 
 
 def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_path):

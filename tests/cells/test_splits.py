@@ -30,27 +30,14 @@ def config(path, *overrides):
 LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3], [600, 35, 5, 2]))
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
-def test_split_has_every_label_on_both_sides_without_overlap(fraction):
-    train, val = stratified_split(LABELS, fraction, seed=0)
-    assert sorted([*train, *val]) == list(range(len(LABELS)))
-    assert set(LABELS[train]) == set(LABELS[val]) == {0, 1, 2, 3}
-
-
 @pytest.mark.parametrize(
     ("fraction", "expected"), [(0.1, [60, 4, 1, 1]), (0.2, [120, 7, 1, 1]), (0.99, [594, 34, 4, 1])]
 )
 def test_split_takes_the_share_of_each_label(fraction, expected):
     # 0.1 x 35 = 3.5 is rounded to even; at least one cell, never all
-    _, val = stratified_split(LABELS, fraction, seed=0)
+    train, val = stratified_split(LABELS, fraction, seed=0)
+    assert sorted([*train, *val]) == list(range(len(LABELS)))
     assert np.bincount(LABELS[val]).tolist() == expected
-
-
-def test_a_label_of_one_cell_is_in_training():
-    labels = np.array([0, 1, 1, 1, 2, 2, 3])
-    train, val = stratified_split(labels, 0.5, seed=0)
-    assert set(labels[train]) == {0, 1, 2, 3}
-    assert set(labels[val]) == {1, 2}
 
 
 def test_labels_without_validation_cells_are_named(caplog):
@@ -94,15 +81,6 @@ def test_a_group_that_alone_has_a_label_stays_in_training(seed):
     chosen = group_split(GROUPS, labels, 0.5, seed)
     assert set(labels[~np.isin(GROUPS, chosen)]) == {0, 1, 2, 3, 4, 5}
     assert 3 not in chosen
-
-
-def test_the_only_group_that_can_be_held_out_is_found_however_large():
-    groups = np.repeat([0, 1, 2], [80, 10, 10])
-    labels = np.where(groups == 1, 1, np.where(groups == 2, 2, np.arange(100) % 2 + 1))
-    labels[90:] = 0  # group 2 has only label 0; group 0 has labels 1 and 2, and is the only group with 2
-    assert group_split(groups, labels, 0.1, 0).tolist() == [1]
-    labels[80:90] = 3  # now group 1 is the only group with a label, too
-    assert group_split(groups, labels, 0.1, 0) is None
 
 
 def test_groups_that_cannot_be_split_are_refused():

@@ -169,12 +169,6 @@ def test_notes_name_the_column_and_the_number_of_genes():
     assert map_genes([name.lower() for name in many], many).notes == ["1,203 names were matched in upper case"]
 
 
-def test_missing_values_in_a_column_are_not_names():
-    var = pd.DataFrame({"gene_symbols": pd.Categorical(["CD3D", None, "nan"])})
-    assert map_genes(["1", "2", "3"], ["CD3D", "GAPDH"], var).target.tolist() == [0, -1, -1]
-    assert map_genes(["1", "2", "3"], [IDS["CD3D"], IDS["GAPDH"]], var).target.tolist() == [0, -1, -1]
-
-
 # Species
 
 

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 import scanpy
 from anndata.tests.helpers import assert_equal
-from support.inputs import nullable, write_loom, write_nullable
+from support.inputs import nullable, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
 
 from scperformer.base.errors import InputError
-from scperformer.io.h5ad import nullable_strings_allowed, open_stored, write_h5ad
-from scperformer.io.read import read_cells, require_h5ad
+from scperformer.io.h5ad import open_stored, write_h5ad
+from scperformer.io.read import read_cells
 
 OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
 
@@ -88,12 +88,6 @@ def test_damaged_content_is_an_error(counts_adata, tmp_path, damage):
         read_cells(path)
 
 
-def test_only_h5ad_files_pass_require_h5ad(cells, tmp_path):
-    require_h5ad(write_h5ad_file(cells, tmp_path))
-    with pytest.raises(InputError, match=r"run.loom is of the kind 'loom'; expected an h5ad file: read it with scanpy"):
-        require_h5ad(write_loom(cells, tmp_path))
-
-
 def test_write_h5ad_round_trip(rich, tmp_path):
     path = tmp_path / "new" / "folder" / "out.h5ad"
     write_h5ad(rich, path)
@@ -109,14 +103,6 @@ def test_a_column_that_cannot_be_written_is_named(counts_adata, tmp_path):
     ):
         write_h5ad(counts_adata, tmp_path / "out.h5ad")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_setting_about_nullable_strings_is_reset():
-    for before in (False, True):
-        with ad.settings.override(allow_write_nullable_strings=before):
-            with nullable_strings_allowed(), nullable_strings_allowed():
-                assert ad.settings.allow_write_nullable_strings
-            assert ad.settings.allow_write_nullable_strings is before
 
 
 @pytest.mark.parametrize("kind", ["h5ad", "zarr"])

@@ -4,7 +4,6 @@ import os
 import pickle
 import sys
 import tracemalloc
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from support.hostile_pickles import CANARY, HOSTILE
 from scperformer.base import child
 from scperformer.base.errors import InputError
 from scperformer.importing.folders import import_model
-from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, stand_in
+from scperformer.io.pickles import NUMPY, Made, array_of, plain, read_pickle, stand_in
 
 HARMFUL = ("os.", "subprocess.", "exec", "import", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
 READING = ("os.fork", "os.listdir", "os.scandir")  # of our own code
@@ -109,11 +108,6 @@ def test_scalars_and_lists_of_pandas(protocol, tmp_path):
     assert array_of(found, "genes").tolist() == ["CD3D", "MS4A1"]
 
 
-def test_items_of_an_ordered_mapping_are_kept(tmp_path):
-    found = read_pickle(written(tmp_path, pickle.dumps(OrderedDict(weight=b"x", number=3))), ANY)
-    assert (found.maker, found.items) == ("collections.OrderedDict", {"weight": b"x", "number": 3})
-
-
 def changed_state(array: np.ndarray, **parts) -> Made:
     """Return what a pickle says about an array, with other parts of its state."""
     made = stand_in("numpy._core.multiarray._reconstruct", NUMPY)()
@@ -131,20 +125,13 @@ def test_an_array_from_parts():
 @pytest.mark.parametrize(
     "parts",
     [
-        *({"shape": shape} for shape in ((2, 4), (-2, -4), (2.0, 3), [2, 3], (1,) * 65, (2**62, 2**62), None)),
-        *({"data": data} for data in (b"", None, "\u0100" * 48, 2**40)),
-        *({"code": code} for code in ("O8", "V8", "f7", "M8", "f0", "U999999", "f8,f8", 8, None)),
-        *({"order": order} for order in ("x", None, 3)),
+        *({"shape": shape} for shape in ((2, 4), (2.0, 3), (1,) * 65, (2**62, 2**62), None)),
+        *({"data": data} for data in (None, "\u0100" * 48)),
+        *({"code": code} for code in ("O8", "V8", "f7", "U999999", "f8,f8", None)),
+        {"order": "x"},
     ],
     ids=str,
 )
 def test_arrays_whose_parts_do_not_fit(parts):
     with pytest.raises(ValueError, match="it that are no array of numbers or text"):
         array_of(changed_state(np.arange(6.0).reshape(2, 3), **parts), "it")
-
-
-def test_what_looks_like_a_pickle(tmp_path):
-    for protocol in range(2, 6):
-        assert looks_like_pickle(written(tmp_path, pickle.dumps({"a": [1]}, protocol)))
-    for content in (b"", b"PK\x03\x04", b"\x89HDF", b"gene\tmean\n", b"(text)"):
-        assert not looks_like_pickle(written(tmp_path, content))

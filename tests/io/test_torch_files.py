@@ -1,8 +1,6 @@
 """Files that torch has saved are read bit for bit, and nothing in them is executed."""
 
-import io
 import os
-import pickle
 import zipfile
 from collections import OrderedDict
 
@@ -96,24 +94,19 @@ def leaf_of(levels: int, last: bytes = b"}") -> bytes:
 KEY = b"X\x09\x00\x00\x00attr_dict"
 ENDLESS = {
     "in itself": b"\x80\x02}q\x00" + KEY + b"h\x00s.",
-    "5,000 levels": b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 5000 + b"}" + b"s" * 5000 + b".",
     "200,000 levels": b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 200_000 + b"}" + b"s" * 200_000 + b".",
     "32 levels that share one another": leaf_of(32) + b".",
-    "32 shared levels in an attribute": leaf_of(32) + b"0}" + KEY + b"h\x20s.",
     "weights that share one another": leaf_of(32) + b"0}X\x10\x00\x00\x00model_state_dicth\x20s.",
 }
 
 
-@pytest.mark.parametrize("as_folder", [False, True], ids=["file", "folder"])
 @pytest.mark.parametrize("case", ENDLESS)
-def test_mappings_without_end_are_refused_in_one_line(case, as_folder, tmp_path):
-    place = tmp_path / "model" if as_folder else tmp_path
-    place.mkdir(exist_ok=True)
-    with zipfile.ZipFile(place / "model.pt", "w") as archive:
+def test_mappings_without_end_are_refused_in_one_line(case, tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
         archive.writestr("archive/data.pkl", ENDLESS[case])
         archive.writestr("archive/version", "3")
     with pytest.raises(InputError) as refused:
-        import_model(place if as_folder else place / "model.pt", tmp_path / "library")
+        import_model(tmp_path / "model.pt", tmp_path / "library")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "library").exists()
 
@@ -123,11 +116,3 @@ def test_a_tensor_that_is_larger_than_all_memory(tmp_path):
     torch.save({"model_state_dict": {"x": torch.zeros(1).expand(10**12)}}, tmp_path / "model.pt")
     with pytest.raises(InputError, match=r"damaged content|other weights"):
         import_model(tmp_path / "model.pt", tmp_path / "library")
-
-
-def test_other_files_are_not_torchs(tmp_path):
-    contents = [b"", b"PK", b"text", pickle.dumps([1]), io.BytesIO().getvalue()]
-    for number, content in enumerate(contents):
-        (tmp_path / str(number)).write_bytes(content)
-        assert not is_torch_file(tmp_path / str(number))
-    assert not is_torch_file(tmp_path)

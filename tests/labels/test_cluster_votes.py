@@ -26,14 +26,6 @@ def test_labels_of_clusters_equal_a_loop_over_the_votes(num_voters):
     assert cluster_labels(clusters, best, confidence, voters, 5).tolist() == expected
 
 
-def test_one_confident_cell_can_outweigh_several():
-    clusters = np.zeros(3, dtype=int)
-    best = np.array([0, 0, 1])
-    everyone = np.arange(3)
-    assert cluster_labels(clusters, best, np.array([0.4, 0.4, 0.9]), everyone, 2).tolist() == [1, 1, 1]
-    assert cluster_labels(clusters, best, np.ones(3), everyone, 2).tolist() == [0, 0, 0]
-
-
 @pytest.mark.slow
 def test_small_clusters_do_not_mix_groups_and_are_reproducible():
     rng = np.random.default_rng(0)

@@ -18,21 +18,14 @@ def changed(own: list[str], other: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        (["B", "NK"], {}),
         (["CD19+ B"], {"B": "CD19+ B"}),  # other names of the same
         (["CD4 T", "CD8 T"], {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}),
-        (["T_CD4"], {"Naive CD4 T": "T_CD4", "Memory CD4 T": "T_CD4"}),
         (["naive B"], {"naive B": "B"}),  # a type of a label of the model
         (["monocyte", "CD14+ Mono"], {"CD14+ Mono": "monocyte", "FCGR3A+ Mono": "monocyte"}),
         (["Treg"], {}),  # a relative of labels of the model, but none is a type of the other
         (["T cell", "CD4 T"], dict.fromkeys(("Naive CD4 T", "Memory CD4 T", "CD8 T", "CD4 T"), "T cell")),
         (["no such type"], {}),
-        (["CD8 T cell"], {"CD8 T": "CD8 T cell"}),
         (["CD8-positive, alpha-beta T cells"], {"CD8 T": "CD8-positive, alpha-beta T cells"}),
-        (
-            ["naive CD4+ T cell", "memory CD4+ T cell"],
-            {"Naive CD4 T": "naive CD4+ T cell", "Memory CD4 T": "memory CD4+ T cell"},
-        ),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else "",
 )

@@ -191,14 +191,6 @@ def test_two_labels_with_the_same_id_are_joined_by_its_term(obo):
     assert named.parents == {"a": "T cell (CL:0000084)", "b": "T cell (CL:0000084)"}
 
 
-def test_the_most_general_terms_join_nothing(tmp_path):
-    path = tmp_path / "o.obo"
-    terms = {"CL:0000000": "cell", "CL:0000255": "eukaryotic cell", "X:1": "a", "X:2": "b"}
-    stanzas = [f"[Term]\nid: {term}\nname: {name}\n" for term, name in terms.items()]
-    path.write_text("".join(text + "is_a: CL:0000255\n" * ("X:" in text) for text in stanzas))
-    assert joined_by_terms(["a", "b", "c"], ["X:1", "X:2", "unknown"], read_obo(path)) is None
-
-
 def test_terms_that_overlap_smaller_groups_are_left_out(tmp_path):
     """x joins a, b; y joins b, c; w joins a, b, c: x and w are nested, y is not."""
     path = tmp_path / "o.obo"

@@ -58,7 +58,7 @@ def test_sums_equal_a_recursion_and_never_exceed_those_of_the_parent(tree, proba
     np.testing.assert_array_equal(tree.sums(proba[7:9]), sums[7:9])  # independent of the other cells
 
 
-@pytest.mark.parametrize("least", [0.0, 0.3, 0.6, 0.95, 1.0])
+@pytest.mark.parametrize("least", [0.0, 0.6, 1.0])
 def test_calls_equal_those_of_a_naive_implementation(tree, proba, least):
     called, confidence = tree.call(proba, proba.argmax(axis=1), least)
     calls = [None if node < 0 else tree.nodes[node] for node in called]
@@ -68,11 +68,6 @@ def test_calls_equal_those_of_a_naive_implementation(tree, proba, least):
         assert calls == [LABELS[best] for best in proba.argmax(axis=1)]
     else:
         assert len(set(calls)) > 6
-
-
-def test_no_node_reaches_a_high_confidence(tree):
-    called, confidence = tree.call(np.full((2, 6), 1 / 6, dtype=np.float32), np.zeros(2, dtype=int), 0.9)
-    assert (called.tolist(), confidence.tolist()) == ([-1, -1], [0, 0])
 
 
 @pytest.mark.parametrize(
@@ -88,12 +83,6 @@ def test_no_node_reaches_a_high_confidence(tree):
 def test_parents_that_are_not_a_tree_are_refused(pairs, match):
     with pytest.raises(ValueError, match=match):
         tree_of_pairs(pairs, LABELS)
-
-
-def test_repeated_rows_and_labels_at_the_top_are_fine():
-    tree = tree_of_pairs([("B", "x"), ("B", "x"), ("T", "x")], LABELS)
-    assert tree.parents == {"B": "x", "T": "x"}
-    assert tree.path("DC") == ["DC"]
 
 
 def test_columns_from_coarse_to_fine_make_pairs():
