@@ -113,12 +113,13 @@ def read_arguments(
     if "model" not in names and (model := arguments.get("model")) is not None:  # else it is a preset
         given["model_path"] = model if isinstance(model, str | os.PathLike) else model.path
     given = {name: value for name, value in given.items() if value is not None and not isinstance(value, AnnData)}
+    given |= options or {}
     if isinstance(mechanism := given.get("attention"), type):
         from scperformer.attention.registry import register_attention  # imports torch
 
         given["attention"] = register_attention(mechanism).__name__.lower()
     inputs = ["AnnData" if isinstance(one, AnnData) else os.fspath(one) for one in cells]
-    return config_from(step, {"inputs": inputs} | given | dict(options or {})), cells
+    return config_from(step, {"inputs": inputs} | given), cells
 
 
 def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[File | AnnData]:
