@@ -140,10 +140,10 @@ class Favor(Additive):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        # null: head_dim * ln(head_dim), as Performer (256 for 64); 16 with `model.queries=cell`
+        # null: head_dim * ln(head_dim), as Performer (256 for 64); 16 with model=performer
         num_features: int | None = option(None, ONE_OR_MORE)
         # W: orthogonal in blocks, independent (gaussian), structured (fastfood), none at all (identity), or the centres
-        # of clusters of the keys (kmeans); null: orthogonal, or kmeans with `model.queries=cell`
+        # of clusters of the keys (kmeans); null: orthogonal, or kmeans with model=performer
         projection: str | None = option(None, PROJECTIONS)
         # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
         kernel: str = choice(*LOGARITHMIC, *FUNCTIONS)

@@ -25,19 +25,8 @@ NO_MEMORY = 3  # exit status of the child; a negative one is the number of the s
 def run_in_child(work: Callable[[], None], size: int, library: str, memory: int = 0) -> bool:
     """Do work on a file in a child process; return whether it was done: False if it failed or there is no process.
 
-    Parameters
-    ----------
-    size
-        Bytes of the file: CPU time is given in proportion.
-    library
-        The library that reads the file, for messages.
-    memory
-        Bytes that it may take beyond `EXTRA_MEMORY`.
-
-    Raises
-    ------
-    ValueError
-        The work takes too much memory or time, or crashes; the text says which.
+    CPU time is in proportion to `size`, the bytes of the file. `library` reads it, for messages, and may take `memory`
+    bytes beyond `EXTRA_MEMORY`. A ValueError says that the work takes too much memory or time, or crashes.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about threads; see the top of this file

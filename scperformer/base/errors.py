@@ -16,18 +16,9 @@ def one_line(text: str) -> str:
 
 
 class InputError(ValueError):
-    """Input that cannot be used.
+    """Input that cannot be used: what was found, and where; what would have been accepted; what the user can do.
 
-    Parameters
-    ----------
-    found
-        The value that was found, and where.
-    expected
-        What would have been accepted.
-    remedy
-        What the user can do.
-    fixes
-        Options of the same command, such as `species=mouse`; each of them alone would fix the error.
+    `fixes` are options of the same command, such as `species=mouse`; each of them alone would fix the error.
     """
 
     def __init__(self, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):

@@ -214,7 +214,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def _sync(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk.
 
-    Content is synced before it is renamed: otherwise a power failure could leave an empty file under the new name.
+    Else a power failure could leave an empty file under the new name.
     """
     try:
         file = os.open(path, os.O_RDONLY)

@@ -35,18 +35,8 @@ class _Log:
 def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tqdm]:
     """Show the progress of a block: a bar on a terminal, log lines elsewhere; nothing if the log is off.
 
-    Parameters
-    ----------
-    text
-        What the block does, or the name of its file.
-    total
-        Number of steps, which `update` counts. None: unknown; then a log has one line, if the block lasts.
-    unit
-        What the steps are, such as "cells".
-
-    Yields
-    ------
-    The bar: the block calls its `update`, and may call its `set_description_str`.
+    `text` is what the block does, or the name of its file. `total` is the number of steps, which `update` of the
+    yielded bar counts in `unit`s; None: unknown, and then a log has one line, if the block lasts.
     """
     # The level is ERROR in all but the first process of a distributed training.
     style: dict[str, Any] = {"disable": log.getEffectiveLevel() >= logging.ERROR}

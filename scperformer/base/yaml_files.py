@@ -55,14 +55,9 @@ _Loader.add_implicit_resolver(
 def read_yaml_file(path: str | Path) -> Any:
     """Return the content of a YAML file: plain values, lists and mappings.
 
-    Raises
-    ------
-    OSError
-        The file cannot be opened or read.
-    ValueError
-        It is no file, has more than `MAX_BYTES`, or is not YAML in UTF-8 or nested too deeply; it has an alias, as a
-        few lines of them can stand for gigabytes; or it repeats a key, of which the last would count. Depth, aliases
-        and keys are checked before any value is made.
+    A ValueError says that it is no file, has more than `MAX_BYTES`, or is not YAML in UTF-8 or nested too deeply; that
+    it has an alias, as a few lines of them can stand for gigabytes; or that it repeats a key, of which the last would
+    count. Depth, aliases and keys are checked before any value is made.
     """
     if kind := special_kind(path):
         raise ValueError(kind)

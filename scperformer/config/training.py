@@ -12,7 +12,6 @@ from scperformer.config.options import (
     ONE_OR_MORE,
     ONTOLOGY,
     SEED,
-    SHARE,
     THREADS,
     ZERO_OR_MORE,
     ExpressionOptions,
@@ -28,9 +27,8 @@ from scperformer.config.options import (
 class DataConfig(Options):
     """Which cells and genes of a reference are kept, how it is normalised and split."""
 
-    target_sum: float = fixed(
-        option(1e4, ABOVE_ZERO)
-    )  # counts per cell after normalisation (scanpy.pp.normalize_total)
+    # counts per cell after normalisation (scanpy.pp.normalize_total)
+    target_sum: float = fixed(option(1e4, ABOVE_ZERO))
     # reference cells that express fewer genes are dropped (scanpy.pp.filter_cells)
     min_genes: int = option(50, ZERO_OR_MORE)
     # genes that fewer reference cells express are dropped (scanpy.pp.filter_genes)
@@ -90,19 +88,14 @@ class ModelConfig(Options):
     dim: int = option(32, ONE_OR_MORE)  # width of the tokens
     # number of layers; 0: only with `model.positions=coexpression`
     depth: int = option(1, (lambda num: 0 <= num <= 1000, "0 to 1000"))
-    # which vectors query the genes; tokens: one of each expressed gene; cell: the vector of the cell alone, much
-    # faster (with `model.positions=coexpression`, as in model=performer)
-    queries: str = choice("tokens", "cell")
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
-    # width of a head; null: `model.dim` / `model.num_heads`; with `model.queries=cell` it is `model.dim`
+    # width of a head; null: `model.dim` / `model.num_heads`; with `model.positions=coexpression` it is `model.dim`
     head_dim: int | None = option(16, ONE_OR_MORE)
-    # with `model.queries=cell`: a feed-forward network after what is read; other layers always have one
-    feedforward: bool = fixed(True)
-    norm: str = fixed(
-        choice("pre", "post")
-    )  # layer norm before attention and feed-forward, or after their residual sums
+    # layer norm before attention and feed-forward, or after their residual sums
+    norm: str = fixed(choice("pre", "post"))
     # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
-    # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
+    # from the singular value decomposition of the reference, and the genes are read by the vector of the cell alone, as
+    # in model=performer (with `head=weighted`)
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
     # a text file of genes with `model.dim` numbers each, as of gene2vec; missing genes get 0
     gene2vec_path: str | None = None
@@ -115,16 +108,12 @@ class ModelConfig(Options):
     gene_dropout: float = option(0.6, BELOW_ONE)
     linear: bool = True  # the linear branch, on normalised expression, beside the encoder
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
-    linear_powers: list[float] = fixed(
-        option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "numbers above 0"))
-    )
+    linear_powers: list[float] = fixed(option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "above 0")))
     encoder: bool = True  # the encoder; false: the linear branch only
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        by_cell = self.queries == "cell"
-        fits = not by_cell or self.positions == "coexpression"
-        require(fits, "model.queries", self.queries, "tokens, or model.positions=coexpression")
+        by_cell = self.positions == "coexpression"
         if by_cell:
             self.head_dim = self.dim
         if self.head_dim is None:
@@ -132,22 +121,20 @@ class ModelConfig(Options):
             require(self.dim % self.num_heads == 0, "model.num_heads", self.num_heads, expected)
             self.head_dim = self.dim // self.num_heads
         require(self.linear or self.encoder, "model.encoder", self.encoder, "model.linear or model.encoder on")
-        fits = self.depth > 0 or self.positions == "coexpression"
-        require(fits, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
+        require(self.depth > 0 or by_cell, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
 
     @property
     def reads_genes(self) -> bool:
         """Whether the encoder only needs sums over the genes of a cell: it has no tokens that query each other."""
-        return self.encoder and self.positions == "coexpression" and (self.queries == "cell" or self.depth == 0)
+        return self.encoder and self.positions == "coexpression"
 
 
 @dataclass(kw_only=True)
 class HeadConfig(Options):
     """How the encoded tokens of a cell become one vector and then labels."""
 
-    name: str = fixed(
-        choice("mean", "cls", "conv", "weighted")
-    )  # kind of head; conv: scBERT's; weighted: by expression
+    # kind of head; conv: scBERT's; weighted: by expression, with model=performer or pooled
+    name: str = fixed(choice("mean", "cls", "conv", "weighted"))
     # widths of hidden layers before the labels
     hidden: list[int] = option([], (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"))
     dropout: float = fixed(option(0.0, BELOW_ONE))  # dropout rate of these hidden layers
@@ -167,15 +154,8 @@ class OptimConfig(Options):
 
     lr: float = option(3e-3, ABOVE_ZERO)  # highest learning rate
     weight_decay: float = fixed(option(0.01, ZERO_OR_MORE))  # weight decay of AdamW
-    warmup_fraction: float = fixed(option(0.1, SHARE))  # share of all steps in which the learning rate rises
-    final_lr_fraction: float = fixed(
-        option(0.05, SHARE)
-    )  # learning rate at the end of the cosine, as a share of `optim.lr`
     label_smoothing: float = fixed(option(0.0, BELOW_ONE))  # share of the target that is spread over all labels
     class_weights: str = choice("sqrt", "none", "balanced")  # weight of a label in the loss
-    init_lr_factor: float = fixed(
-        option(0.03, ABOVE_ZERO)
-    )  # learning rate of an encoder from `init`, relative to `optim.lr`
     gradient_clip: float = fixed(option(1.0, ZERO_OR_MORE))  # longest gradient; 0: off
 
 
@@ -190,11 +170,10 @@ class TrainerConfig(Options):
     precision: str = choice("auto", "32-true", "bf16-mixed")
     threads: int = option(1, THREADS)  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = option(30, ONE_OR_MORE)  # maximum number of epochs
-    # maximum number of training steps, in place of epochs, with `model.queries=cell`
+    # maximum number of training steps, in place of epochs, with model=performer or pooled
     max_steps: int = option(600, ONE_OR_MORE)
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
     batch_size: Any = 32  # cells per step and device; auto: as many as fit into the memory of a GPU
-    progress_bar: bool = fixed(True)  # on a terminal only
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,9 +191,8 @@ class LoggerConfig(Options):
 
     csv: bool = fixed(True)  # `csv/version_0/metrics.csv` in the run folder
     tensorboard: bool = fixed(True)  # `tensorboard/version_0/` in the run folder
-    wandb: bool = fixed(
-        False
-    )  # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
+    # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
+    wandb: bool = fixed(False)
     mlflow: bool = fixed(False)  # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI
 
 
@@ -270,11 +248,7 @@ class NetworkOptions(DataOptions):
     genes_path: str | None = None
     init: str | None = None  # a model folder (also of `train`) with the initial encoder; see docs/pretraining.md
     tokens: TokensConfig = field(default_factory=TokensConfig)
-    model: ModelConfig = field(
-        default_factory=lambda: ModelConfig(
-            depth=2, positions="coexpression", queries="cell", feedforward=False, dropout=0.5
-        )
-    )
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(depth=2, positions="coexpression", dropout=0.5))
     attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
     head: HeadConfig = field(  # not used by `pretrain`
         default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
@@ -338,8 +312,6 @@ class PretrainOptions(NetworkOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
-        fits = self.model.positions != "coexpression" or self.model.queries == "cell"
-        require(fits, "model.queries", self.model.queries, "cell with pretrain and model.positions=coexpression")
         require(self.model.depth > 0, "model.depth", self.model.depth, "1 or more with pretrain")
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")

@@ -59,12 +59,11 @@ class HeadInputs:
     positions_L: torch.Tensor
 
     def exact_map(self, shared_qk: bool = False) -> torch.Tensor:
-        """Return softmax(Q K^T / sqrt(E)) of each head, H x L x L float64.
+        """Return softmax(Q K^T / sqrt(E)) of each head, H x L x L float64 (Vaswani et al. 2017, arXiv 1706.03762, eq.
+        1).
 
-        With `shared_qk`, keys are the queries and no token attends to itself; this needs two tokens or more.
-
-        Source: Vaswani et al. 2017, arXiv 1706.03762, equation 1; with `shared_qk`, Kitaev et al. 2020, arXiv
-        2001.04451, section 2.
+        With `shared_qk`, keys are the queries and no token attends to itself (Kitaev et al. 2020, arXiv 2001.04451,
+        section 2); this needs two tokens or more.
         """
         q_HLE = self.q_HLE.double()
         k_HLE = (self.q_HLE if shared_qk else self.k_HLE).double()
@@ -107,12 +106,9 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
 def find_spectrum(layers: Layers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the cumulative singular values of the exact softmax maps, largest first, as shares of their sum.
 
-    Source: Wang et al. 2020, arXiv 2006.04768, section 3 and figure 1.
-
-    Returns
-    -------
-    Their means over cells, layers x heads x indices, where cells with fewer singular values count as 1; the values at
-    index 128, layers x heads x cells; and the number of tokens, and so of singular values, of each cell.
+    The result is their means over cells, layers x heads x indices, where cells with fewer singular values count as 1;
+    the values at index 128, layers x heads x cells; and the number of tokens of each cell. Source: Wang et al. 2020,
+    arXiv 2006.04768, section 3 and figure 1.
     """
     curves = []
     at_index = []
@@ -253,10 +249,7 @@ ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation
 def run_analyze(cfg: AnalyzeConfig) -> Path:
     """Write the folder of an analysis and return its path, by default `<input>.<analysis>` in the folder of the input.
 
-    Raises
-    ------
-    InputError
-        The output exists, the model has no layers of attention, or no cell expresses a gene of the model.
+    A model without layers of attention between tokens is refused, and cells that express none of its genes.
     """
     start = time.perf_counter()
     path = cfg.inputs[0]

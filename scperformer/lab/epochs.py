@@ -9,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,8 +220,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     stop = EarlyStopping(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`, so that the remaining patience is saved.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
-    counted = progress("training", total=options.max_epochs * len(train), unit="cells")
-    bar = counted if options.progress_bar else nullcontext(tqdm(disable=True))
+    bar = progress("training", total=options.max_epochs * len(train), unit="cells")
     with patch.dict(os.environ), bar as shown:  # restored, as the next run of a sweep starts helpers of its own
         callbacks = [best, stop, EpochLog(folder, len(train), shown), last]
         make = partial(loaders, train=train, val=val, cfg=cfg)

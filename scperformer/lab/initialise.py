@@ -35,10 +35,11 @@ MIN_KNOWN_SHARE = 0.1  # smallest share of the genes that an encoder or table mu
 # Weights with one entry per gene and one for the special position, along axis 0 or axis 1.
 GENES_FIRST = ("embedding.gene.weight", "attention.rows_PK", "attention.columns_PK")
 GENES_SECOND = "attention.matrices_CPGN"
+INIT_LR = 0.03  # learning rate of an encoder from `init`, relative to `optim.lr`
 HEAD_DRAWS = 3  # times that each cell is seen as in a training step when the head is fitted
 HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
 # Options of `model` that the weights depend on; the others only matter in training.
-SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions", "queries")
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions")
 Config = TypeVar("Config", bound=NetworkOptions)
 
 
@@ -68,13 +69,10 @@ def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") ->
         raise InputError(f"no {INFO} at init='{cfg.init}'", expected, "check the path")
     saved = read_model(folder)
     model = saved.config.get("model", {})
-    has_encoder = any(name.startswith(ENCODER_PREFIX) for name in saved.weights)
-    by_cell = model.get("queries") == "cell"
-    if not has_encoder or (model.get("positions") == "coexpression" and not by_cell):
-        option = "model.positions=coexpression model.queries=tokens" if has_encoder else "model.encoder=false"
-        found = f"no encoder to start from in init='{cfg.init}' (trained with {option})"
+    if not any(name.startswith(ENCODER_PREFIX) for name in saved.weights):
+        found = f"no encoder to start from in init='{cfg.init}' (trained with model.encoder=false)"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
-    if by_cell and mode != "full":
+    if model.get("positions") == "coexpression" and mode != "full":
         expected = f"full with init='{cfg.init}', of whose encoder the gene vectors are taken as they are"
         raise InputError(f"init_mode={mode}", expected, "leave init_mode out")
     return Init(cfg.init, saved, mode, species)

@@ -46,7 +46,7 @@ from scperformer.lab.epochs import (
     run_epochs,
     validation_batches,
 )
-from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
+from scperformer.lab.initialise import INIT_LR, Init, adopt_options, load_init, start_attention, start_encoder
 from scperformer.model.batches import Cells, gene_means, row_subset, seed_of
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
@@ -341,7 +341,7 @@ class MaskedGenesLearner(MaskedLearner):
         layers = [*self.network.layer.parameters(), *self.network.encoder.reader.layers.parameters()]
         # The rest starts as a linear reconstruction, which large steps would only make worse.
         fitted = [*self.network.encoder.embedding.parameters(), *self.network.output.parameters()]
-        slow = {"params": fitted, "lr": self.optim.lr * self.optim.init_lr_factor, "weight_decay": 0.0}
+        slow = {"params": fitted, "lr": self.optim.lr * INIT_LR, "weight_decay": 0.0}
         return self.scheduled([slow, {"params": layers, "weight_decay": self.optim.weight_decay}])
 
 

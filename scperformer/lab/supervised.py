@@ -19,7 +19,15 @@ from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
 from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells, process_factor, run_epochs
-from scperformer.lab.initialise import adopt_options, load_init, shared_rows, start_attention, start_encoder, start_head
+from scperformer.lab.initialise import (
+    INIT_LR,
+    adopt_options,
+    load_init,
+    shared_rows,
+    start_attention,
+    start_encoder,
+    start_head,
+)
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import Performer
@@ -46,13 +54,7 @@ class Learner(EncoderLearner):
         self.label_weights: torch.Tensor
         counts = np.bincount(labels, minlength=network.num_labels)
         self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
-        # Layers on top of the fitted encoder, which is not trained further, start with outputs of 0.
-        is_coexpression = cfg.model.encoder and cfg.model.positions == "coexpression"
-        if is_coexpression and network.encoder is not None:
-            network.head.requires_grad_(False)
-            if network.encoder.embedding.gene is not None:
-                network.encoder.embedding.gene.requires_grad_(False)
-        self.encoder_lr_factor = 1.0 if cfg.init is None and not is_coexpression else cfg.optim.init_lr_factor
+        self.encoder_lr_factor = 1.0 if cfg.init is None else INIT_LR
         if network.linear is not None:  # it was fitted and is not trained further
             network.linear.requires_grad_(False)
 

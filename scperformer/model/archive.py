@@ -24,11 +24,8 @@ ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, Val
 def copy_from_archive(path: Path, target: Path, expected: str = ARCHIVES) -> None:
     """Copy the known files of the one model folder in an archive into the empty folder `target`; leave others out.
 
-    Raises
-    ------
-    InputError
-        The archive is damaged or too large, or holds no model folder or several. The error says that something
-        `expected` could be there instead.
+    Archives that are damaged or too large, or hold no model folder or several, are refused: one of `expected` is
+    wanted.
     """
     try:
         with zipfile.ZipFile(path) as zipped:

@@ -25,12 +25,8 @@ READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 def read_arrays(path: Path, kinds: Mapping[str, str], most_values: int) -> dict[str, np.ndarray]:
     """Read arrays after their declared types and sizes have been checked; the text of a ValueError is the problem.
 
-    Parameters
-    ----------
-    kinds
-        The kinds of numbers (`dtype.kind`) that each array may have, such as "iu".
-    most_values
-        Of all these arrays together.
+    `kinds` are the kinds of numbers (`dtype.kind`) that each array may have, such as "iu"; `most_values` are of all
+    arrays together.
     """
     try:
         with zipfile.ZipFile(path) as archive:

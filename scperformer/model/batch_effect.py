@@ -18,17 +18,10 @@ TINY = 1e-12  # in place of 0, where a quotient is taken
 def batch_effect(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> float:
     """Return the spread of the per-gene factors between a query and the reference.
 
-    Each cell of the query counts as the label whose mean it resembles most. The spread is the covariance of two halves
-    of the cells: the variance of all is larger the fewer the cells and their counts.
-
-    Parameters
-    ----------
-    x
-        Cells of the query with the lowest novelty, CSR N x G.
-    reference
-        Cells of the reference, in the same condition, M x G.
-    labels
-        Index of the label of each of these, M; each of 0 to C-1 occurs.
+    `x` are the cells of the query with the lowest novelty, N x G; `reference`, M x G, is in the same condition, with
+    the index of the label of each, M; each of 0 to C-1 occurs. Each cell of the query counts as the label whose mean it
+    resembles most. The spread is the covariance of two halves of the cells: the variance of all is larger the fewer the
+    cells and their counts.
     """
     num_labels = int(labels.max()) + 1
     centres = np.stack([np.asarray(reference[labels == label].mean(axis=0)).ravel() for label in range(num_labels)])
@@ -58,14 +51,8 @@ def label_means(reference: csr_matrix, labels: np.ndarray, num_labels: int) -> n
 def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Return the expression of each gene in a query relative to the same mixture of labels, float64 G.
 
-    Parameters
-    ----------
-    x
-        Cells of the query with the lowest novelty, CSR N x G.
-    calls
-        Index of the label of each of these, N.
-    means
-        As from `label_means`, C x G.
+    `x` are the cells of the query with the lowest novelty, N x G, `calls` the index of the label of each, N, and
+    `means` are of `label_means`, C x G.
     """
     log, _ = _log_factors(x, calls, means)
     return np.exp(np.clip(log, -MAX_EFFECT, MAX_EFFECT))

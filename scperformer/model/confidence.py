@@ -18,12 +18,7 @@ MIN_CALLS = 30  # a label with fewer calls is left out of the calibration by lab
 def reliability_curve(confidence: np.ndarray, right: np.ndarray) -> pd.DataFrame:
     """Return `num_cells`, mean `confidence` and `accuracy` of bins of equal width; bins without cells are left out.
 
-    Parameters
-    ----------
-    confidence
-        Confidence of N calls, 0 to 1.
-    right
-        Whether each call is right, boolean N.
+    `confidence` is from 0 to 1, N, and `right` says whether each call is right, boolean N.
     """
     bins = np.clip(np.asarray(confidence, dtype=np.float64) * NUM_BINS, 0, NUM_BINS - 1).astype(int)
     counts = np.bincount(bins, minlength=NUM_BINS)
@@ -45,19 +40,9 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 def calibration(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Describe the calibration of out-of-fold calls in plain numbers: `num_cells`, `error`, `bins` and `labels`.
 
-    Parameters
-    ----------
-    logits
-        N cells x C labels.
-    labels
-        Index of the true label of each cell, N.
-    names
-        The C labels.
-
-    Returns
-    -------
-    `bins` are the columns of `reliability_curve`. `labels` are columns, too, with a row for each label that has at
-    least `MIN_CALLS` calls: `label`, `num_cells` (its calls), their mean `confidence`, `accuracy` and `error`.
+    `logits` are N x C, `labels` the index of the true label of each cell, N, and `names` the C labels. The result has
+    the columns of `reliability_curve` as `bins`. `labels` are columns, too, with a row for each label that has at least
+    `MIN_CALLS` calls: `label`, `num_cells` (its calls), their mean `confidence`, `accuracy` and `error`.
     """
     proba = softmax(logits.astype(np.float64), axis=1)
     confidence = proba.max(axis=1)

@@ -33,14 +33,8 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """Return the conformity score of each label, float64 N x C: the sum of all more probable labels and a random part.
 
-    It is 0 for the most probable label, so that no set is empty.
-
-    Parameters
-    ----------
-    proba
-        Probabilities, N cells x C labels.
-    draws
-        The random part of each cell, N, from 0 to 1.
+    `proba` is N x C, and `draws` has the random part of each cell, N, from 0 to 1. The score is 0 for the most probable
+    label, so that no set is empty.
     """
     proba = np.asarray(proba, dtype=np.float64)
     order = np.argsort(-proba, axis=1, kind="stable")
@@ -55,14 +49,8 @@ def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
 def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
     """Return the threshold of the score for sets that miss the true label of at most a fraction `alpha` of cells.
 
-    It is infinite if there are too few cells for this `alpha`: all labels are in every set.
-
-    Parameters
-    ----------
-    proba, draws
-        Of out-of-fold cells, as for `set_scores`.
-    labels
-        Index of the true label of each cell, N.
+    `proba`, `draws` (as for `set_scores`) and `labels`, indices N, are of out-of-fold cells. The threshold is infinite
+    if these are too few for this `alpha`: all labels are in every set.
     """
     scores = np.sort(set_scores(proba, draws)[np.arange(len(labels)), labels])
     # The score of a new, exchangeable cell has any rank among these with the same probability.

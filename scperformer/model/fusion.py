@@ -12,26 +12,14 @@ TINY = 1e-12  # in place of 0, where a quotient is taken
 
 
 def fuse(parts: Sequence[np.ndarray], meanings: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-    """Join the probabilities of several models: their weighted mean, where all of them know the same labels.
+    """Join the probabilities of M models, N x K each: their weighted mean, where all of them know the same labels.
 
-    A label of a model may stand for several joint labels, as CD4 T cells for naive and memory ones; its probability is
-    divided among them as the other models do. A joint label that a model does not know is unmeasured for it: the model
-    leaves the probability of this label to the others, and its own labels share the rest. Both depend on the result,
-    so they are found by iteration, as in the EM algorithm for grouped data (Dempster et al. 1977, J. R. Stat. Soc. B
-    39:1).
-
-    Parameters
-    ----------
-    parts
-        Probabilities by each of M models, N x K; each row sums to 1.
-    meanings
-        Which joint labels each label of a model stands for, boolean K x C; no joint label twice.
-    weights
-        The weight of each model, M, which sum to 1.
-
-    Returns
-    -------
-    Joint probabilities, float32 N x C; each row sums to 1, and depends on this cell alone.
+    `meanings` say which joint labels each label of a model stands for, boolean K x C; no joint label twice. The
+    `weights` of the models sum to 1. A label of a model may stand for several joint labels, as CD4 T cells for naive
+    and memory ones; its probability is divided among them as the other models do. A joint label that a model does not
+    know is unmeasured for it: the model leaves the probability of this label to the others, and its own labels share
+    the rest. Both depend on the result, so they are found by iteration, as in the EM algorithm for grouped data
+    (Dempster et al. 1977, J. R. Stat. Soc. B 39:1). The result, float32 N x C, depends on each cell alone.
     """
     knows = np.stack([meaning.any(axis=0) for meaning in meanings])  # M x C
     parts_of = [part.T.astype(np.float64) for part in parts]  # K x N: sums are over rows, one by one

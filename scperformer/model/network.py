@@ -17,7 +17,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY
-from scperformer.model.performer import Performer, Reader, expression_weights
+from scperformer.model.performer import Performer, Reader
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,8 @@ class LinearModel:
 class Pool(nn.Module):
     """Pool the tokens of a cell into one vector.
 
-    `mean` is the mean of the real tokens, `cls` the special last token. `weighted` is the sum of the tokens weighted by
-    `expression_weights`, minus its mean over the training cells. `conv` is scBERT's (Yang et al. 2022, Methods): each
-    token is projected to a number, followed by ReLU, with one entry per gene of the model.
+    `mean` is the mean of the real tokens, `cls` the special last token. `conv` is scBERT's (Yang et al. 2022, Methods):
+    each token is projected to a number, followed by ReLU, with one entry per gene of the model.
     """
 
     def __init__(self, name: str, num_genes: int, dim: int):
@@ -49,16 +48,11 @@ class Pool(nn.Module):
         self.width = num_genes + 1 if name == "conv" else dim
         if name == "conv":
             self.projection = nn.Linear(dim, 1)
-        if name == "weighted":
-            self.centre_D = nn.Parameter(torch.zeros(dim), requires_grad=False)
 
     def forward(self, h_BLD: Tensor, batch: Batch) -> Tensor:
         if self.name == "mean":
             keep_BL1 = batch.keep_BL.unsqueeze(-1)
             return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
-        if self.name == "weighted":
-            # Not a matrix product, whose last bits would depend on the position of a cell in memory.
-            return (h_BLD * expression_weights(batch).unsqueeze(-1)).sum(1) - self.centre_D
         if self.name == "cls":
             place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
             return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
@@ -148,7 +142,7 @@ class CellTypeModel(nn.Module):
             self.encoder = kind(num_genes, tokens, model, attention, Generator().manual_seed(seed))
             self.pool = None if model.reads_genes else Pool(head.name, num_genes, model.dim)
             self.head = Head(model.dim if self.pool is None else self.pool.width, num_labels, head)
-            if model.linear and model.positions != "coexpression":
+            if model.linear and not model.reads_genes:
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
 

@@ -30,10 +30,7 @@ class Profile:
     outside: np.ndarray  # float64, C x 2: mean and standard deviation of ln(squared length outside of the directions)
 
     def scores(self, x: csr_matrix) -> np.ndarray:
-        """Return the score of cells, float64 N, from their expression, ln(1 + cp10k), CSR N x G.
-
-        The score of a cell does not depend on the other cells, down to the last bit.
-        """
+        """Return the score of cells, float64 N, from their expression, ln(1 + cp10k), CSR N x G; each by itself."""
         places, outside = _project(_of_length_one(x), self.weights, self.vectors)
         offsets = places[:, None] - self.means
         directions = range(self.means.shape[1])
@@ -61,16 +58,9 @@ def _of_length_one(x: csr_matrix) -> csr_matrix:
 def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndarray | None = None) -> Profile:
     """Find the directions in which cells vary most, and the distribution of each label in them.
 
-    Parameters
-    ----------
-    x
-        Expression, CSR float32 N x G, ln(1 + cp10k).
-    labels
-        Index of the label of each cell, N; each of 0 to C-1 occurs.
-    seed
-        Seed of the random directions from which the search starts.
-    start
-        Directions to start from instead, as of a larger set of cells that contains these.
+    `x` is expression, CSR float32 N x G, ln(1 + cp10k), and `labels` has the index of the label of each cell, N; each
+    of 0 to C-1 occurs. The search starts from random directions of a seed, or from `start`, as of a larger set of cells
+    that contains these.
     """
     v = _of_length_one(x)
     means = np.asarray(v.mean(axis=0)).ravel()

@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import embedding_bag, pad
 
 from scperformer.attention.base import Attention, Sizes
-from scperformer.attention.encoder import FEEDFORWARD_FACTOR, weights_state
+from scperformer.attention.encoder import weights_state
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.base.errors import InputError
@@ -39,7 +39,7 @@ def expression_weights(batch: Batch) -> Tensor:
 
 
 class ReadLayer(nn.Module):
-    """The cell's vector reads the genes, and may pass a feed-forward network; both are added to it, and start at 0."""
+    """The cell's vector reads the genes; what is read is added to it, and starts at 0."""
 
     def __init__(self, model: ModelConfig):
         super().__init__()
@@ -47,17 +47,8 @@ class ReadLayer(nn.Module):
         self.to_q = nn.Linear(model.dim, model.num_heads * model.dim)
         self.to_out = nn.Linear(model.num_heads * model.dim, model.dim)
         self.dropout = nn.Dropout(model.dropout)
-        last = [self.to_out]
-        self.feedforward: nn.Sequential | None = None
-        if model.feedforward:
-            hidden = model.dim * FEEDFORWARD_FACTOR
-            last.append(nn.Linear(hidden, model.dim))
-            self.feedforward = nn.Sequential(
-                nn.LayerNorm(model.dim), nn.Linear(model.dim, hidden), nn.GELU(), last[-1], nn.Dropout(model.dropout)
-            )
-        for layer in last:
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        nn.init.zeros_(self.to_out.weight)
+        nn.init.zeros_(self.to_out.bias)
 
     def queries(self, c_BD: Tensor) -> Tensor:
         """Return the queries of the heads, B x H x D."""
@@ -65,8 +56,7 @@ class ReadLayer(nn.Module):
 
     def forward(self, c_BD: Tensor, read_BHD: Tensor) -> Tensor:
         """Return the vectors of the cells after this layer, given what their queries have read."""
-        c_BD = c_BD + self.to_out(self.dropout(read_BHD).flatten(-2))
-        return c_BD if self.feedforward is None else c_BD + self.feedforward(c_BD)
+        return c_BD + self.to_out(self.dropout(read_BHD).flatten(-2))
 
 
 class Reader(nn.Module):
@@ -83,9 +73,9 @@ class Reader(nn.Module):
             # Its parameters are not trained: the sums over the genes, which are computed once, depend on them.
             self.attention = make_attention(attention, sizes, generator).requires_grad_(False)
             if not self.attention.reads_genes:
-                found = f"model.queries=cell with attention={attention['name']}"
+                found = f"model=performer with attention={attention['name']}"
                 expected = "attention whose queries can read all genes (favor, rbf or softmax)"
-                raise InputError(found, expected, "choose one of them, or model.queries=tokens")
+                raise InputError(found, expected, "choose one of them, or model=tiny")
             width = self.attention.table_width(num_genes)
             self.scale: Tensor  # of what is read
             self.register_buffer("scale", torch.ones(1))

@@ -242,9 +242,8 @@ def _adapted_to(
 def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: Condition) -> SavedModel:
     """Fit the branches and the baseline of a model to its stored cells as a query would have measured them.
 
-    The result has the measured genes alone, and normalises cells over these. It has no layers of attention between
-    tokens, as they were trained for all genes. Gene vectors from co-expression still are an encoder without such
-    layers; other encoders are left out.
+    The result has the measured genes alone, and normalises cells over these. An encoder with attention between tokens
+    is left out, as it was trained for all genes.
     """
     if isinstance(model.network, ImportedNetwork):
         return distilled(model, reference_cells, condition)
@@ -263,11 +262,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
         except (TypeError, ValueError) as error:
             raise damaged_model(model.path, "options of its linear branch that it cannot have") from error
     vectors = None
-    original = ModelConfig(**saved.config["model"])
-    is_fitted = original.reads_genes or original.depth == 0
-    # The vectors were learned from all genes at full depth, perhaps also from further cells. Layers between tokens have
-    # trained them with the labels, also of the cells that are held out here.
-    if cfg.model.encoder and (is_fitted or saved.provenance.get("unlabelled")):
+    if cfg.model.encoder:  # they were learned from all genes at full depth, perhaps also from further cells
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
     fitted = fit_branches(
         x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors, batches=cells.batches
@@ -304,13 +299,11 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
 
 
 def _training_options(saved: SavedModel) -> NetworkOptions:
-    """Return the options of a training: gene vectors from co-expression stay, and what reads them; the rest goes."""
+    """Return the options of a training; of the encoders, a Performer stays."""
     usual = NetworkOptions(inputs=[""])
     model = ModelConfig(**saved.config["model"])
-    if model.positions != "coexpression":
+    if not model.reads_genes:
         model = replace(model, encoder=False, linear=True)
-    elif not model.reads_genes:
-        model = replace(model, depth=0)
     training = saved.config.get("training", {})  # only a Performer has it
     steps = min(training.get("max_steps", MAX_STEPS), MAX_STEPS)
     size = training.get("batch_size", usual.trainer.batch_size)

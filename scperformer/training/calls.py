@@ -41,12 +41,8 @@ def call_block(
 ) -> Calls:
     """Call the cells of a block of a file, from row `start` on; no call depends on the other cells.
 
-    `done` is called with the number of cells of each finished batch.
-
-    Raises
-    ------
-    InputError
-        A cell has more tokens than the model's attention takes.
+    `done` is called with the number of cells of each finished batch. Cells with more tokens than the model's attention
+    takes are refused.
     """
     if adapted.members:
         return _joined_calls(adapted, start, cfg, done)

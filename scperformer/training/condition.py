@@ -213,13 +213,8 @@ def find_shift(
 ) -> tuple[Shift, np.ndarray | None, np.ndarray]:
     """Return the shift of a query, for `check` and `predict` alike, and the factors of its genes for `predict`.
 
-    Parameters
-    ----------
-    saved, reference_cells, condition
-        The model before adapting, its stored cells, and the condition of the query. Without cells the batch effect is
-        not known. The query has the genes of `known`.
-    model
-        The model, which may have been adapted to the query; None: gene factors are not wanted.
+    `saved` is the model before adapting, with its stored cells, without which the batch effect is not known. The query
+    has the genes of `known`. `model` may have been adapted to the query; without it, factors are not wanted.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,18 +143,10 @@ def fit_branches(
     scales have the lowest loss of these calls. The branches themselves are fitted to all cells. Without evidence, or if
     no label has a second cell, there are no scales and no scores.
 
-    Parameters
-    ----------
-    linear_options
-        Options of the linear branch; None if it is off.
-    draws
-        The same cells, thinned with other random numbers: the encoder learns from them, too.
-    unlabelled, vectors
-        Other cells with the same genes, from which the vectors of genes are learned, too; or these vectors, G x D.
-    batches
-        Index of the batch of each cell, int64, N: whole batches are dealt to the folds. None: cells are.
-    folder
-        The run folder for logs and checkpoints of the training; None: there are none.
+    `draws` are the same cells, thinned with other random numbers: the encoder learns from them, too. Gene vectors are
+    learned also from `unlabelled` cells with the same genes, unless they are given as `vectors`, G x D. With `batches`,
+    the index of the batch of each cell, int64 N, whole batches are dealt to the folds. `folder` is the run folder for
+    logs and checkpoints.
     """
     folds = (
         evidence_folds(labels, cfg.seed, batches) if with_evidence else Folds(np.arange(0), np.full(len(labels), -1))
@@ -166,7 +158,7 @@ def fit_branches(
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         if linear_options is not None:
             linear = _fit_linear(x, labels, linear_options, folds, linear_logits)
-        if cfg.model.encoder and cfg.model.positions == "coexpression":
+        if cfg.model.reads_genes:
             encoder = _fit_encoder([x, *draws], labels, unlabelled, vectors, folds, cfg, encoder_logits, folder)
         if not folds.is_dealt.any():
             return Fitted(linear, encoder, {}, {}, None, linear_options)
@@ -232,10 +224,6 @@ def _fit_encoder(
 
     x = vstack(draws if unlabelled is None else [*draws, unlabelled], "csr")
     vectors = gene_vectors(x, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, x)
-    if not cfg.model.reads_genes:  # layers between tokens, which will be trained, start from the pooled encoder
-        usual = NetworkOptions(inputs=[""])
-        trainer = replace(cfg.trainer, max_steps=usual.trainer.max_steps, batch_size=usual.trainer.batch_size)
-        cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
     performer = start_performer(vectors, vstack(draws, "csr"), cfg)
     sums = np.concatenate([performer.sums_of(draw) for draw in draws])
     # The first copy is trained on all cells.
@@ -285,12 +273,8 @@ def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float
         network.linear.bias.copy_(torch.from_numpy(fitted.linear.bias))
     if fitted.encoder is not None:
         readout = fitted.encoder.readout
-        assert network.encoder is not None
+        assert isinstance(network.encoder, Performer)
         network.encoder.embedding.set_gene_vectors(fitted.encoder.performer.vectors_GD)
         network.head.load_state_dict(readout.head.state_dict())
-        if isinstance(network.encoder, Performer):
-            network.encoder.reader.load_state_dict(readout.reader.state_dict())
-        else:  # layers between tokens, which will be trained, on the pooled encoder
-            assert network.pool is not None
-            network.pool.centre_D.copy_(readout.reader.mean_X)
+        network.encoder.reader.load_state_dict(readout.reader.state_dict())
     network.scale_branches(scales.get("linear", 1.0), scales.get("encoder", 1.0))

@@ -77,10 +77,10 @@ class LinearOptions:
 def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     """Weights that multiply the genes before a penalised fit, so that informative genes pay less penalty: float64, G.
 
-    `how` is `none` (1), `standard` (1 / standard deviation within labels, shrunken towards the median gene's) or
-    `signal`: the latter times the root of the gene's signal-to-noise ratio. The signal is the standard deviation of the
-    label means, without the part expected by chance; the noise is the deviation within labels. The shrunken deviation
-    is from nearest shrunken centroids (Tibshirani et al. 2002, PNAS 99:6567).
+    `how` is `none` (1), `standard` (1 / standard deviation within labels, shrunken towards the median gene's, as in
+    nearest shrunken centroids; Tibshirani et al. 2002, PNAS 99:6567) or `signal`: the latter times the root of the
+    gene's signal-to-noise ratio. The signal is the standard deviation of the label means, without the part expected by
+    chance.
     """
     if how == "none":
         return np.ones(x.shape[1])

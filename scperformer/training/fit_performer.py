@@ -130,16 +130,10 @@ def train_readouts(
     cfg: NetworkOptions,
     folder: Path | None = None,
 ) -> list[Readout]:
-    """Train K readouts of the same Performer at the same time, each on other cells.
+    """Train K readouts of the same Performer at the same time, each on the cells of its row of `sides`, boolean K x N.
 
-    Parameters
-    ----------
-    sums, labels
-        Of N cells: sums over the genes, float32 N x X, of `Performer.sums_of`; index of the label, int64 N.
-    sides
-        Which cells each readout is trained on, boolean K x N.
-    folder
-        The run folder for logs and checkpoints; None: there are none.
+    `sums` over the genes of N cells, float32 N x X, are of `Performer.sums_of`; `labels` are indices, int64 N. `folder`
+    is the run folder for logs and checkpoints; None: there are none.
     """
     begin = time.perf_counter()
     torch.manual_seed(seed_of("readouts", cfg.seed))

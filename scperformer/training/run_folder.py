@@ -173,11 +173,8 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     resumed. The folder of an earlier run waits under another name until this run has ended, and comes back if this run
     leaves nothing. At the end the checkpoints are removed, and the logs stay.
 
-    Raises
-    ------
-    InputError
-        A file of cells is given twice, the output exists, files of others are in the run folder, a run in it differs,
-        or a logging library is missing.
+    Refused are a file that is given twice, an output that exists, files of others in the run folder, another run in it,
+    and a logging library that is missing.
     """
     for number, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:number]]:
@@ -252,11 +249,10 @@ def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
 
 
 def _run_options(cfg: NetworkOptions) -> dict[str, Any]:
-    """Return the options of a run except those about outputs and progress."""
+    """Return the options of a run except those about outputs."""
     options = asdict(cfg)
     for name in ("inputs", "output", "overwrite", "resume"):
         del options[name]
-    del options["trainer"]["progress_bar"]
     return options
 
 

@@ -57,7 +57,7 @@ TINY = 1e-12  # in place of a probability of 0
 
 def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
     """Whether several studies are trained, as by default of several files; attention between tokens takes all cells."""
-    is_fitted = not cfg.model.encoder or cfg.model.reads_genes or cfg.model.depth == 0
+    is_fitted = not cfg.model.encoder or cfg.model.reads_genes
     if cfg.studies != "true":
         return cfg.studies == AUTO and num_files > 1 and is_fitted
     if not is_fitted:
@@ -71,10 +71,7 @@ def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
 def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> Path:
     """Train a model of each study, and write them as one; the studies are the files, or the batches of a single one.
 
-    Raises
-    ------
-    InputError
-        The labels of the studies cannot be joined, their genes have different kinds of names, or a study is unusable.
+    Labels that cannot be joined, genes with different kinds of names, and unusable studies are refused.
     """
     if cfg.init is not None:
         raise InputError("init with several studies", "one study", "train from init on one file")

@@ -322,8 +322,7 @@ def scale_by_validation(
     `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left out.
     """
     options = training.cfg.model
-    # Layers on a fitted encoder are kept in any case: they start at 0, and were seen to help other studies.
-    min_gain = 0.0 if options.positions == "coexpression" else MIN_GAIN
+    min_gain = 0.0 if options.reads_genes else MIN_GAIN
     scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, training.val.known_labels, min_gain)
     training.network.scale_branches(scale_linear, scale_encoder)
     scales = {"linear": scale_linear, "encoder": scale_encoder}

@@ -8,7 +8,6 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +20,11 @@ import torch
 from pytorch_lightning.callbacks import Callback, LambdaCallback, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
-from tqdm import tqdm
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.config.options import AUTO
-from scperformer.config.training import LoggerConfig, NetworkOptions, OptimConfig, TrainerConfig
+from scperformer.config.training import LoggerConfig, NetworkOptions, TrainerConfig
 from scperformer.model.batches import prefetch, seed_of
 from scperformer.model.inference import fast_cpu
 from scperformer.training.fit_linear import POWERS
@@ -36,6 +34,8 @@ log = logging.getLogger(__name__)
 EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
+WARMUP_SHARE = 0.1  # of all steps, in which the learning rate rises
+FINAL_LR = 0.05  # at the end of the cosine, as a share of `optim.lr`
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -46,13 +46,13 @@ def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
 
 
-def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
+def lr_factor(step: int, num_steps: int) -> float:
     """Return the learning rate at a step as a fraction of its maximum: linear warm-up, then a cosine."""
-    warmup = max(1, round(optim.warmup_fraction * num_steps))
+    warmup = max(1, round(WARMUP_SHARE * num_steps))
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-    return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * done)) / 2
+    return FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * done)) / 2
 
 
 class SeededLearner(pl.LightningModule):
@@ -75,7 +75,7 @@ class SeededLearner(pl.LightningModule):
     def scheduled(self, groups: list[dict[str, Any]]) -> Any:
         """Give Lightning the optimiser of these groups of parameters, with the learning-rate schedule."""
         optimizer = torch.optim.AdamW(groups, lr=self.optim.lr)
-        factor = partial(lr_factor, num_steps=self.num_steps, optim=self.optim)
+        factor = partial(lr_factor, num_steps=self.num_steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -124,10 +124,7 @@ class Device:
 def device_of(options: TrainerConfig) -> Device:
     """Choose the device and the precision of a training; options that are not `auto` decide themselves.
 
-    Raises
-    ------
-    InputError
-        A GPU is asked for and there is none, or more GPUs or CPU cores than the machine has.
+    A missing GPU, and more processes than the machine has GPUs or CPU cores, are refused.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
     on_cpu = options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus)
@@ -285,6 +282,10 @@ def run_trainer(
                 raise
             # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
             raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
+        finally:
+            for logger in loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.experiment.finish()  # Lightning leaves its run open for the next training
     return trainer
 
 
@@ -301,8 +302,7 @@ def run_steps(
     num_steps = cfg.trainer.max_steps
     learner.num_steps = num_steps
     cfg = replace(cfg, trainer=replace(cfg.trainer, devices=1, num_nodes=1, max_epochs=1))
-    counted = progress("training the Performer", total=num_steps, unit="steps")
-    with counted if cfg.trainer.progress_bar else nullcontext(tqdm(disable=True)) as shown:
+    with progress("training the Performer", total=num_steps, unit="steps") as shown:
         callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=lambda *_: shown.update(1))]
         if folder is not None:
             callbacks.append(ModelCheckpoint(folder / CHECKPOINTS, save_top_k=0))

@@ -107,13 +107,6 @@ def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
         InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
     ):
         adopt_options(config(linear))
-    words = ["model=performer", "model.queries=tokens", "model.head_dim=16", *FAST]
-    layers = scperformer.train(counts_adata, "cell_type", output=tmp_path / "layers", options=as_options(words)).path
-    with pytest.raises(
-        InputError,
-        match=r"no encoder to start from in init='.*layers' \(trained with model\.positions=coexpr",
-    ):
-        adopt_options(config(layers))
 
 
 # --- weights -------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def encoder(tmp_path_factory):
 def test_the_folder_is_that_of_an_encoder(encoder):
     saved = read_model(encoder)
     assert not saved.is_annotator
-    assert (saved.config["model"]["positions"], saved.config["model"]["queries"]) == ("coexpression", "cell")
+    assert saved.config["model"]["positions"] == "coexpression"
     assert isinstance(rebuild(saved, encoder), Performer)
     assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
     assert {"loss", "naive_loss", "best_epoch"} <= set(saved.metrics)
@@ -217,12 +217,11 @@ REFUSED = {
     "pretrain": {
         "attention=softmax": "attention=softmax; expected one that reads a table of the genes",
         "model=pooled": "model.depth=0; expected 1 or more with pretrain",
-        "model.queries=tokens": "model.queries=tokens; expected cell with pretrain and model.positions=coexpression",
     },
     "train": {
         "init_mode=head": "init_mode=head; expected full with init=",
         "unlabelled=[a.h5ad]": r"unlabelled=.*; expected no files beside init",
-        "model.positions=gene model.queries=tokens head=mean": "model.positions=gene; expected model.positions=coexpr",
+        "model.positions=gene head=mean": "model.positions=gene; expected model.positions=coexpr",
     },
 }
 

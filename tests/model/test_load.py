@@ -75,9 +75,9 @@ def test_misfitting_weights_are_named(change, tiny_model):
         rebuild(saved, "there")
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "bool", "uint8", "complex64"])
-@pytest.mark.parametrize("name", ["model.encoder.layers.0.to_out.bias", "baseline.bias"])
-def test_weights_of_other_types_are_refused(dtype, name, tiny_model, tmp_path):
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+def test_weights_of_other_types_are_refused(dtype, tiny_model, tmp_path):
+    name = "model.encoder.layers.0.to_out.bias"
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     weights = load_file(folder / WEIGHTS)
     weights[name] = np.ones(weights[name].shape, dtype=dtype)

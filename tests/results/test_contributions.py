@@ -151,7 +151,7 @@ def test_a_performer_is_integrated_gradients_from_the_mean_cell(attention):
 def made_performer(attention: str) -> CellTypeModel:
     """Return a network with random weights whose encoder is a Performer, without a linear branch."""
     torch.manual_seed(0)
-    model = ModelConfig(dim=8, positions="coexpression", queries="cell", linear=False)
+    model = ModelConfig(dim=8, positions="coexpression", linear=False)
     head = HeadConfig(name="weighted", hidden=[8])
     options = {"tokens": TokensConfig(), "model": model, "attention": {"name": attention}, "head": head}
     network = CellTypeModel(GENES, LABELS, **options).eval()

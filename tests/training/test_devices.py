@@ -21,7 +21,7 @@ from scperformer.model.performer import ReadLayer
 from scperformer.training.fit_performer import CopiesLearner
 
 K, B, L, G, C = 2, 8, 12, 30, 3  # copies, cells, tokens, genes, labels
-MODEL = ModelConfig(dim=16, num_heads=2, depth=2, positions="coexpression", queries="cell", dropout=0.5)
+MODEL = ModelConfig(dim=16, num_heads=2, depth=2, positions="coexpression", dropout=0.5)
 
 
 @pytest.fixture(params=[{"name": "favor"}, {"name": "rbf", "num_anchors": 16}, {"name": "softmax"}])

@@ -13,7 +13,6 @@ from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training import evidence
-from scperformer.training import fit_performer as performer
 from scperformer.training.evidence import (
     LARGEST,
     branch_scales,
@@ -27,7 +26,7 @@ from scperformer.training.evidence import (
 from scperformer.training.fit_linear import LinearOptions, predict_logits
 
 RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
-MODEL = ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
+MODEL = ModelConfig(positions="coexpression", dropout=0.5)
 POOLED = replace(MODEL, depth=0)
 FEW = 150  # steps, where no accuracy has to be high
 HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
@@ -250,22 +249,6 @@ def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
     assert scales == [branch_scales(linear, np.zeros_like(linear), labels)[0], 0.0]
     assert 0 < gain["mean"] < 2 * gain["standard_error"]
     assert scales_if_significant(linear, weak, labels, min_gain=0.0)[1] == share
-
-
-def test_layers_between_tokens_start_on_the_device_and_in_the_precision_of_the_options(monkeypatch):
-    class Given(Exception): ...
-
-    def train_readouts(*given):
-        raise Given(given[5].trainer)
-
-    monkeypatch.setattr(performer, "train_readouts", train_readouts)
-    x, labels = made_cells(60, seed=0)
-    asked = TrainerConfig(accelerator="gpu", precision="bf16-mixed", progress_bar=False, batch_size=7, max_steps=8)
-    cfg = replace(options(replace(MODEL, queries="tokens")), trainer=asked)
-    with pytest.raises(Given) as found:
-        fit_branches(x, labels, linear_options=RECIPE, cfg=cfg)
-    usual = TrainConfig(inputs=[""], label_key="").trainer
-    assert found.value.args == (replace(asked, batch_size=usual.batch_size, max_steps=usual.max_steps),)
 
 
 @pytest.mark.slow

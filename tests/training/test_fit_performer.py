@@ -27,7 +27,7 @@ def options(seed: int = 0, **model) -> TrainConfig:
         inputs=[""],
         label_key="",
         seed=seed,
-        model=ModelConfig(positions="coexpression", queries="cell", dim=8, feedforward=False, **model),
+        model=ModelConfig(positions="coexpression", dim=8, **model),
         head=HeadConfig(name="weighted", hidden=[16], dropout=0.1),
         trainer=TrainerConfig(batch_size=64, max_steps=100, accelerator="cpu"),
     )
