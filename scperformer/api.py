@@ -53,18 +53,8 @@ TAKE_LISTS = ("check", "pretrain")  # steps that take several AnnData
 # Arguments that several functions have.
 SHARED = {
     "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model",
-    "options": "more options by their full names, such as `{{{example}}}`",
+    "options": 'more options by their full names, such as `{"seed": 1}`',
     "attention": "a mechanism by its name, such as softmax, or a class of your own; None: favor",
-}
-EXAMPLES = {
-    "check": '"species": "mouse"',
-    "preprocess": '"data.min_genes": 200',
-    "train": '"trainer.max_epochs": 5',
-    "pretrain": '"trainer.max_epochs": 5',
-    "predict": '"source": "layers/counts"',
-    "evaluate": '"truth_path": ["labels.csv"]',
-    "report": '"cells": 5000',
-    "models": '"licence": "CC BY 4.0"',
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -79,7 +69,6 @@ def documented(step: str) -> Callable[[Function], Function]:
         for name in inspect.signature(function).parameters:
             if name in meanings and f"\n{name}\n" not in text:
                 meaning = re.sub(r"\bnull\b", "None", meanings[name])
-                meaning = meaning.replace("{{{example}}}", "{" + EXAMPLES.get(step, '"seed": 1') + "}")
                 lines = textwrap.fill(f"{meaning[0].upper()}{meaning[1:]}.", 112)
                 entries += f"{name}\n{textwrap.indent(lines, '    ')}\n"
         before, title, after = text.partition("\nReturns\n")

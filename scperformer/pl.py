@@ -50,15 +50,6 @@ def _column(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
     raise InputError(f"no '{name}' in the data", f"a column of obs, a gene or one of {known}", "annotate the cells")
 
 
-def _column_of_obs(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
-    """Return the full name of a column of obs, as `_column`; refuse genes, which do not group cells."""
-    column = _column(obs, genes, name, key)
-    if column not in obs:
-        expected = "a column of obs, such as the sample"
-        raise InputError(f"the gene '{name}' in place of groups of cells", expected, "choose a column of obs")
-    return column
-
-
 def _colours(adata: AnnData, obs: pd.DataFrame, column: str, key: str) -> dict[str, str]:
     """Return the colour of each category of a column, as in the report: unknown is grey, and has no other colour.
 
@@ -70,11 +61,6 @@ def _colours(adata: AnnData, obs: pd.DataFrame, column: str, key: str) -> dict[s
         return {category: colour_of(place) for place, category in enumerate(categories)}
     labels = order_labels([of_cells(adata, key)])
     return value_colours(values.value_counts().index, labels)
-
-
-def _own_axes(ax: Axes | None, width: float, height: float) -> Axes:
-    """Return the given axes, or the axes of a new figure of this size in inches."""
-    return ax if ax is not None else pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def _finish(axes: Axes, show: bool, save: File | None) -> Axes:
@@ -128,15 +114,17 @@ def embedding(
         A column is missing, the cells are not annotated, or there are too few cells for a UMAP.
     """
     obs = _obs(adata, key_added)
-    columns = [
-        _column(obs, adata.var_names, name, key_added) for name in ([color] if isinstance(color, str) else color)
-    ]
+    colours = [color] if isinstance(color, str) else color
+    columns = [_column(obs, adata.var_names, name, key_added) for name in colours]
     rows = np.arange(adata.n_obs)
     adata = adata.to_memory() if adata.isbacked else adata  # a view of a backed view is not possible
     coordinates = None
     if basis is None:
-        rows, coordinates = _map_of_report(adata, key_added, seed)
-        basis = "X_umap"
+        drawn = draw_cells([of_cells(adata, key_added)], MAX_CELLS, seed)
+        if drawn.xy is None:
+            remedy = "choose more cells, or name an entry of obsm with basis=..."
+            raise InputError(f"{adata.n_obs} cells for a UMAP", f"at least {MIN_CELLS} cells that differ", remedy)
+        rows, coordinates, basis = drawn.rows, drawn.xy, "X_umap"
     genes = [name for name in columns if name not in obs]
     cells = adata[rows, genes].copy()  # the AnnData of the user stays as it is
     cells.obs = obs.iloc[rows].copy()
@@ -151,18 +139,9 @@ def embedding(
     lowest, highest = (list(ends) for ends in zip(*limits, strict=True))
     options = {"vmin": lowest, "vmax": highest, "show": False}
     options |= {"ncols": ncols, "wspace": 0.5} if ax is None else {"ax": ax}
-    drawn = sc.pl.embedding(cells, basis.removeprefix("X_"), color=columns, **options)
-    _finish(drawn[0] if isinstance(drawn, list) else drawn, show, save)
-    return drawn
-
-
-def _map_of_report(adata: AnnData, key: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and the coordinates of the cells on the map of the report, M and M x 2."""
-    drawn = draw_cells([of_cells(adata, key)], MAX_CELLS, seed)
-    if drawn.xy is None:
-        remedy = "choose more cells, or name an entry of obsm with basis=..."
-        raise InputError(f"{adata.n_obs} cells for a UMAP", f"at least {MIN_CELLS} cells that differ", remedy)
-    return drawn.rows, drawn.xy
+    made: Axes | list[Axes] = sc.pl.embedding(cells, basis.removeprefix("X_"), color=columns, **options)
+    _finish(made[0] if isinstance(made, list) else made, show, save)
+    return made
 
 
 def composition(
@@ -189,10 +168,12 @@ def composition(
         Prefix of the annotation.
     """
     obs = _obs(adata, key_added)
-    label = _column_of_obs(obs, adata.var_names, color, key_added)
-    groups = "all" if groupby is None else obs[_column_of_obs(obs, adata.var_names, groupby, key_added)]
+    none = pd.Index([])  # genes do not group cells
+    label = _column(obs, none, color, key_added)
+    groups = "all" if groupby is None else obs[_column(obs, none, groupby, key_added)]
     shares = pd.crosstab(groups, obs[label], normalize="index")
-    axes = _own_axes(ax, 8, max(1 + 0.4 * len(shares), 0.5 + 0.25 * shares.shape[1]))  # the legend has a line a value
+    height = max(1 + 0.4 * len(shares), 0.5 + 0.25 * shares.shape[1])  # the legend has a line for each value
+    axes = ax or pyplot.subplots(figsize=(8, height), layout="constrained")[1]
     shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata, obs, label, key_added))
     axes.set(xlabel="share of cells", ylabel=groupby or "cells", xlim=(0, 1))
     for bars in axes.containers:
@@ -224,7 +205,8 @@ def confusion(
     table = table.loc[table.sum(axis=1) > 0, (table.sum(axis=0) > 0) | (table.sum(axis=1) > 0)]
     if normalize:
         table = 100 * table.div(table.sum(axis=1), axis=0)
-    axes = _own_axes(ax, 2.5 + 0.4 * table.shape[1], 2 + 0.4 * table.shape[0])
+    size = (2.5 + 0.4 * table.shape[1], 2 + 0.4 * table.shape[0])
+    axes = ax or pyplot.subplots(figsize=size, layout="constrained")[1]
     image = axes.imshow(table.to_numpy(), cmap="Blues", vmin=0)
     for row, column in zip(*np.nonzero(table.to_numpy()), strict=True):
         number = table.iat[row, column]

@@ -119,14 +119,7 @@ def name_columns(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the columns with names of labels, of obs and of the details.
 
-    Below the called node, and below a label on a higher level, a level repeats it.
-
-    Parameters
-    ----------
-    unknown
-        Boolean, N.
-    terms
-        Ontology id of each label.
+    Below the called node, and below a label on a higher level, a level repeats it. `terms` are the ontology ids.
     """
     called = calls["called"].to_numpy()
     nodes = list(labels) if tree is None else tree.nodes
@@ -267,12 +260,8 @@ def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:
 def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
     """Return a warning if a label, or a parent of at most half of the labels, has nearly all known cells; else "".
 
-    A subset with cells of one type has another depth and batch effect than its whole sample.
-
-    Parameters
-    ----------
-    best
-        Index of the label of each known cell.
+    A subset with cells of one type has another depth and batch effect than its whole sample. `best` is the index of the
+    label of each known cell.
     """
     labels = tree.labels
     counts = np.bincount(best, minlength=len(labels))

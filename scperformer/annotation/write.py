@@ -48,19 +48,8 @@ def write_annotation(
     """Write the cells of the open file `path` with their annotation, or a table, depending on the ending of `output`.
 
     In an h5ad copy of an h5ad file, everything else is bit for bit the same. Earlier entries of the same names are
-    replaced.
-
-    Parameters
-    ----------
-    scratch
-        A folder on the disk of the output, for a file that is being written.
-    seen
-        The `fingerprint` of the file when it was opened.
-
-    Raises
-    ------
-    InputError
-        As for `new_file` and `new_folder`; or the file has changed since it was opened.
+    replaced. `scratch` is a folder on the disk of the output, for a file that is being written; `seen` is the
+    `fingerprint` of the file when it was opened: a file that has changed since is refused.
     """
     is_zarr = output.suffix == ".zarr"
     if is_zarr and isinstance(cells, BackedH5ad):

@@ -41,14 +41,7 @@ class AdaptConfig(ModelOptions):
 
 
 def run(cfg: AdaptConfig, model: "Model | None" = None, cells: "AnnData | None" = None) -> Path:
-    """Adapt a model to a file, to a text file of genes or to cells in memory, and write it; return its folder.
-
-    Raises
-    ------
-    InputError
-        The model stores no cells; the file cannot be annotated by it; or fewer than half of the genes of the text file,
-        or fewer than 50 of them, are genes of the model.
-    """
+    """Adapt a model to a file, to a text file of genes or to cells in memory, and write it; return its folder."""
     from scperformer.io.read import default_output
     from scperformer.model.folder import MODEL, load_reference_cells, write_model
     from scperformer.model.inference import torch_state_kept

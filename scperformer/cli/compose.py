@@ -189,19 +189,7 @@ def hand_to_hydra(
 ) -> None:
     """Call a task with the tree of each run of a sweep, where Hydra's launcher runs it; with `--cfg`, only print.
 
-    Parameters
-    ----------
-    words
-        Options of the step and of Hydra, from the command line.
-    flags
-        Flags of Hydra, such as `-m`.
-    own
-        The user's folder of presets.
-
-    Raises
-    ------
-    InputError
-        A word is wrong, or Hydra itself refuses the words.
+    `words` are options of the step and of Hydra, `flags` are flags of Hydra, `own` is the user's folder of presets.
     """
     import hydra
     from hydra.errors import HydraException

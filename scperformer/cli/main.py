@@ -76,20 +76,10 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
 
 
 def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[str]) -> int:
-    """Run a step once for each combination of values; print the table of the runs, and return the exit code.
+    """Run a step once for each combination of values, and print the table of the runs; return 2 if a run has failed.
 
-    Parameters
-    ----------
-    overrides
-        Options of the step with one or several values, and options of Hydra.
-    own
-        The user's folder of presets.
-    plugins
-        Files with mechanisms of attention.
-
-    Returns
-    -------
-    0, or 2 if a run has failed.
+    `overrides` are options of the step and of Hydra, `own` is the user's folder of presets, `plugins` are files with
+    mechanisms of attention.
     """
     from scperformer.cli.sweep import RUN_RECORD, all_jobs, sweep_table, table_text, write_table
 

@@ -57,21 +57,11 @@ class PredictConfig(AnnotationOptions):
 
 
 def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
-    """Annotate files: write a copy of each with the annotation added, or a table.
+    """Annotate files: write a copy of each with the annotation added, or a table; return the paths of these.
 
-    Without `model`, the model of `cfg.model_path` is used.
-
-    Returns
-    -------
-    The paths of the annotations: `cfg.output`, or `<input>.annotated.h5ad` beside each input or in
-    `cfg.output_dir`. Inputs that are annotations of other inputs are left out.
-
-    Raises
-    ------
-    InputError
-        A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
-        the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
-        raised after the other files; with `keep_going=ok` nothing is raised.
+    Inputs that are annotations of other inputs are left out. Nothing is written for a file that is refused. With
+    `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output, and one error
+    is raised after the other files; with `keep_going=ok` nothing is raised.
     """
     from scperformer.annotation.outputs import Failures, failed_file, is_finished, outputs_of, require_writable
     from scperformer.annotation.predict import annotate_file

@@ -42,16 +42,23 @@ def write_page(
     `evaluation` and `sample` are in memory, in place of the folder and the files that the options name.
     """
     from scperformer.results.evaluate import read_evaluation
-    from scperformer.results.read_annotations import read_samples
+    from scperformer.results.read_annotations import Failed, read_annotated
     from scperformer.results.report import make_report
 
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
     require_absent(output, cfg.overwrite)
-    samples, failed = ([sample], []) if sample is not None else read_samples(cfg.inputs, cfg.key_added)
+    failed: list[Failed] = []
+    samples = [sample] if sample is not None else read_annotated(cfg.inputs, cfg.key_added, failed)
     if cfg.evaluation is not None:
         evaluation = read_evaluation(cfg.evaluation)
-    options = {"max_cells": cfg.cells, "seed": cfg.seed}
     summary = make_report(
-        output, samples, failed, evaluation, overwrite=cfg.overwrite, sample_key=cfg.sample_key, **options
+        output,
+        samples,
+        failed,
+        evaluation,
+        overwrite=cfg.overwrite,
+        sample_key=cfg.sample_key,
+        max_cells=cfg.cells,
+        seed=cfg.seed,
     )
     return output, summary

@@ -93,21 +93,10 @@ def _words_of(content: Any) -> list[str]:
 
 
 def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
-    """Return the workflow of a configuration.
+    """Return the workflow of a configuration with keys of config/config.yaml, which all may be missing.
 
-    Parameters
-    ----------
-    config
-        Keys of config/config.yaml; all may be missing.
-    folder
-        The folder of the Snakefile. Beside it, only a checkout has the data that replace missing samples.
-    where
-        The place of the configuration, for errors.
-
-    Raises
-    ------
-    InputError
-        A key, an option or a row of the sample sheet is wrong; or a file, a model or a column of a file is missing.
+    Beside `folder`, that of the Snakefile, only a checkout has the data that replace missing samples. `where` is the
+    place of the configuration, for errors.
     """
     cfg, options = workflow_options(config, where)
     assert cfg.label_key is not None

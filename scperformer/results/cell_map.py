@@ -79,21 +79,10 @@ def draw_cells(samples: Sequence[Annotated], max_cells: int = MAX_CELLS, seed: i
 
 
 def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.int64]]) -> AnnData:
-    """Return the expression of some cells of each sample, which `predict` used, for the genes that all samples measure.
+    """Return the expression that `predict` used of some cells of each sample, for the genes that all samples measure.
 
-    Parameters
-    ----------
-    rows
-        Ascending row numbers of the cells of each sample.
-
-    Returns
-    -------
-    Cells x genes, CSR float32, ln(1 + counts per 10,000). Human Ensembl ids are replaced by symbols.
-
-    Raises
-    ------
-    InputError
-        A file has no expression in the recorded place.
+    `rows` are ascending. Returns cells x genes, CSR float32, ln(1 + counts per 10,000). Human Ensembl ids are replaced
+    by symbols. An InputError says that a file has no expression in the recorded place.
     """
     read = []
     for sample, chosen in zip(samples, rows, strict=True):

@@ -103,7 +103,7 @@ def explain_cells(
     num_cells: int | None = 200,
     seed: int = 0,
 ) -> Explanation:
-    """Explain a random sample of annotated cells.
+    """Explain a random sample of annotated cells; refuse a model that is not the one that gives them their labels.
 
     Parameters
     ----------
@@ -115,11 +115,6 @@ def explain_cells(
         Explain the logit of this label in all cells; None: of the label of each cell.
     num_cells
         Cells of each label; None: all.
-
-    Raises
-    ------
-    InputError
-        The model is not the model of the annotation, or does not give the cells their labels.
     """
     facts = annotated.facts
     key = annotated.key
@@ -228,12 +223,8 @@ def _draw_sample(
 ) -> tuple[np.ndarray, csr_matrix, np.ndarray, np.ndarray]:
     """Draw cells of each label, and refuse them if the model gives more than 1 % another label.
 
-    Cells without expression, and the few cells with another label, are left out.
-
-    Returns
-    -------
-    Of N cells: their ascending rows in the file; the expression, N x genes of the model; the codes of their labels; and
-    the probabilities, N x labels.
+    Cells without expression, and the few cells with another label, are left out. Returns of N cells: their ascending
+    rows in the file; the expression, N x genes; the codes of their labels; and the probabilities, N x labels.
     """
     query = adapted.query
     path = annotated.path
@@ -263,20 +254,11 @@ def _draw_sample(
 
 
 def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
-    """Rank genes as markers of each label in the reference cells that a model keeps.
+    """Rank genes as markers of each label in the reference cells that a model keeps, by scanpy's t-test.
 
-    The test is scanpy's t-test of a label against all others, with overestimated variance. Wilcoxon's test finds about
-    the same genes and takes a hundred times as long.
-
-    Parameters
-    ----------
-    saved
-        The model with the genes to rank: `model` itself, or `model` adapted to fewer genes.
-
-    Returns
-    -------
-    Genes x labels; rank 1 is the best marker, labels with a single cell have NaN. None if the model keeps no cells, or
-    if fewer than two labels can be tested.
+    Wilcoxon's test finds about the same genes and takes a hundred times as long. `saved` has the genes to rank: `model`
+    itself, or `model` adapted to fewer genes. Returns genes x labels: rank 1 is the best marker, labels with a single
+    cell have NaN. None if the model keeps no cells, or if fewer than two labels can be tested.
     """
     import scanpy as sc  # takes seconds to import
 
@@ -312,12 +294,8 @@ def delete_genes(
     """Delete genes from at most 500 random cells, and predict them again.
 
     The genes deleted from a cell are those with the largest contributions, random genes that it expresses, or its most
-    expressed genes. The values of the other genes stay.
-
-    Returns
-    -------
-    The mean probability of `labels`, with a row for each number of deleted genes (`num_genes`) and a column for each
-    choice of genes.
+    expressed genes. Returns the mean probability of `labels`, with a row for each number of deleted genes (`num_genes`)
+    and a column for each choice of genes.
     """
     rng = np.random.default_rng(seed)
     tested = np.sort(rng.permutation(x.shape[0])[:MAX_TESTED])

@@ -202,10 +202,7 @@ def _read(path: Path, name: str, key: str) -> Annotated:
 
 
 def _reason_of(path: Path, error: InputError) -> str:
-    """Return why a sample has no annotation.
-
-    `predict keep_going=true` writes its error into a file in place of the sample. Without that file it is `error`.
-    """
+    """Return why a sample has no annotation: the error that `predict keep_going` wrote in its place, or `error`."""
     sample = path.name.removesuffix(".h5ad").removesuffix(".annotated")
     record = path if path.name.endswith(FAILED_SUFFIX) else path.parent / f"{sample}{FAILED_SUFFIX}"
     if (record != path and path.exists()) or not record.is_file():
@@ -217,20 +214,39 @@ def _reason_of(path: Path, error: InputError) -> str:
         return str(error)
 
 
-def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
+def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None = None) -> list[Annotated]:
     """Read the annotations with the prefix `key` from h5ad files.
+
+    Files that cannot be read or are not annotated are refused. With a list `failed`, they are added to it with the
+    reason, and the samples are in the natural order of their names.
 
     Raises
     ------
     InputError
-        A file is not annotated, or the files were annotated by different models.
+        No file is annotated, or different models annotated them.
     """
+    samples: list[Annotated] = []
+    errors: list[InputError] = []
     files = [Path(path) for path in paths]
-    return _of_one_model([_read(path, name, key) for path, name in zip(files, sample_names(files), strict=True)])
-
-
-def _of_one_model(samples: list[Annotated]) -> list[Annotated]:
-    """Return samples; refuse those that different models annotated."""
+    pairs = list(zip(sample_names(files), files, strict=True))
+    log.info("reading %d annotated file%s", len(paths), "" if len(paths) == 1 else "s")
+    with progress("reading annotations", total=len(files), unit="samples") as shown:
+        for name, path in pairs if failed is None else natsorted(pairs, key=lambda pair: pair[0]):
+            try:
+                samples.append(_read(path, name, key))
+            except InputError as error:
+                if failed is None:
+                    raise
+                errors.append(error)
+                failed.append(Failed(name=name, reason=_reason_of(path, error)))
+                log.warning("%s is in the report without an annotation: %s", name, failed[-1].reason)
+            shown.update()
+    if not samples and failed:
+        if len(failed) == 1:
+            raise errors[0]
+        reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in failed)
+        found = f"none of {len(failed)} files is annotated: {reasons}"
+        raise InputError(found, "at least one annotated file", "see the reason for each file")
     first = samples[0]
     for sample in samples[1:]:
         if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:
@@ -238,39 +254,3 @@ def _of_one_model(samples: list[Annotated]) -> list[Annotated]:
             remedy = "annotate them again with the same model_path, or give one file at a time"
             raise InputError(found, "files annotated by one model", remedy)
     return samples
-
-
-def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[Failed]]:
-    """Read annotations in the natural order of the sample names.
-
-    Returns
-    -------
-    The annotated samples, and the files that cannot be read or are not annotated, with the reason.
-
-    Raises
-    ------
-    InputError
-        No file is annotated, or the files were annotated by different models.
-    """
-    samples: list[Annotated] = []
-    failed: list[Failed] = []
-    files = [Path(path) for path in paths]
-    errors: list[InputError] = []
-    log.info("reading %d annotated file%s", len(paths), "" if len(paths) == 1 else "s")
-    with progress("reading annotations", total=len(files), unit="samples") as shown:
-        for name, path in natsorted(zip(sample_names(files), files, strict=True), key=lambda pair: pair[0]):
-            try:
-                samples.append(_read(path, name, key))
-            except InputError as error:
-                errors.append(error)
-                failed.append(Failed(name=name, reason=_reason_of(path, error)))
-            shown.update()
-    if not samples:
-        if len(failed) == 1:
-            raise errors[0]
-        reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in failed)
-        found = f"none of {len(failed)} files is annotated: {reasons}"
-        raise InputError(found, "at least one annotated file", "see the reason for each file")
-    for left_out in failed:
-        log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
-    return _of_one_model(samples), failed

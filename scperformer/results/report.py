@@ -177,19 +177,6 @@ def _json_for_script(content: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated]) -> None:
-    """Refuse an evaluation of other samples, or of annotations by another model."""
-    names = [sample.name for sample in samples]
-    remedy = "run 'scperformer evaluate' again on the same files"
-    place = evaluation.path or "the evaluation"
-    if others := [name for name in evaluation.metrics["samples"] if name not in names]:
-        expected = f"an evaluation of {', '.join(names)} only"
-        raise InputError(f"{place} evaluates '{others[0]}'", expected, remedy)
-    if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
-        expected = f"an evaluation of {samples[0].model_id}"
-        raise InputError(f"{place} evaluates another model", expected, remedy)
-
-
 def make_report(
     output: Path,
     samples: Sequence[Annotated],
@@ -203,21 +190,19 @@ def make_report(
 ) -> str:
     """Write one HTML page about annotated samples, and return the HTML of its first screen.
 
-    Parameters
-    ----------
-    failed
-        Files that cannot be read or are not annotated; each has a row with the reason.
-    sample_key, max_cells, seed
-        As for `render`.
-
-    Raises
-    ------
-    InputError
-        The output exists, or the evaluation is of other samples.
+    `failed` files have a row with the reason. Refuses an evaluation of other samples. Other arguments: as `render`.
     """
     started = time.perf_counter()
     if evaluation is not None:
-        _require_same_samples(evaluation, samples)
+        place = evaluation.path or "the evaluation"
+        names = [sample.name for sample in samples]
+        found = next((f"'{name}'" for name in evaluation.metrics["samples"] if name not in names), "")
+        if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
+            found = "another model"
+        if found:
+            expected = f"an evaluation of {', '.join(names)} only, by {samples[0].model_id}"
+            remedy = "run 'scperformer evaluate' again on the same files"
+            raise InputError(f"{place} evaluates {found}", expected, remedy)
     page, summary = render(samples, failed, evaluation, sample_key=sample_key, max_cells=max_cells, seed=seed)
     with new_file(output, overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.

@@ -120,7 +120,7 @@ def test_composition_shows_shares(annotated):
 
 
 def test_a_gene_is_refused_as_groups(annotated):
-    with pytest.raises(InputError, match="the gene 'GENE0' in place of groups of cells; expected a column of obs"):
+    with pytest.raises(InputError, match="no 'GENE0' in the data; expected a column of obs"):
         scp.pl.composition(annotated, "GENE0")
 
 

@@ -12,7 +12,7 @@ from sklearn.neighbors import NearestNeighbors
 from support.annotated import annotated_sample, write_sample
 
 from scperformer.results.cell_map import MIN_CELLS, NUM_VARIABLE, draw_cells, find_markers, read_expression, umap
-from scperformer.results.read_annotations import Annotated, read_samples
+from scperformer.results.read_annotations import Annotated, read_annotated
 
 
 def counts_sample(pbmc: ad.AnnData, first: int, num_cells: int, num_genes: int) -> ad.AnnData:
@@ -40,7 +40,7 @@ def cells(pbmc3k) -> list[ad.AnnData]:
 def samples(cells, tmp_path_factory) -> list[Annotated]:
     folder = tmp_path_factory.mktemp("samples")
     paths = [write_sample(folder, f"s{number}", sample) for number, sample in enumerate(cells)]
-    return read_samples(paths, "scperformer")[0]
+    return read_annotated(paths, "scperformer", [])
 
 
 def log_normalised(cells: ad.AnnData) -> ad.AnnData:
@@ -62,7 +62,7 @@ def test_expression_is_that_of_scanpy_for_the_shared_genes(cells, samples):
 def test_ensembl_ids_become_symbols(cells, tmp_path):
     sample = cells[0].copy()
     sample.var_names = ["ENSG00000167286.9", "ENSG00000156738", *(f"ENSG0000000{place:04d}" for place in range(2998))]
-    [read], _ = read_samples([write_sample(tmp_path, "s", sample)], "scperformer")
+    [read] = read_annotated([write_sample(tmp_path, "s", sample)], "scperformer")
     names = read_expression([read], [np.array([0])]).var_names
     assert list(names[:3]) == ["CD3D", "MS4A1", "ENSG00000000000"]
 
@@ -78,14 +78,14 @@ def test_a_random_sample_of_the_cells_is_drawn(samples):
 def test_a_file_keeps_its_umap(cells, tmp_path):
     sample = cells[0].copy()
     sample.obsm["X_umap"] = np.random.default_rng(0).normal(size=(60, 2))
-    read, _ = read_samples([write_sample(tmp_path, "s", sample)], "scperformer")
+    read = read_annotated([write_sample(tmp_path, "s", sample)], "scperformer")
     drawn = draw_cells(read)
     np.testing.assert_allclose(drawn.xy, sample.obsm["X_umap"], rtol=1e-6)
     assert drawn.source == "The UMAP of the file (X_umap)"
 
 
 def test_missing_expression_is_the_reason_for_no_map(tmp_path, caplog):
-    read, _ = read_samples([write_sample(tmp_path, "s", annotated_sample(num_cells=40))], "scperformer")
+    read = read_annotated([write_sample(tmp_path, "s", annotated_sample(num_cells=40))], "scperformer")
     drawn = draw_cells(read)  # its labels are from .raw, which is missing
     assert (drawn.expression, drawn.xy) == (None, None)
     assert "no raw in" in drawn.source

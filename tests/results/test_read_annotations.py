@@ -7,7 +7,7 @@ import pytest
 from support.annotated import annotated_sample, write_sample
 
 from scperformer.base.errors import InputError
-from scperformer.results.read_annotations import read_annotated, read_samples, sample_names
+from scperformer.results.read_annotations import Failed, read_annotated, sample_names
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,7 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     sample = annotated_sample(num_cells=30, min_confidence=0.5)
     path = write_sample(tmp_path, "one", sample)
     monkeypatch.setattr("scanpy.read_h5ad", None)
-    [read], failed = read_samples([path], "scperformer")
-    assert failed == []
+    [read] = read_annotated([path], "scperformer")
     assert read.name == "one"
     assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
     assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
@@ -102,7 +101,7 @@ def test_truncated_file_is_refused(tmp_path):
 def test_samples_are_in_natural_order(tmp_path):
     sample = annotated_sample(num_cells=20)
     paths = [write_sample(tmp_path, name, sample) for name in ("s10", "s2", "S1")]
-    assert [read.name for read in read_samples(paths, "scperformer")[0]] == ["S1", "s2", "s10"]
+    assert [read.name for read in read_annotated(paths, "scperformer", [])] == ["S1", "s2", "s10"]
 
 
 def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
@@ -114,7 +113,8 @@ def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
     (tmp_path / "odd.failed.json").write_text("[]")
     names = ("told.annotated.h5ad", "too.failed.json", "odd.failed.json")
     paths = [plain, good, absent, *(str(tmp_path / name) for name in names)]
-    samples, failed = read_samples(paths, "scperformer")
+    failed: list[Failed] = []
+    samples = read_annotated(paths, "scperformer", failed)
     assert [read.name for read in samples] == ["good"]
     reasons = {sample.name: sample.reason for sample in failed}
     assert list(reasons) == ["absent", "odd", "plain", "told", "too"]
@@ -128,7 +128,7 @@ def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
 def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):
     paths = [write_sample(tmp_path, name, pbmc) for name in ("a", "b")]
     with pytest.raises(InputError, match=r"none of 2 files is annotated: a: no obs column .*; b: no obs column"):
-        read_samples(paths, "scperformer")
+        read_annotated(paths, "scperformer", [])
 
 
 TAMPERED = {

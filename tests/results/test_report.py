@@ -20,7 +20,7 @@ from scperformer.cli.evaluate import run as run_evaluate
 from scperformer.cli.report import ReportConfig
 from scperformer.cli.report import run as run_report
 from scperformer.results.evaluate import read_evaluation
-from scperformer.results.read_annotations import read_samples
+from scperformer.results.read_annotations import read_annotated
 from scperformer.results.report import page_scripts, render
 
 SCRIPT = "<script>alert(1)</script>"
@@ -286,7 +286,7 @@ def test_evidence_on_reference_cells_is_shown(tmp_path):
 
 def test_same_input_same_page(folder, text):
     inputs = [str(folder / f"{name}.annotated.h5ad") for name in ("a <b>1", '"x" onclick="y"')]
-    samples, _ = read_samples(inputs, "scperformer")
+    samples = read_annotated(inputs, "scperformer", [])
     again, summary = render(samples, [], read_evaluation(folder / "evaluation"))
     assert again == text
     assert summary.strip() in text  # the first screen, for notebooks
@@ -295,7 +295,7 @@ def test_same_input_same_page(folder, text):
 def test_evaluation_of_other_files_is_refused(folder, tmp_path):
     other = write_sample(tmp_path, "other", annotated_sample(num_cells=20))
     with pytest.raises(
-        InputError, match=r"evaluates '.*; expected an evaluation of other only: run 'scperformer evaluate'"
+        InputError, match=r"evaluates '.*; expected an evaluation of other only, by model pbmc"
     ):
         run_report(ReportConfig(inputs=[other], evaluation=str(folder / "evaluation")))
     assert not (tmp_path / "report.html").exists()
