@@ -294,9 +294,7 @@ def test_same_input_same_page(folder, text):
 
 def test_evaluation_of_other_files_is_refused(folder, tmp_path):
     other = write_sample(tmp_path, "other", annotated_sample(num_cells=20))
-    with pytest.raises(
-        InputError, match=r"evaluates '.*; expected an evaluation of other only, by model pbmc"
-    ):
+    with pytest.raises(InputError, match=r"evaluates '.*; expected an evaluation of other only, by model pbmc"):
         run_report(ReportConfig(inputs=[other], evaluation=str(folder / "evaluation")))
     assert not (tmp_path / "report.html").exists()
 
