@@ -12,15 +12,14 @@ through the layers once for all cells; for each cell, its expressed genes are su
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
+from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.additive import Additive, KeySums, has_triton
 from scperformer.attention.base import Attention, Sizes
@@ -34,94 +33,6 @@ from scperformer.config.training import ModelConfig, TokensConfig
 MAX_EXPRESSED_SHARE = 1 / 3
 FEEDFORWARD_FACTOR = 4  # hidden width of the feed-forward network, in multiples of the model width
 Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input for all genes at value 0, and their sums over keys
-
-
-class _Sum(torch.autograd.Function):
-    """`Layer.key_sums` with checkpointing: the backward pass computes each chunk again."""
-
-    @staticmethod
-    def forward(ctx, layer, h_BLD, keep_BL, *parameters):
-        ctx.layer = layer
-        ctx.as_before = _state_of(h_BLD)
-        sums = layer.key_sums(h_BLD, keep_BL)
-        ctx.save_for_backward(h_BLD, keep_BL, sums.scale_BHM, *parameters)
-        ctx.mark_non_differentiable(sums.scale_BHM)
-        return sums.s_BHME, sums.z_BHM, sums.scale_BHM
-
-    @staticmethod
-    def backward(ctx, grad_s_BHME, grad_z_BHM, _):
-        h_BLD, keep_BL, scale_BHM, *parameters = ctx.saved_tensors
-
-        def outputs(chunk_BLD, keep_BL):
-            sums = ctx.layer.chunk_sums(chunk_BLD, keep_BL)
-            factor_BHM = torch.exp2(sums.scale_BHM - scale_BHM)
-            return (sums.s_BHME, sums.z_BHM), (grad_s_BHME * factor_BHM.unsqueeze(-1), grad_z_BHM * factor_BHM)
-
-        grad_h_BLD, grads = _gradients(ctx, outputs, h_BLD, keep_BL, parameters)
-        return None, grad_h_BLD, None, *grads
-
-
-class _Read(torch.autograd.Function):
-    """`Layer.read` with checkpointing: the backward pass computes each chunk again."""
-
-    @staticmethod
-    def forward(ctx, layer, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
-        ctx.layer = layer
-        ctx.as_before = _state_of(h_BLD)
-        ctx.save_for_backward(h_BLD, s_BHME, z_BHM, scale_BHM, *parameters)
-        return layer.read(h_BLD, KeySums(s_BHME, z_BHM, scale_BHM))
-
-    @staticmethod
-    def backward(ctx, grad_BLD):
-        h_BLD, s_BHME, z_BHM, scale_BHM, *parameters = ctx.saved_tensors
-        sums = KeySums(s_BHME.detach().requires_grad_(), z_BHM.detach().requires_grad_(), scale_BHM)
-
-        def outputs(chunk_BLD, grad_BLD):
-            return (ctx.layer.read_chunk(chunk_BLD, sums),), (grad_BLD,)
-
-        shared = [sums.s_BHME, sums.z_BHM, *parameters]
-        grad_h_BLD, (grad_s_BHME, grad_z_BHM, *grads) = _gradients(ctx, outputs, h_BLD, grad_BLD, shared)
-        return None, grad_h_BLD, grad_s_BHME, grad_z_BHM, None, *grads
-
-
-def _state_of(x: Tensor) -> Callable:
-    """Return a context manager that enables gradients and restores the present random state and mixed precision."""
-    rng_state = torch.get_rng_state()
-    devices, device_states = get_device_states(x)
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-    @contextmanager
-    def as_before() -> Iterator[None]:
-        forked = torch.random.fork_rng(devices, device_type=kind)
-        with forked, torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
-            torch.set_rng_state(rng_state)
-            set_device_states(devices, device_states)
-            yield
-
-    return as_before
-
-
-def _gradients(ctx, outputs, h_BLD, other_BLX, shared):
-    """Return the gradients of the tokens, chunk by chunk, and of the tensors `shared` by all chunks.
-
-    `outputs` returns the outputs of a chunk of the tokens and of `other_BLX`, and their gradients.
-    """
-    grad_h_BLD = torch.empty_like(h_BLD)
-    grads: list[Any] = [None] * len(shared)
-    wanted = [i for i, tensor in enumerate(shared) if tensor.requires_grad]
-    chunks = zip(*map(ctx.layer.chunks, (h_BLD, other_BLX, grad_h_BLD)), strict=True)
-    with ctx.as_before():
-        for chunk_BLD, other_chunk_BLX, grad_chunk_BLD in chunks:
-            chunk_BLD = chunk_BLD.detach().requires_grad_()
-            results, given = outputs(chunk_BLD, other_chunk_BLX)
-            inputs = (chunk_BLD, *(shared[i] for i in wanted))
-            new_chunk_BLD, *shared_grads = torch.autograd.grad(results, inputs, given, allow_unused=True)
-            grad_chunk_BLD.copy_(new_chunk_BLD)
-            for i, grad in zip(wanted, shared_grads, strict=True):
-                if grad is not None:
-                    grads[i] = grad.clone() if grads[i] is None else grads[i].add_(grad)
-    return grad_h_BLD, grads
 
 
 def weights_state(module: nn.Module) -> list[Any]:
@@ -214,9 +125,7 @@ class Layer(nn.Module):
             cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
             outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(self._whole, h_BLD, keep_BL, positions_BL, use_reentrant=False)
-        return self._whole(h_BLD, keep_BL, positions_BL)
+        return self._recomputed(self._whole)(h_BLD, keep_BL, positions_BL)
 
     def _whole(self, h_BLD, keep_BL, positions_BL):
         qkv_TBHLE = self.projected(h_BLD, self.to_qkv.weight)
@@ -235,26 +144,28 @@ class Layer(nn.Module):
 
     def key_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
         """Return the sums over the keys of tokens, chunk by chunk, for additive mechanisms."""
-        if self.checkpointing and torch.is_grad_enabled():
-            return KeySums(*_Sum.apply(self, h_BLD, keep_BL, *self.parameters()))
-        return reduce(add, map(self.chunk_sums, self.chunks(h_BLD), self.chunks(keep_BL)))
+        return reduce(add, map(self._recomputed(self.chunk_sums), self.chunks(h_BLD), self.chunks(keep_BL)))
+
+    def read(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
+        """Return the layer's output for tokens, chunk by chunk, given the sums over all keys."""
+        read_chunk = self._recomputed(self.read_chunk)
+        if torch.is_grad_enabled():
+            return torch.cat([read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
+        # Allocated beforehand: outputs allocated between large temporary tensors would fragment the memory.
+        out_BLD = torch.empty_like(h_BLD)
+        for part_BLD, chunk_BLD in zip(self.chunks(out_BLD), self.chunks(h_BLD), strict=True):
+            part_BLD.copy_(read_chunk(chunk_BLD, sums))
+        return out_BLD
 
     def read_chunk(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
         """Return the layer's output for one chunk, given the sums over all keys."""
         assert isinstance(self.attention, Additive)
         return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
 
-    def read(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
-        """Return the layer's output for tokens, chunk by chunk, given the sums over all keys."""
-        if torch.is_grad_enabled():
-            if self.checkpointing:
-                return _Read.apply(self, h_BLD, sums.s_BHME, sums.z_BHM, sums.scale_BHM, *self.parameters())
-            return torch.cat([self.read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
-        # Allocated beforehand: outputs allocated between large temporary tensors would fragment the memory.
-        out_BLD = torch.empty_like(h_BLD)
-        for part_BLD, chunk_BLD in zip(self.chunks(out_BLD), self.chunks(h_BLD), strict=True):
-            part_BLD.copy_(self.read_chunk(chunk_BLD, sums))
-        return out_BLD
+    def _recomputed(self, function: Callable) -> Callable:
+        """With `checkpointing`, let the backward pass call the function again instead of storing what it computes."""
+        needed = self.checkpointing and torch.is_grad_enabled()
+        return partial(checkpoint, function, use_reentrant=False) if needed else function
 
 
 class Encoder(nn.Module):
