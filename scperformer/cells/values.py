@@ -25,6 +25,13 @@ MAX_LOG = 25.0  # e**25 counts are more than any cell has, in any base that is i
 MAX_VALUE = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
 MAX_SAMPLED_CELLS = 2000
 MIN_MIXED_SUM = 50.0  # whole numbers with a smaller sum may be logarithms by chance
+MIN_DYNAMIC_RANGE = 20.0  # largest / smallest value of a cell; expression has a ratio of 100 and more
+MIN_RANGE_GENES = 100  # expressed genes of a cell, for this ratio to mean something
+NUM_SCALED_CELLS = 500  # sampled to compare the standard deviations of genes
+MIN_SCALED_SHARE = 0.1  # genes expressed in this share of the cells have their standard deviations compared
+MIN_SCALED_GENES = 20  # with fewer such genes, they are not compared
+SCALED_TOLERANCE = 0.1  # relative difference from the median, below which standard deviations are the same
+MIN_SAME_SHARE = 0.8  # of the genes
 # Transformations that are not supported, and their inverse.
 OTHER_TRANSFORMATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "square roots": np.square,
@@ -80,6 +87,7 @@ class _Hypothesis:
         multiples = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
         # Share of the multiples of a cell's smallest value (one count) that are whole numbers.
         fits = np.abs(multiples - np.rint(multiples)) < WHOLE_TOLERANCE
+        self.num_multiples = len(fits)
         self.whole_share = float(fits.mean()) if len(fits) >= MIN_MULTIPLES else 0.0
         self.has_whole_counts = self.whole_share >= MIN_WHOLE_SHARE
         self.spread = float(self.sums.std() / self.sums.mean())
@@ -203,9 +211,31 @@ def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndar
         candidate.text = f"log1p ({BASE_NAMES[log.base]}{total})"
         if not log.confirmed:
             candidate.text = f"values up to {candidate.largest:.4g} that look like logarithms"
-    if not log.confirmed:
+    candidate.doubt = _doubt(sampled, log) if len(small) else ""
+
+
+def _doubt(rows: sparse.csr_matrix, log: Logarithm) -> str:
+    """Return what values probably are if they are neither logarithms nor linear values; else "".
+
+    In values that were scaled without centring, nearly all genes have the same standard deviation.
+    """
+    best = _Hypothesis(rows, undo_log1p(rows.data, log.base))
+    if best.has_whole_counts or best.num_multiples < MIN_MULTIPLES:
+        return ""  # values that come from counts, or too few values to doubt
+    if log.total is None:
         with np.errstate(over="ignore", invalid="ignore"):
             for name, undo in OTHER_TRANSFORMATIONS.items():
-                hypothesis = _Hypothesis(sampled, undo(sampled.data))
+                hypothesis = _Hypothesis(rows, undo(rows.data))
                 if hypothesis.has_whole_counts or hypothesis.has_one_total:
-                    candidate.doubt = name
+                    return name
+        few = rows[evenly_spaced(rows.shape[0], NUM_SCALED_CELLS)]
+        is_frequent = np.bincount(few.indices, minlength=few.shape[1]) >= MIN_SCALED_SHARE * few.shape[0]
+        deviations = few[:, is_frequent].toarray().std(axis=0)
+        is_same = np.abs(deviations - np.median(deviations)) < SCALED_TOLERANCE * np.median(deviations)
+        if is_frequent.sum() >= MIN_SCALED_GENES and is_same.mean() > MIN_SAME_SHARE:
+            return "values that were scaled without centring (all genes have the same standard deviation)"
+    largest = np.maximum.reduceat(undo_log1p(rows.data, log.base), rows.indptr[:-1])
+    ratio = np.median(largest / best.smallest)
+    if ratio < MIN_DYNAMIC_RANGE and np.median(np.diff(rows.indptr)) >= MIN_RANGE_GENES:
+        return f"logarithms that were normalised (the values of a cell differ only by a factor of {ratio:.1f})"
+    return ""

@@ -39,6 +39,12 @@ def read_h5ad(path: str | Path) -> AnnData:
                 # anndata allocates a matrix of the declared shape, however large, before it reads the values.
                 if is_sparse and len(node["indptr"]) - 1 not in node.attrs["shape"]:
                     raise ValueError(f"the shape of {node.name} does not fit its values")
+            for name in ("layers", "obsm"):
+                parts = file.get(name, {})
+                nodes = [parts[part] for part in parts] if isinstance(parts, h5py.Group) else []
+                if wrong := [node for node in nodes if isinstance(node, h5py.Group) and not node.attrs]:
+                    found = f"a name with a slash in {path} ({wrong[0].name}/...), which anndata cannot read"
+                    raise InputError(found, "no slash", f"delete it with h5py (del file['{wrong[0].name}'])")
         return ad.read_h5ad(path)
 
 

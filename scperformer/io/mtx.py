@@ -13,6 +13,7 @@ from scipy import sparse
 from scipy.io import mminfo, mmread
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import names_beside
 from scperformer.io.safety import reading
 from scperformer.io.tenx import expression_only
 
@@ -30,6 +31,7 @@ HEADER_BYTES = 2**20  # the sizes of a matrix are within these
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
 MAX_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
+NUM_FILES_NAMED = 8  # in an error
 MAX_NAMES_BYTES = 2**28  # bytes of a file of names, unpacked; 10 million barcodes have 2e8
 
 
@@ -70,8 +72,10 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
             cells, genes = (next(filter(Path.is_file, files), None) for files in choices)
             if cells is not None and genes is not None:
                 return matrix, cells, genes
-    found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix}"
-    raise InputError(found, "files with the name of each cell and of each gene in a line", "copy them into the folder")
+    seen = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
+    found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {seen})"
+    expected = "files with the name of each cell and of each gene in a line, without a header"
+    raise InputError(found, expected, "copy them into the folder, and name them so")
 
 
 def matrix_size(path: Path) -> tuple[int, int]:

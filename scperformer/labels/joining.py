@@ -8,7 +8,6 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.labels.ontology import find_terms, joined_by_terms, read_pairs
-from scperformer.labels.texts import means_no_label
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
 MAP = "a CSV or TSV table with a label of a study and its joint label in each row"
@@ -49,9 +48,6 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
         if label not in labels:
             remedy = f"{did_you_mean(label, labels)}write the labels as the studies have them"
             raise InputError(f"label '{label}' in {path}", f"labels such as '{labels[0]}'", remedy)
-        if means_no_label(joint):
-            found = f"'{joint}' as the joint label of '{label}' in {path}, which means no label"
-            raise InputError(found, "names of cell types", "leave the cells out with an empty label in their study")
         if joint_of.setdefault(label, joint) != joint:
             found = f"two joint labels of '{label}' in {path} ('{joint_of[label]}' and '{joint}')"
             raise InputError(found, "one joint label for each label", "leave one of them out")
@@ -113,7 +109,11 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
             name = joint_name(label)
             meaning[row, [column[kind] for kind in (types[name] or [name]) if kind in column]] = True
         meanings.append(_without_repeats(meaning))
-    _require_shared([study.study for study in studies], meanings)
+    knows = np.stack([meaning.any(axis=0) for meaning in meanings])
+    for number, study in enumerate(studies):
+        if not (knows[number] & np.delete(knows, number, axis=0).any(axis=0)).any():
+            found = f"no label of {study.study} in the other studies"
+            raise InputError(found, "studies that share labels", "name their joint labels with label_map=...")
     joint_terms = [term_of[label] for label in labels]
     tree = None if ontology is None else joined_by_terms(labels, joint_terms, ontology)
     return JointLabels(labels, joint_terms, tree, meanings)
@@ -132,13 +132,3 @@ def _without_repeats(meaning: np.ndarray) -> np.ndarray:
         result[row] = is_left if is_left.any() else meaning[row]  # else: two labels of a study under one joint label
         taken |= meaning[row]
     return result
-
-
-def _require_shared(studies: Sequence[str], meanings: Sequence[np.ndarray]) -> None:
-    """Refuse a study without a joint label of another study."""
-    knows = np.stack([meaning.any(axis=0) for meaning in meanings])
-    for number, study in enumerate(studies):
-        others = np.delete(knows, number, axis=0).any(axis=0)
-        if not (knows[number] & others).any():
-            found = f"no label of {study} in the other studies"
-            raise InputError(found, "studies that share labels", "name their joint labels with label_map=...")

@@ -232,6 +232,11 @@ NOT_AS_THEY_LOOK = {
     "logged twice": (lambda a: undone_zeros(lognormalised(a), np.log1p), "log1p was applied twice"),
     "square roots of counts": (lambda a: undone_zeros(a, np.sqrt), "square roots"),
     "arcsinh of counts": (lambda a: undone_zeros(a, np.arcsinh), "arcsinh"),
+    "normalised and logged twice": (lambda a: lognormalised(lognormalised(a)), "logarithms that were normalised"),
+    "scaled without centring": (
+        lambda a: scanpy.pp.scale(lognormalised(a), zero_center=False, copy=True),
+        "scaled without centring",
+    ),
     "one length": (lambda a: by_length(lognormalised(a)), "square roots"),
 }
 

@@ -116,6 +116,16 @@ def test_files_with_nullable_names_stay_on_disk(kind, counts_adata, tmp_path):
     assert list(map(str, stored.obs_names)) == expected
 
 
+def test_a_slash_in_a_name_is_refused(cells, tmp_path):
+    """anndata before 0.13 writes such a layer as a group, and cannot read it."""
+    path = write_h5ad_file(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        ad.io.write_elem(file.require_group("layers").create_group("norm"), "log", cells.X)
+        file["layers/norm"].attrs.clear()
+    with pytest.raises(InputError, match=r"a name with a slash .*del file\['/layers/norm'\]"):
+        read_cells(path)
+
+
 def test_no_x_but_layers_or_raw(cells, tmp_path):
     cells.layers["counts"] = cells.X.copy()
     cells.raw = cells.copy()
