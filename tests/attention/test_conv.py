@@ -52,12 +52,3 @@ def test_penalty_by_hand():
 
 
 # --- parameters and options ----------------------------------------------------------------------------------
-
-
-def test_redraw_includes_the_linear_attention():
-    mechanism = make(redraw_interval=7, num_features=5)
-    assert mechanism.redraw_interval == 7
-    before = mechanism.skip.directions_ME.clone()
-    assert before.shape == (5, 16)
-    mechanism.redraw(torch.Generator().manual_seed(9))
-    assert not torch.equal(mechanism.skip.directions_ME, before)

@@ -11,11 +11,9 @@ from support.twins import favor, favor_matrix, published_favor, softmax
 
 from scperformer.attention.additive import power_of_2
 from scperformer.attention.base import Sizes
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.favor import Fastfood, gaussian_directions
 from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
-from scperformer.config.training import ModelConfig, TokensConfig
 
 
 def test_favor_is_accurate_where_the_published_stabilisers_are_not():
@@ -138,12 +136,6 @@ def test_features_of_other_kernels(kernel, expected):
     assert elu1.float().features(small, queries=True)[0, 0, 0, 0].item() == pytest.approx(math.exp(-20), rel=1e-6)
 
 
-def test_the_gradient_of_elu1_at_zero_is_one():
-    x = torch.zeros(1, 1, 1, 3, dtype=torch.float64, requires_grad=True)
-    three_wide(kernel="elu1", projection="identity").features(x, queries=True).sum().backward()
-    assert torch.equal(x.grad, torch.ones_like(x))
-
-
 def test_queries_without_common_features_get_zeros():
     mechanism = three_wide(kernel="relu", projection="identity", epsilon=0.0)
     q, k = torch.tensor([[[[1.0, 0, 0], [0, 1.0, 0]]], [[[0, 2.0, -1.0], [0, 3.0, 0]]]], dtype=torch.float64)
@@ -172,22 +164,6 @@ def test_sums_of_the_published_form_can_be_added(projection, stabiliser):
     for order in (first + second + third, third + (second + first)):
         # float64: rounding only
         torch.testing.assert_close(mechanism.read(q, order), expected, rtol=1e-11, atol=1e-12)
-
-
-def encoder_with_memory(**options) -> Encoder:
-    tokens = TokensConfig(unexpressed="memory")
-    return Encoder(12, tokens, ModelConfig(), {"name": "favor", **options}, torch.Generator().manual_seed(0))
-
-
-def test_memory_is_refused_if_keys_cannot_be_subtracted():
-    with pytest.raises(
-        InputError, match=r"unexpressed=memory with attention=favor and attention\.epsilon=0\.1; .*skip"
-    ):
-        encoder_with_memory(epsilon=0.1)
-    with pytest.raises(InputError, match=r"unexpressed=memory with causal attention=favor; .*skip"):
-        encoder_with_memory(causal=True)
-    for options in ({}, {"kernel": "relu"}, {"kernel": "exp", "epsilon": 0.1}, {"projection": "fastfood"}):
-        encoder_with_memory(**options)
 
 
 @pytest.mark.parametrize(

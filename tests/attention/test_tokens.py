@@ -147,13 +147,6 @@ def test_token_counts_are_the_numbers_of_real_tokens(config):
     assert (tokens.values_BL[np.arange(9), last] == 0).all()
 
 
-@pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP], ids=["full", "skip"])
-def test_cells_without_any_expression(config):
-    tokens = tokenize(cells_csr(np.zeros((2, 3))), config)
-    assert (tokens.values_BL == 0).all()
-    assert (tokens.keep_BL.sum(axis=1) == (4 if config is SCBERT else 1)).all()
-
-
 # --- embeddings ----------------------------------------------------------------------------------------------
 
 GENES, DIM = 9, 6
