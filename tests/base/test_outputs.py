@@ -124,16 +124,6 @@ def test_existing_file_needs_overwrite(tmp_path):
     assert target.read_text() == "after"
 
 
-def test_link_is_followed(tmp_path):
-    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
-    real.write_text("before")
-    link.symlink_to(real)
-    with new_file(link, overwrite=True) as temporary:
-        temporary.write_text("after")
-    assert link.is_symlink()
-    assert real.read_text() == "after"
-
-
 def test_paths_where_no_file_can_be_written_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
@@ -194,18 +184,6 @@ def test_a_users_file_in_a_folder_of_ours_is_never_removed(tmp_path, name):
     remove_folder(target, MADE)
     assert not target.exists()
     remove_folder(target, MADE)  # nothing is there
-
-
-def test_what_appears_meanwhile_is_not_replaced(tmp_path):
-    with pytest.raises(InputError, match="exists"), new_file(tmp_path / "out.txt"):
-        (tmp_path / "out.txt").write_text("theirs")
-    assert (tmp_path / "out.txt").read_text() == "theirs"
-    with new_folder(tmp_path / "model", MADE):
-        pass
-    with pytest.raises(InputError, match="holds notes"), new_folder(tmp_path / "model", MADE, overwrite=True):
-        (tmp_path / "model" / "notes").touch()
-    assert names(tmp_path / "model") == [MARK, "notes"]
-    assert names(tmp_path) == ["model", "out.txt"]
 
 
 def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):

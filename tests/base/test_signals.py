@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -101,21 +100,6 @@ def test_signals_of_clusters_and_terminals(number, code, inputs):
     assert exit_code == code, errors
     require_clean(errors, f"ended by {signal.Signals(number).name}")
     assert sorted(os.listdir(inputs)) == before
-
-
-@pytest.mark.slow
-def test_several_signals_at_once_count_as_one(inputs):
-    """For example from a terminal and from the job manager to which it belongs."""
-    line = [sys.executable, "-m", "scperformer", *PREDICT, "output=out.zarr"]
-    with subprocess.Popen(line, cwd=inputs, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(1)
-        for _ in range(20):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.01)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    require_clean(errors, "interrupted")
-    assert not (inputs / "out.zarr").exists()
 
 
 def test_a_signal_in_a_callback_is_raised_later():

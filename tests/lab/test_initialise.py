@@ -17,17 +17,16 @@ from support.words import as_options
 import scperformer
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
-from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.lab.initialise import Init, load_encoder, start_encoder, start_head
+from scperformer.lab.initialise import load_encoder, start_encoder, start_head
 from scperformer.lab.supervised import Learner, TokenEncoder
 from scperformer.model.batches import Cells
-from scperformer.model.folder import read_model, write_model
+from scperformer.model.folder import read_model
 from scperformer.training import train
 
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
@@ -90,13 +89,6 @@ def test_contradictions_are_refused(pretrained, override, message):
         adopt_options(config(pretrained, override))
 
 
-def test_init_mode_needs_init():
-    with pytest.raises(InputError, match=r"init_mode=head; expected init=FOLDER beside it"):
-        make_config("train", ["inputs=[a]", "label_key=x", "init_mode=head"])
-    with pytest.raises(InputError, match=r"init_mode=half; expected one of full, last_layer, head"):
-        config("x", "init_mode=half")
-
-
 @pytest.mark.slow
 def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
     with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
@@ -142,16 +134,6 @@ def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_
     assert (back != before.x).nnz == 0
 
 
-def test_a_reference_may_call_the_genes_of_the_encoder_otherwise(pretrained, counts_adata):
-    plain, network, _ = started(counts_adata, pretrained)
-    counts_adata.var_names = [name.lower() for name in counts_adata.var_names]
-    other, same, _ = started(counts_adata, pretrained)
-    assert other.genes == [name.lower() for name in plain.genes]
-    assert (other.x != plain.x).nnz == 0
-    for name, tensor in network.encoder.state_dict().items():
-        torch.testing.assert_close(same.encoder.state_dict()[name], tensor, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, pretrained):
     """In another order and beside new genes that no cell expresses."""
@@ -179,18 +161,6 @@ def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, p
     torch.testing.assert_close(after[[*rows, -1]], before, rtol=1e-4, atol=1e-5)
 
 
-def test_new_sinusoidal_genes_have_positions_of_their_own(pretrained):
-    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=x", "model=tiny", "model.positions=sinusoidal"])
-    attention = {"name": "softmax"}
-    theirs, ours = (Encoder(num, cfg.tokens, cfg.model, attention, torch.Generator()) for num in (8, 6))
-    weights = {f"model.encoder.{name}": tensor.numpy() for name, tensor in theirs.state_dict().items()}
-    saved = replace(read_model(pretrained), genes=[f"G{i}" for i in range(8)], weights=weights)
-    genes = ["G5", "G3", "G1", "NEW1", "NEW2", "NEW3"]
-    assert start_encoder(ours, genes, cfg, Init("x", saved, "full", "auto")) == 3
-    expected = sinusoids(12, cfg.model.dim)[[5, 3, 1, 9, 10, 11, 8]]  # the special position is the last
-    torch.testing.assert_close(ours.embedding.gene.weight, expected)
-
-
 def test_too_few_known_genes(pretrained, counts_adata):
     counts_adata.var_names = [f"OTHER{i}" for i in range(195)] + [f"GENE{i}" for i in range(5)]
     with pytest.raises(InputError, match=r"\d of \d+ genes of the reference in init=.*; expected at least 10%"):
@@ -198,19 +168,6 @@ def test_too_few_known_genes(pretrained, counts_adata):
     counts_adata.var_names = [f"ENSG{i:011d}" for i in range(200)]
     with pytest.raises(InputError, match="convert var_names from Ensembl ids to gene symbols"):
         started(counts_adata, pretrained)
-
-
-def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
-    saved = read_model(pretrained)
-    name = "model.encoder.layers.0.to_out.weight"
-    saved.weights[name] = saved.weights[name][:, :-1]
-    write_model(saved, tmp_path / "odd")
-    with pytest.raises(InputError, match=r"weights 'layers\.0\.to_out\.weight' of \(16, 31\)"):
-        started(counts_adata, tmp_path / "odd")
-    del saved.weights[name]
-    write_model(saved, tmp_path / "less")
-    with pytest.raises(InputError, match=r"damaged model .*: no weights 'layers\.0\.to_out\.weight'"):
-        started(counts_adata, tmp_path / "less")
 
 
 # --- what learns ---------------------------------------------------------------------------------------------
@@ -283,12 +240,6 @@ def test_the_first_losses_are_about_those_of_a_network_that_starts_at_zero(count
     with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):  # nothing is logged
         losses = [float(learner.training_step(cells.labelled_batch(np.arange(len(cells))), step)) for step in range(3)]
     assert max(losses) < 1.1 * np.log(3)
-
-
-def test_options_without_effect_on_pretraining_are_named(caplog):
-    words = ["tokens=bins", "model.gene_dropout=0.5", "trainer.max_epochs=5"]
-    train.settled(make_config("pretrain", ["inputs=[a.h5ad]", "model=performer", *words]))
-    assert "tokens, model.gene_dropout: no effect with model=performer" in caplog.text
 
 
 @pytest.mark.parametrize(

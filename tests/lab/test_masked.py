@@ -10,7 +10,6 @@ from support.killed import run_until_killed
 from support.masked import NUM_CELLS, NUM_GENES, TOKENS, batch_of, expression
 
 from scperformer.attention.encoder import Encoder
-from scperformer.attention.registry import MECHANISMS
 from scperformer.attention.tokens import log2_bins, mask_token
 from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample
@@ -122,46 +121,6 @@ def test_losses_add_up_over_batches(counts_adata):
     assert float(sums[2]) == len(true)
 
 
-@pytest.mark.parametrize("options", [[], ["tokens=bins"]], ids=str)
-def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, monkeypatch, options):
-    """The mean of the gradients of two processes is the gradient of the mean over the hidden values of both."""
-    cfg = config("model.gene_dropout=0", "model.dropout=0", *options)
-    corpus, train, _ = parts(counts_adata, cfg)
-    learner = MaskedLearner(new_masked_model(corpus, train, cfg), train, cfg)
-    monkeypatch.setattr(learner, "log", lambda *arguments, **options: None)
-    shares = [train.batch(np.arange(3)), train.batch(np.arange(3, 12))]
-    hidden = [
-        hide_values(tokens, cfg.tokens, cfg.masking.share, seed_of("masked in training", cfg.seed, 0, rank))
-        for rank, tokens in enumerate(shares)
-    ]
-    true = [tokens.values_BL[chosen] for tokens, (_, chosen) in zip(shares, hidden, strict=True)]
-    num_hidden = len(torch.cat(true))
-    monkeypatch.setattr(pretrain, "process_factor", lambda own: own * 2 / num_hidden)
-    of_processes = []
-    for rank, tokens in enumerate(shares):
-        monkeypatch.setattr(MaskedLearner, "global_rank", rank)
-        loss = learner.training_step((tokens, torch.zeros(len(tokens.keep_BL))), 0)
-        of_processes.append(torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True))
-    predicted = torch.cat([learner.network(*pair) for pair in hidden])
-    loss = hidden_loss(predicted, torch.cat(true))
-    together = torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True)
-    for mine, yours, all_of_them in zip(*of_processes, together, strict=True):
-        torch.testing.assert_close((mine + yours) / 2, all_of_them, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_every_mechanism_can_be_pretrained(counts_adata, monkeypatch):
-    monkeypatch.setattr(MaskedLearner, "log", lambda *arguments, **options: None)
-    for name in MECHANISMS:
-        cfg = make_config("pretrain", [*OVERRIDES[:4], "data.min_genes=0", f"attention={name}"])
-        corpus, train, _ = parts(counts_adata, cfg)
-        learner = MaskedLearner(new_masked_model(corpus, train, cfg), train, cfg)
-        learner.training_step((train.batch(np.arange(8)), torch.zeros(8)), 0).backward()
-        gradients = [parameter.grad for parameter in learner.parameters() if parameter.grad is not None]
-        assert len(gradients) > 5, name
-        assert all(gradient.isfinite().all() for gradient in gradients), name
-
-
 # --- the network ---------------------------------------------------------------------------------------------
 
 
@@ -186,20 +145,6 @@ def test_predictions_do_not_depend_on_hidden_values(name):
     first.values_BL, first.x_BL = seen.values_BL[:1], seen.x_BL[:1]
     num = int(chosen[0].sum())
     torch.testing.assert_close(model(first, chosen[:1]), predicted[:num], rtol=1e-4, atol=1e-5)
-
-
-def test_all_hidden_values_are_embedded_alike_and_others_as_before():
-    tokens = TOKENS["continuous"]
-    torch.manual_seed(0)
-    encoder = Encoder(NUM_GENES, tokens, ModelConfig(), {"name": "favor"}, torch.Generator())
-    values = torch.tensor([[0.0, 0.5, 3.0, HIDDEN]])
-    before = encoder.embedding.expression(values)
-    MaskedModel(encoder)
-    after = encoder.embedding.expression(values)
-    assert torch.equal(before[:, :3], after[:, :3])
-    assert torch.equal(after[0, 3], encoder.embedding.expression.mask_D)
-    after.sum().backward()
-    assert (encoder.embedding.expression.mask_D.grad == 1).all()
 
 
 @pytest.mark.parametrize("name", ["bins", "continuous"])

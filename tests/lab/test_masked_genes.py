@@ -129,24 +129,6 @@ def test_it_starts_as_the_regression_of_each_gene_on_the_cells_vectors():
     assert np.abs(wanted - x.toarray().mean(axis=0)).max() > 0.5
 
 
-def test_loss_is_of_all_hidden_values_beside_the_mean_of_the_gene():
-    x = expression()
-    cells = Cells(x, TokensConfig(), np.zeros(NUM_CELLS, dtype=np.int64))
-    network = made()
-    learner = MaskedGenesLearner(network, cells, config())
-    batch = cells.batch(np.arange(10))
-    with torch.no_grad():
-        sums = learner.losses(batch, 2)
-        _, genes_K, true_N = learner.hide(batch, 0)
-        again = learner.losses(batch, 2)
-    assert torch.equal(sums, again)
-    assert float(sums[2]) == len(true_N) == 10 * len(genes_K)
-    dense = x.toarray()[:10][:, genes_K.numpy()]
-    usual = learner.guess(batch, genes_K).view(10, -1)
-    np.testing.assert_allclose(usual, np.tile(x.toarray().mean(axis=0)[genes_K.numpy()], (10, 1)), rtol=1e-5)
-    np.testing.assert_array_equal(true_N.view(10, -1), dense)
-
-
 def test_every_part_learns_and_the_loss_falls(tmp_path):
     adata = make_counts()
     x = csr_matrix(np.log1p(adata.X.toarray() if hasattr(adata.X, "toarray") else adata.X).astype(np.float32))

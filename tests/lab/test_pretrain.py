@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -168,31 +167,6 @@ def test_refusals(command, corpus, tmp_path, case):
     assert ran.code == 2
     assert re.search(message, ran.err.splitlines()[-1])
     assert not list(tmp_path.glob("enc*"))
-
-
-def test_an_encoder_without_its_corpus_is_damaged(encoder, tmp_path):
-    output = Path(shutil.copytree(encoder, tmp_path / "other"))
-    info = json.loads((output / INFO).read_text())
-    del info["provenance"]["corpus"]
-    (output / INFO).write_text(json.dumps(info))
-    with pytest.raises(InputError, match=r"without .*corpus"):
-        read_model(output)
-
-
-@pytest.mark.slow
-def test_scberts_tokens_with_its_own_vectors(corpus, tmp_path):
-    """Fixed vectors of genes stay as the file has them, through pretraining and training."""
-    rng = np.random.default_rng(0)
-    lines = [f"GENE{i} " + " ".join(f"{v:.3f}" for v in rng.normal(size=32)) for i in range(200)]
-    (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
-    options = ["tokens=scbert", "model.positions=gene2vec", f"model.gene2vec_path='{tmp_path / 'vectors.txt'}'"]
-    saved = read_model(run_pretrain(config(corpus[0], overrides=[*options, f"output='{tmp_path / 'enc'}'"])))
-    wanted = np.array([lines[int(gene[4:])].split()[1:] for gene in saved.genes], dtype=np.float32)
-    np.testing.assert_array_equal(saved.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
-    assert saved.config["model"]["gene2vec_path"] == "vectors.txt"
-    cfg = config(corpus[1], overrides=[f"init='{tmp_path / 'enc'}'", f"output='{tmp_path / 'next'}'"])
-    again = read_model(run_pretrain(cfg))  # without the file: the vectors are in the encoder
-    np.testing.assert_array_equal(again.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
 
 
 @pytest.mark.slow

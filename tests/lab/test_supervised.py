@@ -32,20 +32,6 @@ def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatc
     assert not torch.equal(whole[key], last_state(tmp_path / "other")[key])
 
 
-def test_directions_are_redrawn_in_training_as_often_as_asked(cells, cfg, tmp_path):
-    train, val, _ = cells
-    cfg.trainer.max_epochs = 1
-    network = new_network(cells, cfg)
-    before = network.encoder.layers[0].attention.directions_ME.clone()
-    cfg.attention["redraw_interval"] = 0
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "never")
-    assert torch.equal(last_state(tmp_path / "never")["network.encoder.layers.0.attention.directions_ME"], before)
-    cfg.attention["redraw_interval"] = 2
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "often")
-    drawn = last_state(tmp_path / "often")["network.encoder.layers.0.attention.directions_ME"]
-    assert not torch.equal(drawn, before)
-
-
 ROOM = {"attention=favor": True, "attention=window": True, "tokens.unexpressed=memory": False}
 
 

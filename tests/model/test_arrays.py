@@ -220,11 +220,3 @@ def test_few_bytes_do_not_ask_for_much_memory(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 3 * 2**25
     finally:
         tracemalloc.stop()
-
-
-def test_cells_beyond_the_limit_are_refused_unpacked(tmp_path, monkeypatch):
-    (tmp_path / CELLS_FILE).write_bytes(WRITTEN[CELLS_FILE])
-    monkeypatch.setattr("scperformer.model.reference_cells.MAX_VALUES", NUM - 40)
-    monkeypatch.setattr("scperformer.model.reference_cells.MAX_CELLS", 30)
-    with pytest.raises(ValueError, match=r"numbers and .* bytes when unpacked"):
-        READ[CELLS_FILE](tmp_path)

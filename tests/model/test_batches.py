@@ -33,14 +33,6 @@ def test_shuffled_batches_hold_every_cell_once(num_cells, batch_size):
     assert max(map(len, batches)) <= batch_size
 
 
-def test_shuffled_batches_mix_cells_and_save_padding():
-    batches = shuffled_batches(LENGTHS, 8, seed=0, epoch=0)
-    padding = sum(LENGTHS[batch].max() * len(batch) - LENGTHS[batch].sum() for batch in batches)
-    order = np.random.default_rng(0).permutation(1000)
-    unsorted = [order[i : i + 8] for i in range(0, 1000, 8)]
-    assert padding < 0.2 * sum(LENGTHS[batch].max() * len(batch) - LENGTHS[batch].sum() for batch in unsorted)
-
-
 # --- batches of prediction -----------------------------------------------------------------------------------
 
 

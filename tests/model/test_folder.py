@@ -113,14 +113,6 @@ def test_kept_cells_are_a_file_of_their_own_with_a_checksum(saved, tmp_path):
     np.testing.assert_array_equal(found.labels, reference_cells.labels)
 
 
-@pytest.mark.parametrize("genes", [["a\tb", "a\u2028b", "a\x0bb", "a\x85b"], ["A", " padded ", "B", "C"]], ids=ascii)
-def test_gene_names_with_odd_characters_are_loaded_unchanged(saved, tmp_path, genes):
-    write_model(dataclasses.replace(saved, genes=genes), tmp_path / "m")
-    loaded = read_model(tmp_path / "m")
-    assert loaded.genes == genes
-    np.testing.assert_allclose(loaded.gene_means, saved.gene_means, rtol=5e-6)
-
-
 def test_model_card_names_labels_data_and_both_scores(saved, folder):
     card = (folder / CARD).read_text(encoding="utf-8")
     assert card == model_card(saved)
@@ -145,21 +137,6 @@ def test_bars_and_tags_in_labels_are_text_of_the_card(saved):
     for rows in tables:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
         assert any("T &lt;cell&gt; \\| Naïve" in row for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("scales", "line"),
-    [
-        ({"linear": 1.234, "encoder": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder. The factors"),
-        ({"linear": 1.5}, "- Logits are 1.50 x linear branch. The factors"),
-        ({"encoder": 0.004}, "- Logits are 0.00 x encoder. The factors"),
-    ],
-    ids=["both", "linear", "encoder"],
-)
-def test_model_card_names_the_scales_of_the_branches_that_are_on(saved, scales, line):
-    card = model_card(dataclasses.replace(saved, metrics=saved.metrics | {"scales": scales}))
-    assert line in card
-    assert "linear branch alone" not in card
 
 
 # --- refusals ------------------------------------------------------------------------------------------------
@@ -222,13 +199,6 @@ def test_a_label_tree_is_kept_and_shown(saved, tmp_path):
     assert read_model(tmp_path / "t").tree == tree
     card = (tmp_path / "t" / CARD).read_text("utf-8")
     assert "Label tree of 2 levels: x (B cell, T &lt;cell&gt; \\| Naïve)." in card
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, GENES])
-def test_refuses_a_missing_checksum(folder, name):
-    change_info(folder, lambda info: info["files"].pop(name))
-    with pytest.raises(InputError, match=f"'bundle.json' without the checksum of {name}"):
-        read_model(folder)
 
 
 @pytest.mark.parametrize(

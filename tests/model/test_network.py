@@ -222,18 +222,6 @@ def test_the_result_of_a_cell_depends_on_no_other_cell(tokens, head, attention):
 # --- branches ------------------------------------------------------------------------------------------------
 
 
-def fresh(**model) -> CellTypeModel:
-    torch.manual_seed(0)
-    return CellTypeModel(
-        GENES,
-        LABELS,
-        tokens=TOKENS["continuous"],
-        model=ModelConfig(**TINY, **model),
-        attention={"name": "favor"},
-        head=HeadConfig(name="mean", hidden=[16]),
-    )
-
-
 def test_the_linear_branch_equals_the_fitted_linear_model():
     network = make(branches="linear")
     assert network.linear is not None
@@ -245,15 +233,6 @@ def test_the_linear_branch_equals_the_fitted_linear_model():
     expected = linear.predict_logits(weights, expression(), linear_options)
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(embedding, logits)
-
-
-def test_network_with_both_branches_starts_as_the_linear_one():
-    network = fresh().eval()
-    assert network.linear is not None
-    with torch.no_grad():
-        network.linear.weight.weight.normal_()
-        network.linear.bias.normal_()
-    assert torch.equal(network(batch_of())[0], network.linear(batch_of()))
 
 
 # --- randomness and errors -----------------------------------------------------------------------------------

@@ -148,15 +148,6 @@ def test_the_baseline_is_logistic_regression_on_the_measured_genes(linear, panel
     assert (ours == expected).mean() > 0.97  # it stops at a larger gradient
 
 
-def test_a_shallow_file_is_adapted_to(linear):
-    shallow = simulated(120, seed=3, depth=0.2)
-    done = annotated(shallow, linear)
-    assert condition(done)["adapted"]
-    assert condition(done)["num_genes"] == NUM_GENES
-    assert condition(done)["depth_share"] == pytest.approx(0.2, rel=0.5)  # both depths are rounded by up to 2 ** .25
-    assert accuracy(done) > 0.9
-
-
 @pytest.mark.parametrize("depth", [1.0, 3.0], ids=["as deep", "deeper"])
 def test_a_file_like_the_reference_is_not_adapted_to(linear, depth):
     like = simulated(120, seed=2, depth=depth)
@@ -258,17 +249,6 @@ def test_calls_depend_on_the_cell_and_the_condition_alone(kind, request, panel, 
     assert not same_bits(whole[:10], default_output)
 
 
-def test_a_model_is_adapted_once_to_files_of_one_condition(linear, panel, sample, write, monkeypatch):
-    made, original = [], adapt.fit_to_condition
-    monkeypatch.setattr(adapt, "fit_to_condition", lambda *given: made.append(given[2].key) or original(*given))
-    files = [write(panel[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
-    files.append(write(sample[:, :100].copy(), "other.h5ad"))
-    outputs = run_predict(PredictConfig(inputs=list(map(str, files)), model_path=str(linear)))
-    keys = [condition(ad.read_h5ad(output))["key"] for output in outputs]
-    assert keys[0] == keys[1] != keys[2]
-    assert made == [keys[0], keys[2]]
-
-
 def test_a_model_is_adapted_on_the_cpu_also_beside_a_gpu(default, panel, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -355,25 +335,6 @@ def test_check_says_whether_predict_adapts(linear, panel, sample, write):
 # --- records ---------------------------------------------------------------------------------------------------
 
 
-def test_the_record_is_written_with_the_annotation(linear, panel, sample, write):
-    shallow = simulated(120, seed=3, depth=0.2)
-    files = {"panel": panel, "like": sample, "shallow": shallow}
-    paths = [str(write(adata, f"{name}.h5ad")) for name, adata in files.items()]
-    outputs = run_predict(PredictConfig(inputs=paths, model_path=str(linear)))
-    for adata, output in zip(files.values(), outputs, strict=True):
-        record = ad.read_h5ad(output).uns["scperformer"]["condition"]
-        assert set(record) == {
-            *("adapted", "num_genes", "depth", "depth_share", "key"),
-            *("expected_accuracy", "accuracy_with_all_genes"),
-        }
-        median = np.median(np.asarray(adata.X.sum(axis=1)))
-        assert 2**-0.25 <= record["depth"] / median <= 2**0.25
-        assert record["num_genes"] == adata.n_vars
-        assert len(record["key"]) == 16
-        assert bool(record["adapted"]) == (adata is not sample)
-        assert 0.7 < record["expected_accuracy"] <= record["accuracy_with_all_genes"] <= 1
-
-
 # --- models that keep no cells ---------------------------------------------------------------------------------
 
 
@@ -440,16 +401,6 @@ def test_files_with_too_few_genes(linear, panel, write, command):
     path = write(panel[:, :49].copy(), "few.h5ad")
     assert "49 of 400 model genes (12.2 %)" in refused(command("predict", f"model_path={linear}", path))
     assert command("predict", f"model_path={linear}", write(panel[:, :50].copy(), "enough.h5ad")).code == 0
-
-
-def test_files_most_of_whose_genes_are_unknown(linear, panel, write, command):
-    """As many genes of the model may match by chance, or by the aliases of another species."""
-    others = ad.AnnData(np.ones((120, 81), dtype=np.float32), obs=panel.obs)
-    others.var_names = [f"NEW{i}" for i in range(81)]
-    mostly = ad.concat([panel, others], axis=1, merge="same")
-    line = refused(command("predict", write(mostly, "mostly.h5ad"), f"model_path={linear}"))
-    assert "80 of 400 model genes" in line
-    assert command("predict", write(mostly[:, :-1].copy(), "half.h5ad"), f"model_path={linear}").code == 0
 
 
 @pytest.mark.parametrize("step", ["adapt", "predict"])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
+from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
@@ -14,7 +14,6 @@ from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training import evidence
 from scperformer.training.evidence import (
-    LARGEST,
     branch_scales,
     effects_of_batches,
     evidence_folds,
@@ -28,7 +27,7 @@ from scperformer.training.fit_linear import LinearOptions, predict_logits
 RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
 MODEL = ModelConfig(positions="coexpression", dropout=0.5)
 POOLED = replace(MODEL, depth=0)
-FEW = 150  # steps, where no accuracy has to be high
+FEW = 60  # steps, where no accuracy has to be high
 HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
 SIGNALS = {"linear": 1.5, "encoder": 0.7}
 
@@ -56,7 +55,7 @@ def options(model: ModelConfig = MODEL, seed: int = 0, max_steps: int = 600) -> 
 @pytest.fixture(scope="module", params=["performer", "pooled"])
 def fitted(request):
     x, labels = made_cells(360, seed=0)
-    cfg = options(MODEL if request.param == "performer" else POOLED)
+    cfg = options(MODEL if request.param == "performer" else POOLED, max_steps=200)
     return fit_branches(x, labels, linear_options=RECIPE, cfg=cfg)
 
 
@@ -83,13 +82,6 @@ def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
         assert found["accuracy"] == (branch.argmax(1) == labels).mean()
     one = {"linear": logits["linear"], "encoder": np.zeros((400, 3))}
     assert score_alone(one, "linear", labels) == score_alone(logits, "linear", labels)
-
-
-def test_labels_by_chance_have_no_accuracy():
-    x, labels = made_cells(360, seed=0)
-    shuffled = np.random.default_rng(0).permutation(labels)
-    evidence = fit_branches(x, shuffled, linear_options=RECIPE, cfg=options(max_steps=FEW)).evidence
-    assert evidence["accuracy"] < 0.45  # a third by chance; far higher if a cell were called by a fit to itself
 
 
 def test_the_network_computes_the_fitted_branches(fitted):
@@ -223,22 +215,6 @@ def test_scales_are_the_best_of_a_grid(held_out):
     np.testing.assert_allclose(found, grid[list(best)], atol=0.1)
 
 
-def test_few_cells_that_are_all_right_do_not_make_it_certain():
-    linear = np.eye(3)[[0, 1, 2]] * 2.0
-    scale, _ = branch_scales(linear, np.zeros_like(linear), np.array([0, 1, 2]))
-    assert 1 < scale < LARGEST / 2
-
-
-def test_an_encoder_that_helps_by_more_than_chance_is_kept(held_out):
-    linear, encoder, labels = held_out
-    *scales, gain = scales_if_significant(linear, encoder, labels, min_gain=2.0)
-    assert tuple(scales) == branch_scales(linear, encoder, labels)
-    alone, _ = branch_scales(linear, np.zeros_like(linear), labels)
-    falls = cell_losses(alone * linear, labels) - cell_losses(scales[0] * linear + scales[1] * encoder, labels)
-    assert gain == {"mean": falls.mean(), "standard_error": falls.std(ddof=1) / 20}
-    assert gain["mean"] > 5 * gain["standard_error"]
-
-
 def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
     linear, _, labels = held_out
     weak = np.eye(4)[labels] * 0.1 + np.random.default_rng(1).normal(size=linear.shape)
@@ -249,29 +225,6 @@ def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
     assert scales == [branch_scales(linear, np.zeros_like(linear), labels)[0], 0.0]
     assert 0 < gain["mean"] < 2 * gain["standard_error"]
     assert scales_if_significant(linear, weak, labels, min_gain=0.0)[1] == share
-
-
-@pytest.mark.slow
-def test_unlabelled_cells_make_better_vectors_of_genes():
-    x, labels = made_cells(18, seed=0)
-    more, _ = made_cells(1500, seed=5)
-    query, truth = made_cells(900, seed=6)
-    found = []
-    for unlabelled in (None, more):
-        fitted = fit_branches(x, labels, linear_options=None, cfg=options(), unlabelled=unlabelled)
-        calls = fitted.encoder.logits(fitted.encoder.performer.sums_of(query)).argmax(1)
-        found.append(score(truth, calls)["accuracy"])
-    assert found[1] > found[0] + 0.03
-
-
-def test_given_vectors_are_only_scaled():
-    x, labels = made_cells(120, seed=0)
-    vectors = np.random.default_rng(0).normal(size=(300, 32))
-    performer = fit_branches(
-        x, labels, linear_options=None, cfg=options(max_steps=FEW), vectors=vectors
-    ).encoder.performer
-    ratio = performer.vectors_GD.detach().numpy() / vectors
-    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
 
 
 def test_single_cells_of_each_label_give_no_evidence():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from scperformer.training import fit_linear as linear
 
@@ -39,21 +38,6 @@ def test_equals_scikit_learn(num_labels, class_weights):
     logits = rest @ ours.weight + ours.bias
     proba = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(proba, theirs.predict_proba(rest), atol=1e-5)  # weights are stored in float32
-
-
-def test_the_fit_takes_one_thread(monkeypatch):
-    seen, fit = [], LogisticRegression.fit
-
-    def fit_and_look(self, x, labels):
-        seen.extend(pool["num_threads"] for pool in threadpool_info())
-        return fit(self, x, labels)
-
-    monkeypatch.setattr(LogisticRegression, "fit", fit_and_look)
-    with threadpool_limits(2):
-        before = [pool["num_threads"] for pool in threadpool_info()]
-        linear.fit_logistic(*noisy_cells(3))
-        assert [pool["num_threads"] for pool in threadpool_info()] == before
-    assert set(seen) == {1}
 
 
 RECIPE = linear.LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="signal")
@@ -125,20 +109,6 @@ def test_one_plain_view_is_scikit_learns_logistic_regression():
     )
 
 
-def test_logits_are_those_of_the_weighted_fit():
-    x, labels = cells()
-    model = linear.fit_linear_branch(x, labels, RECIPE)
-    views = [linear.power_transform(x, power).toarray() for power in RECIPE.powers]
-    scales = [
-        linear.gene_weights(sparse.csr_matrix(v), labels, "signal") / max(1, p)
-        for v, p in zip(views, (0.5, 2.0), strict=True)
-    ]
-    weighted = np.hstack([v * s for v, s in zip(views, scales, strict=True)])
-    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(weighted, labels).decision_function(weighted)
-    assert model.weight.shape == (40, 6)
-    np.testing.assert_allclose(linear.predict_logits(model, x, RECIPE), expected, rtol=2e-2, atol=1e-2)
-
-
 POWERS = (0.5, 2.0)
 
 
@@ -160,11 +130,6 @@ def test_folds_leave_no_label_out_of_training():
     again, _ = linear.label_folds(labels, seed=0)
     other, _ = linear.label_folds(labels, seed=1)
     assert again.tolist() == rows.tolist() != other.tolist()
-
-
-def test_labels_of_one_cell_each_leave_nothing_to_choose_by():
-    x, _ = cells(num_cells=3)
-    assert linear.choose_linear_options(x, np.arange(3), POWERS, seed=0).weighting == "signal"
 
 
 def test_held_out_loss_never_looks_at_its_own_fold():

@@ -1,6 +1,5 @@
 """A file of another study: the encoder weighs less and gene effects are taken out, in calls, records, explanations."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import anndata as ad
@@ -20,7 +19,6 @@ from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits
 from scperformer.model.linear import linear_logits
 from scperformer.model.load import load_model
-from scperformer.training.adapt import adapt_model
 
 QUICK = ["trainer.max_steps=60", "data.min_genes=0", "data.min_cells=0", "logger=none", "ontology=none"]
 
@@ -90,18 +88,6 @@ def test_gene_effects_of_another_study_are_taken_out_before_cells_are_called(fol
     assert panel.uns["scperformer"]["shift"]["gene_factors"].shape == (280,)
     whole = scperformer.annotate(cells[:, 20:].copy(), model, options={"adapt": "false"})
     assert "gene_factors" not in whole.uns["scperformer"]["shift"]  # without the kept cells, nothing is compared
-
-
-def test_gene_effects_are_found_without_running_the_encoder(folder, monkeypatch):
-    """Layers of attention would take hours for the cells that show the effects."""
-    model = load_model(folder)
-    query = find_query(made_cells(240, 2, 0.4), model.saved, PredictConfig(inputs=[""]))
-    expected = adapt_model(model, query, query.cfg, with_shift=True).gene_factors
-    monkeypatch.setattr(type(model.network.encoder), "sums_of", None)
-    np.testing.assert_array_equal(adapt_model(model, query, query.cfg, with_shift=True).gene_factors, expected)
-    alone = replace(model, saved=replace(model.saved, metrics=model.saved.metrics | {"scales": {"encoder": 1.0}}))
-    by_regression = adapt_model(alone, query, query.cfg, with_shift=True).gene_factors
-    assert np.corrcoef(np.log(by_regression), np.log(expected))[0, 1] > 0.9
 
 
 @pytest.mark.parametrize("factors", [np.ones(9), np.full(300, np.nan), "a"])

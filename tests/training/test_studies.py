@@ -235,14 +235,6 @@ def test_cells_in_two_studies_do_not_count_as_evidence(studies, tmp_path, caplog
     assert warning in caplog.text
 
 
-def test_labels_are_joined_by_a_map(studies, tmp_path, command):
-    table = tmp_path / "map.csv"
-    table.write_text("CD4 T,T cell\nNaive CD4 T,T cell\nMemory CD4 T,T cell\n")
-    words = ["label_key=cell_type", "output=m", f"label_map={table}", *QUICK]
-    assert command("train", studies[0], studies[2], *words).code == 0
-    assert read_model("m").labels == ["B", "NK", "T cell"]
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
