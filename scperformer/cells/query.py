@@ -161,7 +161,7 @@ def require_fit(
     share_genes, share_cells = axis_shares(file_genes)
     if share_cells >= AXIS_SHARE > share_genes:
         remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
-    elif file_kind.partition("_")[0] != model_kind.partition("_")[0]:
+    elif file_kind != model_kind:
         remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
     else:
         remedy = "use a model trained on the same species and platform"

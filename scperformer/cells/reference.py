@@ -95,7 +95,7 @@ def _label(
     obs = obs[usable]
     texts = rare.labels[usable].to_numpy(str)
     names = sorted(set(texts.tolist()))
-    terms = read_terms(obs, texts, cfg, path, merged=rare.done.get("into"))
+    terms = read_terms(obs, texts, cfg, path)
     values = split_values(obs, cfg.data, np.ones(len(obs), dtype=bool), path)
     sides = None if values is None else values.to_numpy(str)
     numbers = np.searchsorted(names, texts).astype(np.int64)

@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_SHOWN_CHARACTERS = 80  # length of an invalid label in a message
 MAX_OUTLINE = 240  # characters of a label tree in the log
-MERGED_LABEL = "other"  # of rare labels with `data.rare_labels=merge`
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 
 
@@ -92,14 +91,13 @@ class LabelSelection:
     """The labels to train on, and how rare labels were treated."""
 
     labels: pd.Series  # label of each cell; NaN: the cell is left out
-    # Record with policy, min_cells, labels (rare labels and their numbers of cells) and, after a merge, into (the new
-    # label); {}: no label is rare.
+    # Record with policy, min_cells, and labels (rare labels and their numbers of cells); {}: no label is rare.
     done: dict[str, Any] = field(default_factory=dict)
     note: str = ""  # the record as a sentence; "": no label is rare
 
 
 def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
-    """Treat labels with fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
+    """Keep or drop labels with fewer than `data.min_cells_per_label` cells, as `data.rare_labels` says, and log it.
 
     Labels that are too long or contain control characters are refused.
     """
@@ -108,25 +106,17 @@ def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> 
             found = f"label '{label[:MAX_SHOWN_CHARACTERS]}' of {path} {reason}"
             remedy = "rename it: adata.obs[...].cat.rename_categories"
             raise InputError(found, "labels that are a short line of text", remedy)
-    least = data.min_cells_per_label
-    policy = data.rare_labels
-    rare = rare_labels(labels, least)
+    rare = rare_labels(labels, data.min_cells_per_label)
     if not rare:
         return LabelSelection(labels)
-    is_rare = labels.isin(list(rare))
-    num_rare = sum(rare.values())
-    done: dict[str, Any] = {"policy": policy, "min_cells": least, "labels": rare}
-    note = rare_note(rare, least)
-    if policy == "merge":
-        labels = labels.where(~is_rare, MERGED_LABEL)
-        done["into"] = MERGED_LABEL
-        note += f"; merged into '{MERGED_LABEL}' ({int((labels == MERGED_LABEL).sum())})"
-    elif policy == "drop":
-        labels = labels.where(~is_rare)
-        note += f"; their {num_rare} cells are left out"
-    else:
-        note += "; kept, but the model will hardly recognise them"
-    log.warning("%s%s", note, " (data.rare_labels=merge or drop changes this)" if policy == "keep" else "")
+    done = {"policy": data.rare_labels, "min_cells": data.min_cells_per_label, "labels": rare}
+    note = rare_note(rare, data.min_cells_per_label)
+    if data.rare_labels == "drop":
+        note += f"; their {sum(rare.values())} cells are left out"
+        log.warning("%s", note)
+        return LabelSelection(labels.where(~labels.isin(list(rare))), done, note)
+    note += "; kept, but the model will hardly recognise them"
+    log.warning("%s (data.rare_labels=drop leaves them out)", note)
     return LabelSelection(labels, done, note)
 
 
@@ -165,13 +155,10 @@ class Terms:
     release: str | None  # release of the ontology
 
 
-def read_terms(
-    obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path, merged: str | None = None
-) -> Terms:
+def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
     """Find the ontology ids of labels, and their tree, from `label_tree`, `label_keys` or the ontology; log both.
 
-    `labels` is the label of each labelled cell in `obs`. `merged` is the label of merged rare labels, which has neither
-    an id nor a parent.
+    `labels` is the label of each labelled cell in `obs`.
 
     Raises
     ------
@@ -183,7 +170,7 @@ def read_terms(
     given = dict.fromkeys(names, UNKNOWN_TERM)
     if column in obs:  # all cells of a label must have the same id
         ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
-        given |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1 and name != merged}
+        given |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1}
     elif cfg.ontology_key is not None:
         remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
         raise InputError(f"no column '{column}' in obs of {path}", "a column with ontology ids", remedy)
@@ -191,7 +178,7 @@ def read_terms(
     num_known = sum(term != UNKNOWN_TERM for term in terms)
     shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
     log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
-    tree = _given_tree(obs, labels, names, cfg, path, merged)
+    tree = _given_tree(obs, labels, names, cfg, path)
     if tree is not None and ontology is not None:
         inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
         tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
@@ -204,7 +191,7 @@ def read_terms(
 
 
 def _given_tree(
-    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: ReferenceOptions, path: str | Path, merged: str | None
+    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: ReferenceOptions, path: str | Path
 ) -> LabelTree | None:
     """Return the label tree from the file `label_tree` or the columns `label_keys`; None if neither is given."""
     pairs = []
@@ -216,7 +203,7 @@ def _given_tree(
         pairs = list(zip(*columns, strict=True))
     elif cfg.label_keys:
         levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
-        pairs = pairs_of_columns(pd.DataFrame(dict(enumerate([*levels, labels])))[labels != merged])
+        pairs = pairs_of_columns(pd.DataFrame(dict(enumerate([*levels, labels]))))
     try:
         return tree_of_pairs(pairs, names) if pairs else None
     except ValueError as error:

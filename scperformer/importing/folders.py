@@ -97,8 +97,6 @@ def _import_folder(path: Path, library: Path, cfg: ImportOptions) -> tuple[Saved
             shutil.copyfile(path / file, folder / file)
         if read_model(folder).hash != saved.hash:  # the files may change between check and copy
             raise damaged_model(path, "it changed while it was copied")
-    if target.name != saved.name:
-        log.info("its author calls the model '%s'", saved.name)
     return saved, target
 
 

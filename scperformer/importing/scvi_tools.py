@@ -130,10 +130,6 @@ def _batch(
             found = f"batch={cfg.batch} and a model whose encoder does not read batches"
             raise InputError(found, "no batch: cells of any batch are read in the same way", "leave batch out")
         return None, []
-    arguments = _entry(registry, "setup_args")
-    for name in ("categorical_covariate_keys", "continuous_covariate_keys"):
-        if arguments.get(name):
-            raise ValueError(f"an encoder that reads {name}, which cannot be imported")
     batches = _categories(registry, "batch")
     if len(batches) == 1:
         return np.zeros(0), []

@@ -15,7 +15,6 @@ VERSION = r"\.\d+(?:_PAR_Y)?"  # GENCODE marks copies on Y with _PAR_Y
 KIND_NAMES = {
     "symbol": "gene symbols",
     "ensembl": "Ensembl ids",
-    "ensembl_versioned": "Ensembl ids with versions",
     "unknown": "names of an unknown kind",
 }
 # Compound names such as ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
@@ -32,10 +31,8 @@ def id_kind(names: Sequence[str]) -> str:
     series = pd.Series(list(names), dtype=str)
     if series.empty:
         return "unknown"
-    versioned = series.str.fullmatch(ENSEMBL + VERSION, case=False).mean()
-    plain = series.str.fullmatch(ENSEMBL, case=False).mean()
-    if versioned + plain > 0.5:
-        return "ensembl_versioned" if versioned > plain else "ensembl"
+    if series.str.fullmatch(f"{ENSEMBL}({VERSION})?", case=False).mean() > 0.5:
+        return "ensembl"
     letters = series.str.contains("[A-Za-z]", regex=True).mean()
     return "symbol" if letters > 0.5 else "unknown"
 

@@ -120,7 +120,7 @@ def map_genes_of_files(
             log.info("%s: %s", file, note)
         is_new = mapping.target < 0
         kind = id_kind(names)
-        if vocabulary is None and kind.partition("_")[0] == first_kind.partition("_")[0]:
+        if vocabulary is None and kind == first_kind:
             target = mapping.target.copy()
             target[is_new] = len(genes) + np.arange(is_new.sum())
             genes += [name for name, new in zip(names, is_new, strict=True) if new]

@@ -116,7 +116,7 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
 def _symbols(names: pd.Index) -> pd.Index:
     """Return the names of genes; human Ensembl ids become symbols."""
     texts = tuple(str(name).strip() for name in names)
-    if id_kind(texts) not in ("ensembl", "ensembl_versioned"):
+    if id_kind(texts) != "ensembl":
         return pd.Index(texts, dtype=object)
     symbols = human_genes().symbols
     split = zip(*ids_and_symbols(texts), texts, strict=True)

@@ -27,7 +27,7 @@ def test_kept_rare_labels_are_unchanged_with_a_warning(caplog):
     pd.testing.assert_series_equal(result.labels, LABELS)
     assert result.done == {"policy": "keep", "min_cells": 3, "labels": {"b": 1, "c": 2}}
     assert "2 labels have fewer than 3 cells: 'b' (1), 'c' (2); kept" in caplog.text
-    assert "data.rare_labels=merge or drop changes this" in caplog.text
+    assert "data.rare_labels=drop leaves them out" in caplog.text
 
 
 def test_dropped_rare_labels_are_missing(caplog):
@@ -35,14 +35,6 @@ def test_dropped_rare_labels_are_missing(caplog):
     assert result.labels.tolist()[:5] == ["a"] * 5
     assert result.labels[5:].isna().all()
     assert "their 3 cells are left out" in caplog.text
-
-
-def test_merged_rare_labels_become_one_label(caplog):
-    result = settled("merge")
-    assert result.labels.dropna().tolist() == ["a"] * 5 + ["other"] * 3
-    assert result.labels.isna().tolist() == [False] * 8 + [True]
-    assert result.done["into"] == "other"
-    assert "merged into 'other' (3)" in caplog.text
 
 
 # the column
@@ -99,16 +91,15 @@ CELLS = pd.DataFrame(
 )
 
 
-def terms(*options, merged=None):
+def terms(*options):
     cfg = make_config("train", ["inputs=[r.h5ad]", *options])
-    return read_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad", merged)
+    return read_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad")
 
 
 def test_ontology_ids_come_from_the_column_or_else_from_the_names():
     """In alphabetical order: Mono, NK, memory B, naive B, other. A label with two ids gets neither."""
     assert terms("label_key=fine").ids == ["CL:0000576", "X:2", "X:2", "X:1", "X:9"]
     assert terms("label_key=fine", "ontology=none").ids == ["unknown", "X:2", "X:2", "X:1", "X:9"]
-    assert terms("label_key=fine", merged="other").ids[-1] == "unknown"
     assert terms("label_key=fine", "ontology_key=ids").ids == ["Y:4", "Y:3", "Y:2", "Y:1", "Y:5"]
     assert terms("label_key=fine").release == "2026-03-26"
     assert terms("label_key=fine", "ontology=none").release is None
@@ -116,8 +107,8 @@ def test_ontology_ids_come_from_the_column_or_else_from_the_names():
 
 def test_a_tree_comes_from_columns_a_file_or_the_ontology(tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
-        tree = terms("label_keys=[coarse,middle,fine]", merged="other").tree
-    assert tree.outline == "myeloid (Mono); lymphoid (NK, B (memory B, naive B)); other"
+        tree = terms("label_keys=[coarse,middle,fine]").tree
+    assert tree.outline == "myeloid (Mono, x (other)); lymphoid (NK, B (memory B, naive B))"
     assert tree.terms == {"B": "CL:0000236", "myeloid": "CL:0000763"}  # myeloid cell
     assert f"label tree of 3 levels: {tree.outline}" in caplog.text
     path = tmp_path / "tree.csv"

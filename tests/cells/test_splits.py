@@ -216,16 +216,15 @@ def rare(counts_adata):
     return counts_adata
 
 
-@pytest.mark.parametrize("policy", ["keep", "merge", "drop"])
-def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
+@pytest.mark.parametrize("policy", ["keep", "drop"])
+def test_labels_of_one_cell_are_kept_or_dropped(policy, rare):
     reference = make_reference(Sample(rare, Path("x")), config("x", f"data.rare_labels={policy}"))
-    extra = {"keep": {"Platelet": 1, "Mast cell": 1}, "merge": {"other": 2}, "drop": {}}[policy]
+    extra = {"keep": {"Platelet": 1, "Mast cell": 1}, "drop": {}}[policy]
     counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | extra
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
     assert reference.rare.done["labels"] == {"Platelet": 1, "Mast cell": 1}
     assert reference.split.done.get("labels_without_val_cells", {}) == (extra if policy == "keep" else {})
     terms = dict(zip(reference.label_names, reference.terms.ids, strict=True))
-    assert terms.get("other", "unknown") == "unknown"
     assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
 
 

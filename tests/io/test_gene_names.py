@@ -11,8 +11,8 @@ from scperformer.io.gene_names import guess_species, id_kind, ids_and_symbols, r
     [
         (["CD3D", "MS4A1", "AL627309.1", "5_8S_rRNA"], "symbol"),
         (["ENSG00000187634", "ENSG00000188976"], "ensembl"),
-        (["ENSG00000187634.12", "ENSG00000188976.11"], "ensembl_versioned"),
-        (["ENSG00000182162.11_PAR_Y", "ENSG00000188976.11"], "ensembl_versioned"),
+        (["ENSG00000187634.12", "ENSG00000188976.11"], "ensembl"),
+        (["ENSG00000182162.11_PAR_Y", "ENSG00000188976.11"], "ensembl"),
         (["ENSG00000187634", "ENSG00000188976", "ERCC-00002"], "ensembl"),
         (["0", "1", "2"], "unknown"),
     ],
