@@ -70,8 +70,7 @@ from scperformer.io.gene_table import human_genes
 from scperformer.io.read import open_cells, read_cells
 from scperformer.io.rows import Rows
 from scperformer.io.safety import READ_ERRORS
-from scperformer.model.folder import read_model
-from scperformer.model.library import PACKAGED_MODEL
+from scperformer.model.folder import PACKAGED_MODEL, read_model
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "data" / "pbmc3k.h5ad"

@@ -35,8 +35,7 @@ from scperformer.cli.steps import SCHEMAS
 from scperformer.cli.train import TrainConfig
 from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
-from scperformer.model.folder import read_model
-from scperformer.model.library import PACKAGED_MODEL, imported_models, library_folder
+from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, read_model
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
     from scperformer.attention.base import Attention

@@ -25,9 +25,9 @@ from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import cluster_labels, over_cluster
 from scperformer.labels.texts import means_no_label
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree
+from scperformer.model.arrays import HeldOut
 from scperformer.model.confidence import calibration
 from scperformer.model.conformal import held_out_coverage, label_sets, set_texts, set_threshold
-from scperformer.model.held_out import HeldOut
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import MIN_CELLS
 

@@ -11,7 +11,6 @@ from itertools import accumulate
 MAX_SHOWN_LENGTH = 60  # characters; longer names are cut in messages
 MAX_LISTED_LENGTH = 130  # characters of a list of names in a message
 MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has about 150
-MIB = 2**20
 # Unicode: control characters, surrogates, and separators of lines and paragraphs.
 UNFIT_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 NO_COLUMNS = ("_index", ".", "..")  # names that no column of a table in an h5ad file or zarr store can have
@@ -47,11 +46,6 @@ def did_you_mean(word: object, names: Iterable[object]) -> str:
 def escape_formula(text: str) -> str:
     """Return text for a table; a leading ' keeps spreadsheets from evaluating it as a formula."""
     return f"'{text}" if re.match(FORMULA_START, text) else text
-
-
-def escape_pipes(text: str) -> str:
-    """Return text for a Markdown table, in which `|` separates columns."""
-    return text.replace("|", "\\|")
 
 
 def join_names(names: Sequence[str]) -> str:

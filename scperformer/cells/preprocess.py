@@ -15,8 +15,7 @@ from scperformer.cells.query import find_query
 from scperformer.config.options import ModelOptions
 from scperformer.config.training import DataOptions
 from scperformer.io.h5ad import PREPARED_KEY
-from scperformer.model.folder import read_model
-from scperformer.model.library import resolve_model
+from scperformer.model.folder import read_model, resolve_model
 
 
 def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the reference") -> AnnData:

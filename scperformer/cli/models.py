@@ -55,7 +55,7 @@ class ModelsConfig(ImportOptions):
 def run(cfg: ModelsConfig) -> list[Path]:
     """List models, or show or import one; return the folders of these models."""
     from scperformer.importing.folders import import_model
-    from scperformer.model.library import library_folder
+    from scperformer.model.folder import library_folder
 
     library = Path(cfg.output) if cfg.output else library_folder()
     if cfg.action == "import":
@@ -68,8 +68,7 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
 
     `only` is a name or a model folder: print this model alone, with its model card.
     """
-    from scperformer.model.folder import CARD, read_model
-    from scperformer.model.library import PACKAGED_MODEL, imported_models
+    from scperformer.model.folder import CARD, PACKAGED_MODEL, imported_models, read_model
 
     imported = imported_models(library)
     folders = [PACKAGED_MODEL, *imported]

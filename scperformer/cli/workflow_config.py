@@ -20,7 +20,7 @@ from scperformer.cli.overrides import option_word, option_words, without_interpo
 from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
-from scperformer.model.library import resolve_model
+from scperformer.model.folder import resolve_model
 
 KEYS = (*WORKFLOW_KEYS, "overrides")
 EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"

@@ -18,9 +18,9 @@ from scperformer.config.options import ModelOptions
 from scperformer.io.read import checksum, open_cells
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import spelled_as
+from scperformer.model.arrays import ReferenceCells
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.load import rebuild
-from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.fit_imported import KEPT_SCORES, MAX_KEPT, baseline_scores, baseline_weights, evidence_of
 

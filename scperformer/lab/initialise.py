@@ -21,8 +21,7 @@ from scperformer.io.gene_names import KIND_NAMES, id_kind
 from scperformer.lab.epochs import EncoderLearner
 from scperformer.model.batches import Cells, prediction_batches, seed_of
 from scperformer.model.content import INFO
-from scperformer.model.folder import damaged_model, read_model
-from scperformer.model.library import resolve_model
+from scperformer.model.folder import damaged_model, read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, same_kind
 from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel

@@ -2,8 +2,7 @@
 
 - archive: Model folders in .zip archives, which may come from anywhere: the known files are copied out, nothing is
   extracted.
-- arrays: Read arrays from the .npz files of a model folder, which may come from anywhere: nothing in them is
-  executed.
+- arrays: The .npz files of a model folder, which may come from anywhere: nothing in them is executed.
 - batch_effect: Batch effect: per-gene factors between a query of another study and the reference, and cells corrected
   for them.
 - batches: Turn aligned expression into batches: choose and order cells with seeded random streams, and make their
@@ -13,21 +12,16 @@
 - conformal: Sets of labels that contain the true label with a stated probability: split conformal prediction,
   adaptive sets.
 - content: The content of a bundle.json, checked: it may come from anywhere.
-- folder: The folder that holds a model, written and read without torch.
+- folder: The folder that holds a model: where it is, written and read without torch.
 - fusion: The probabilities of several models of one tissue joined, each of which knows some of the labels.
-- held_out: Out-of-fold predictions of cells of the reference: the evidence for confidences, sets of labels and
-  novelty.
 - imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in
   `KINDS`.
 - inference: Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
-- library: Where models are: in the package, in the folder of imported models, or where the user says.
 - linear: The linear branch of a saved model, computed without torch.
 - load: Load a saved model into a network.
 - network: The network: the encoder branch (embedding -> encoder -> pooling -> labels) plus a linear branch.
 - novelty: Novelty of cells: the distance to the nearest label in the principal directions of the reference.
 - performer: The Performer that reads all genes of a cell at the cost of a linear model.
-- reference_cells: Cells of the reference stored with a model, as counts: with them it is refitted to the genes and
-  depth of a query.
 - saved_model: A trained model as plain data, without torch.
 - shift: Distribution shift: the difference between a query and the reference of a model, in two numbers and in words.
 """

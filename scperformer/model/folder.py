@@ -1,10 +1,10 @@
-"""The folder that holds a model, written and read without torch.
+"""The folder that holds a model: where it is, written and read without torch.
 
     model.safetensors   weights of the network (model.*) and of logistic regression (baseline.*)
     bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
     genes.tsv           the model's genes in order, with their mean expression in the reference
-    cells.npz           cells of the reference, if the model stores any (reference_cells.py)
-    held_out.npz        out-of-fold predictions of cells of the reference (held_out.py)
+    cells.npz           cells of the reference, if the model stores any (arrays.py)
+    held_out.npz        out-of-fold predictions of cells of the reference (arrays.py)
     MODEL_CARD.md       what a person should know before using the model (card.py)
     study1/, study2/    of a reference of several studies: a model folder of each
 
@@ -14,6 +14,8 @@ names, ranges and finite numbers. `load_model` compares its weights with the net
 
 import hashlib
 import json
+import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,13 +27,14 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean, name_problem
 from scperformer.base.outputs import FolderKind, new_folder
+from scperformer.model.arrays import CELLS_FILE, HELD_OUT, ReferenceCells, read_held_out, read_reference_cells
 from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
-from scperformer.model.held_out import HELD_OUT, read_held_out
-from scperformer.model.library import library_folder
-from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
 from scperformer.model.saved_model import SavedModel, Study
 
+log = logging.getLogger(__name__)
+
+PACKAGED_MODEL = Path(__file__).parent / "packaged" / "pbmc3k"
 FORMAT_VERSION = 8
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
@@ -44,6 +47,46 @@ MAX_EXTRA_BYTES = 64 * 2**20  # larger files for people are left out of copies
 MODEL = FolderKind("a model")
 MAX_NAME_SHOWN = 100  # characters of a name in a message
 STUDY = re.compile(r"study[1-9]\d?")  # a subfolder with the model of a study
+
+
+def require_annotator(saved: SavedModel, path: str | Path) -> None:
+    """Refuse a model that cannot annotate: an encoder without labels."""
+    if not saved.is_annotator:
+        remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
+        raise InputError(f"an encoder without labels at '{path}'", "a model with labels", remedy)
+
+
+def library_folder() -> Path:
+    """Return the folder of imported models: $SCPERFORMER_MODELS, else a folder among the user's data."""
+    if given := os.environ.get("SCPERFORMER_MODELS"):
+        return Path(given)
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "scperformer" / "models"
+
+
+def imported_models(library: Path) -> list[Path]:
+    """Return the model folders in a folder of imported models, sorted."""
+    return sorted(path for path in library.iterdir() if (path / INFO).is_file()) if library.is_dir() else []
+
+
+def resolve_model(model_path: str | None) -> tuple[Path, str]:
+    """Return the model folder and why it was chosen: `model_path`, else $SCPERFORMER_MODEL, else the packaged model.
+
+    A plain name means the imported model of that name, or the packaged one, unless a model folder of that name is here.
+    A folder here may also be what the model was imported from.
+    """
+    from_environment = os.environ.get("SCPERFORMER_MODEL")
+    if not model_path and not from_environment:
+        return PACKAGED_MODEL, "packaged"
+    path = Path(model_path or from_environment or "")
+    why = "given" if model_path else "from $SCPERFORMER_MODEL"
+    imported = library_folder() / path
+    if not (path / INFO).is_file() and path.name == str(path) and (imported / INFO).is_file():
+        log.info("model '%s' is the imported one: %s", path, imported)
+        return imported, "imported"
+    if not path.exists() and str(path) == PACKAGED_MODEL.name:
+        return PACKAGED_MODEL, "packaged"
+    return path, why
 
 
 def write_model(

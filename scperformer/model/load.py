@@ -16,10 +16,9 @@ from scperformer.base.messages import listed
 from scperformer.base.progress import progress
 from scperformer.config.options import checked
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.folder import damaged_model, parts_of, read_model
+from scperformer.model.folder import damaged_model, parts_of, read_model, require_annotator, resolve_model
 from scperformer.model.imported import ImportedNetwork, imported_network
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.library import require_annotator, resolve_model
 from scperformer.model.network import CellTypeModel, LinearModel
 from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel, encoder_is_silent

@@ -8,8 +8,7 @@ import numpy as np
 
 from scperformer.base.errors import one_line
 from scperformer.labels.tree import LabelTree
-from scperformer.model.held_out import HeldOut
-from scperformer.model.reference_cells import ReferenceCells
+from scperformer.model.arrays import HeldOut, ReferenceCells
 
 BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
 SCORES = ("accuracy", "macro_f1", "loss")  # of a branch on out-of-fold cells

@@ -35,10 +35,9 @@ from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
-from scperformer.model.folder import load_reference_cells, parts_of, read_model
-from scperformer.model.library import require_annotator, resolve_model
+from scperformer.model.arrays import ReferenceCells
+from scperformer.model.folder import load_reference_cells, parts_of, read_model, require_annotator, resolve_model
 from scperformer.model.novelty import novelty_share
-from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import file_text, file_warning
 from scperformer.training.condition import (

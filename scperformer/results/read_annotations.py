@@ -24,7 +24,7 @@ from scperformer.io.read import require_h5ad
 from scperformer.io.safety import reading
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.content import INFO
-from scperformer.model.library import PACKAGED_MODEL, imported_models, library_folder
+from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder
 from scperformer.results.facts import require_facts
 
 log = logging.getLogger(__name__)

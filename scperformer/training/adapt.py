@@ -21,6 +21,7 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import HeadConfig, ModelConfig, NetworkOptions, OptimConfig, TokensConfig
 from scperformer.io.gene_overlap import MIN_PANEL
+from scperformer.model.arrays import ReferenceCells
 from scperformer.model.confidence import calibration
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
@@ -28,7 +29,6 @@ from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
 from scperformer.model.network import CellTypeModel
-from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.shift import FAR, OTHER, Shift
 from scperformer.training.condition import (

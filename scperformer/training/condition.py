@@ -20,10 +20,10 @@ from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes, linear
 from scperformer.cells.splits import stratified_sample
 from scperformer.io.h5ad import BackedH5ad
+from scperformer.model.arrays import ReferenceCells
 from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
 from scperformer.model.linear import linear_logits
 from scperformer.model.novelty import Profile, fit_novelty
-from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import HASHES, SavedModel, both_have_a_part
 from scperformer.model.shift import MIN_CELLS, OTHER, Shift, estimate_shift
 

@@ -15,8 +15,8 @@ from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions
+from scperformer.model.arrays import HeldOut
 from scperformer.model.batch_effect import batch_effect
-from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.novelty import fit_novelty

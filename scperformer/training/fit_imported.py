@@ -18,12 +18,11 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
+from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.confidence import calibration
-from scperformer.model.held_out import HeldOut
 from scperformer.model.imported import StandardisedLinear
 from scperformer.model.load import Model
 from scperformer.model.novelty import fit_novelty
-from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import CLIP, STANDARDISED, SavedModel
 from scperformer.training.condition import Condition, adapted_model, reduced
 from scperformer.training.evidence import branch_scales, evidence_folds

@@ -35,8 +35,8 @@ from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
 from scperformer.io.read import read_cells
 from scperformer.labels.joining import JointLabels, StudyLabels, join_labels
+from scperformer.model.arrays import HeldOut
 from scperformer.model.confidence import calibration
-from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
 from scperformer.model.saved_model import SavedModel, Study

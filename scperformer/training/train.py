@@ -33,13 +33,12 @@ from scperformer.config.training import (
     TrainOptions,
 )
 from scperformer.io.read import origins, read_cells
+from scperformer.model.arrays import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells
 from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.confidence import calibration
-from scperformer.model.held_out import HeldOut
 from scperformer.model.inference import branch_logits, torch_state_kept
 from scperformer.model.network import CellTypeModel, require_encoder
 from scperformer.model.novelty import fit_profile
-from scperformer.model.reference_cells import MAX_CELLS, MAX_VALUES, ReferenceCells
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.evidence import MIN_GAIN, Fitted, fill_network, fit_branches, scales_if_significant
 from scperformer.training.fit_linear import choose_linear_options, fit_linear_branch, fit_logistic

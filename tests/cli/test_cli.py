@@ -17,7 +17,7 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.help import option_texts
 from scperformer.cli.steps import SCHEMAS, STEPS
 from scperformer.cli.words import sort_words
-from scperformer.model.library import PACKAGED_MODEL
+from scperformer.model.folder import PACKAGED_MODEL
 
 AWKWARD = [
     "a b.h5ad",

@@ -12,8 +12,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.importing.folders import import_model
 from scperformer.model.content import INFO
-from scperformer.model.folder import read_model, write_model
-from scperformer.model.library import library_folder, resolve_model
+from scperformer.model.folder import library_folder, read_model, resolve_model, write_model
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from scperformer.base.errors import InputError
 from scperformer.cli.workflow import workflow_folder
 from scperformer.cli.workflow_config import Workflow, read_workflow
-from scperformer.model.library import PACKAGED_MODEL
+from scperformer.model.folder import PACKAGED_MODEL
 
 REFERENCE = {"reference": "reference.h5ad", "sample_sheet": "samples.tsv"}
 MODEL = {"model_path": "model", "sample_sheet": "samples.tsv"}

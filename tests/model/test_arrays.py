@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
-from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
+from scperformer.model.arrays import CELLS_FILE, HELD_OUT, HeldOut, ReferenceCells, read_held_out, read_reference_cells
 
 
 def kept_cells(are_counts: bool = True) -> ReferenceCells:

@@ -17,12 +17,19 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import MARK
 from scperformer.labels.tree import LabelTree
+from scperformer.model.arrays import CELLS_FILE, HeldOut, ReferenceCells
 from scperformer.model.card import model_card
 from scperformer.model.content import INFO
-from scperformer.model.folder import CARD, GENES, WEIGHTS, load_reference_cells, read_model, write_model
-from scperformer.model.held_out import HeldOut
-from scperformer.model.library import PACKAGED_MODEL, resolve_model
-from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells
+from scperformer.model.folder import (
+    CARD,
+    GENES,
+    PACKAGED_MODEL,
+    WEIGHTS,
+    load_reference_cells,
+    read_model,
+    resolve_model,
+    write_model,
+)
 from scperformer.model.saved_model import SavedModel
 
 

@@ -19,8 +19,7 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.cli.train import run as run_train
-from scperformer.model.folder import read_model
-from scperformer.model.library import PACKAGED_MODEL
+from scperformer.model.folder import PACKAGED_MODEL, read_model
 from scperformer.results.check import check_all
 
 DATA = Path(__file__).parents[2] / "data"

@@ -25,10 +25,10 @@ from scperformer.cli.check import run as run_check
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows
+from scperformer.model.arrays import CELLS_FILE
 from scperformer.model.content import INFO
 from scperformer.model.folder import load_reference_cells, read_model, write_model
 from scperformer.model.load import Model, load_model
-from scperformer.model.reference_cells import CELLS_FILE
 from scperformer.training import adapt
 
 NUM_GENES = 400

@@ -9,7 +9,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
-from scperformer.model.reference_cells import ReferenceCells
+from scperformer.model.arrays import ReferenceCells
 from scperformer.training import condition as conditions
 from scperformer.training.condition import Condition, depth_class, depth_share, find_condition, reduced
 

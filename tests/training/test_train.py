@@ -30,9 +30,9 @@ from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.cli.train import run as run_train
+from scperformer.model.arrays import ReferenceCells
 from scperformer.model.content import INFO
 from scperformer.model.folder import load_reference_cells, read_model
-from scperformer.model.reference_cells import ReferenceCells
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.run_folder import Diverged, training_run
 
