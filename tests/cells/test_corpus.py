@@ -56,38 +56,6 @@ def test_rare_genes_are_counted_over_all_files():
     assert make_corpus([sample(one), sample(two)], config("data.min_cells=4")).genes == ["A", "B"]
 
 
-ENSEMBL = [f"ENSG{i:011d}" for i in range(3)]
-REFUSED = {
-    "two kinds of id": (
-        [["A", "B", "C"], ENSEMBL],
-        (),
-        None,
-        r"gene symbols in 0\.h5ad and Ensembl ids in 1\.h5ad; expected one kind .*: convert the var_names of 1\.h5ad",
-    ),
-    "no common gene": (
-        [["A", "B", "C"]],
-        ("data.min_cells=13",),
-        None,
-        "data.min_cells=13 drops all 3 genes of 12 cells",
-    ),
-    "other genes": ([["A", "B", "C"]], (), ["X", "Y"], r"0 of the 2 genes of the list in the files .*at least 10%"),
-    "min_genes": (
-        [["A", "B", "C"]],
-        ("data.min_genes=9",),
-        None,
-        r"data\.min_genes=9 drops all 12 cells of 0\.h5ad",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_unusable_files_are_refused(case):
-    files, overrides, vocabulary, message = REFUSED[case]
-    samples = [sample(small(genes), f"{number}.h5ad") for number, genes in enumerate(files)]
-    with pytest.raises(InputError, match=message):
-        make_corpus(samples, config(*overrides), vocabulary)
-
-
 def test_a_tiny_corpus_is_refused():
     with pytest.raises(InputError, match=r"4 usable cells in 1 file; expected at least 10 to pretrain on: add files"):
         make_corpus([sample(small(["A", "B", "C"], num_cells=4))], config("data.min_cells=1"))

@@ -12,7 +12,6 @@ from scperformer.base.errors import InputError
 from scperformer.cells import values
 from scperformer.cells.detect import detect_expression, stored_expression
 from scperformer.cells.normalisation import normalise
-from scperformer.io.read import read_cells
 from scperformer.io.rows import Rows
 
 
@@ -268,15 +267,6 @@ def test_ordinary_values_are_not_doubted(few_pbmc, case):
     assert findings.kind == ("linear" if case in ("TPM", "shares of counts", "counts without ambient RNA") else "log1p")
 
 
-def test_empty_cells_are_counted(counts_adata):
-    counts = counts_adata.X.toarray()
-    counts[[3, 50]] = 0
-    assert detect_expression(ad.AnnData(counts)).notes == ["2 cells without any count"]
-    values = np.log1p(counts / np.maximum(counts.sum(1, keepdims=True), 1) * 1e4)
-    findings = detect_expression(ad.AnnData(sparse.csr_matrix(values)))
-    assert (findings.total, findings.notes) == (1e4, ["2 cells without any count"])
-
-
 def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
     x, names = stored_expression(pbmc, detect_expression(pbmc))
     assert np.shares_memory(x.matrix.data, pbmc.raw.X.data)
@@ -286,24 +276,3 @@ def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
     counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]
     with pytest.raises(InputError, match=r"2 genes of X of d.h5ad have an empty name or NaN"):
         stored_expression(counts_adata, detect_expression(counts_adata), path="d.h5ad")
-
-
-# real files
-
-
-COUNTS_IN_X = ("X", "counts", None, None)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected", "id_kind"),
-    [
-        ("pbmc3k", COUNTS_IN_X, "symbol"),
-        ("wild/derived_pbmc3k_cellxgene_style_rawcounts_ensembl", ("raw", "counts", None, None), "ensembl"),
-        ("wild/derived_pbmc3k_lognormX_layers_counts", ("layers/counts", "counts", None, None), "symbol"),
-        ("wild/derived_pbmc3k_scanpy_scaledX_raw_lognorm", ("raw", "log1p", 1e4, math.e), "symbol"),
-    ],
-    ids=lambda value: value.split("_", 2)[-1] if isinstance(value, str) else "",
-)
-def test_real_files_are_recognised(shared_data, name, expected, id_kind):
-    findings = detect_expression(read_cells(shared_data / f"{name}.h5ad"))
-    assert (*summary(findings), findings.id_kind) == (*expected, id_kind)

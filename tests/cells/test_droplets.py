@@ -86,9 +86,3 @@ def test_panels_are_not_taken_for_droplets(few_pbmc, chosen, num_genes):
     thin = np.random.default_rng(0).binomial(x.toarray().astype(int), 0.05).astype(np.float32)
     few_pbmc.X = thin
     assert detect_expression(few_pbmc).droplets is None
-
-
-@pytest.mark.parametrize("name", ["baron_pancreas_mini", "zheng_sorted_pbmc"])
-def test_real_files_of_cells_have_no_empty_droplets(shared_data, name):
-    with open_cells(shared_data / f"{name}.h5ad") as cells:
-        assert detect_expression(cells).droplets is None

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer import pretrain, train
 from scperformer.base.errors import InputError
 from scperformer.cells import on_disk
 from scperformer.cells.corpus import make_corpus
@@ -113,9 +112,3 @@ def test_several_labelled_files_stay_on_disk(counts_adata, write):
     assert choose_storage(config("train", paths=paths), paths).data.in_memory is False
     with pytest.raises(InputError, match=r"2 files to train on and data\.in_memory=true; expected one file"):
         choose_storage(config("train", "data.in_memory=true", paths=paths), paths)
-
-
-def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):
-    for call in (pretrain, lambda adata, **named: train(adata, "cell_type", **named)):
-        with pytest.raises(InputError, match=r"data\.in_memory=false and cells in memory"):
-            call(counts_adata, output=tmp_path / "m", options={"data.in_memory": False})

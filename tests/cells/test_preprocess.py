@@ -28,35 +28,6 @@ def config(**data):
     return PreprocessConfig(inputs=["r.h5ad"], data=DataConfig(**data))
 
 
-def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
-    dense = counts_adata.X.toarray()
-    dense[7, 20:] = 0  # too few genes
-    dense[:, 199] = 0
-    dense[[7, 8], 199] = 3  # expressed in two cells, one of which is dropped
-    dense[:3, 198] = np.maximum(dense[:3, 198], 1)
-    dense[3:, 198] = 0  # expressed in exactly three cells
-    adata = counts_adata.copy()
-    adata.X = sparse.csr_matrix(dense)
-    result = prepare_reference(adata, config(min_genes=50, min_cells=3))
-
-    cells = [i for i in range(120) if (dense[i] > 0).sum() >= 50]
-    genes = [j for j in range(200) if (dense[cells, j] > 0).sum() >= 3]
-    assert 7 not in cells
-    assert 198 in genes
-    assert 199 not in genes
-    assert list(result.obs_names) == [f"cell{i}" for i in cells]
-    assert list(result.var_names) == [f"GENE{j}" for j in genes]
-    assert list(result.obs["cell_type"]) == list(adata.obs["cell_type"].iloc[cells])
-    np.testing.assert_allclose(result.X.toarray(), plain(dense)[np.ix_(cells, genes)], **TOLERANCE)
-    assert result.raw is None
-    assert not result.layers
-    mark = result.uns[PREPARED_KEY]
-    assert (mark["cells"], mark["cells_dropped"]) == (len(cells), 120 - len(cells))
-    assert (mark["genes"], mark["genes_dropped"]) == (len(genes), 200 - len(genes))
-    assert (mark["target_sum"], mark["source"], mark["kind"]) == (1e4, "X", "counts")
-    np.testing.assert_array_equal(adata.X.toarray(), dense)
-
-
 def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, monkeypatch):
     """In memory and from disk, in blocks; and cells to annotate are prepared to the same values without scanpy."""
     expected = pbmc3k.copy()

@@ -18,7 +18,6 @@ from scperformer.cells.quality import (
     measure_quality,
     mitochondrial,
     technical,
-    why_no_doublets,
 )
 from scperformer.io.rows import Rows
 
@@ -162,21 +161,6 @@ def five_types(num_doublets: int) -> Rows:
     for cell in range(num_doublets):
         x[cell] += rng.poisson(mean[(kind[cell] + rng.integers(1, 5)) % 5])
     return Rows(sparse.csr_matrix(x.astype(np.float32)))
-
-
-def test_empty_droplets_have_no_doublet_score():
-    rows = five_types(30)
-    empty = sparse.csr_matrix(np.random.default_rng(0).poisson(0.005, (3000, 500)).astype(np.float32))
-    x = sparse.vstack([empty, rows.matrix], "csr")
-    adata = ad.AnnData(x, var=pd.DataFrame(index=[f"GENE{i}" for i in range(500)]))
-    findings = detect_expression(adata)
-    assert findings.droplets.num_empty == 3000
-    assert why_no_doublets(findings) == ""
-    found, threshold, _ = doublet_scores(Rows(x), findings.droplets)
-    expected, same, _ = doublet_scores(rows)
-    assert np.isnan(found[:3000]).all()
-    np.testing.assert_array_equal(found[3000:], expected)
-    assert threshold == same
 
 
 def test_sums_of_two_types_are_counted_as_doublets():

@@ -85,18 +85,6 @@ def test_scores_and_labels_of_all_forms(form, cells, parts, tmp_path):
     np.testing.assert_allclose(found.obsm["scperformer_proba"].sum(axis=1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
-def test_all_protocols_give_the_same_model(protocol, parts, tmp_path):
-    saved = read_model(imported(celltypist.pickled(parts, protocol), tmp_path).path)
-    np.testing.assert_array_equal(saved.weights["model.weight"], parts[0].coef_.T)
-    np.testing.assert_array_equal(saved.weights["model.bias"], parts[0].intercept_)
-    np.testing.assert_array_equal(saved.weights["model.deviation"], parts[1].scale_)
-    assert saved.genes == list(parts[0].features)
-    assert saved.labels == list(parts[0].classes_)
-    assert saved.imported["source"] == celltypist.DESCRIPTION["source"]
-    assert saved.imported["version"] == "v2"
-
-
 def test_genes_that_a_file_lacks_and_that_cells_do_not_express(cells, parts, tmp_path):
     """The first count as nothing, the second as -mean / scale; a repeated name is the first gene of it."""
     some = cells[:, ~cells.var_names.isin(parts[0].features[::3])].copy()
@@ -113,9 +101,10 @@ def test_genes_that_a_file_lacks_and_that_cells_do_not_express(cells, parts, tmp
 def test_written_files_hold_the_same(cells, parts, tmp_path):
     """h5ad and zarr, block by block, as in memory: scores in float64."""
     model = imported(celltypist.pickled(parts), tmp_path)
+    cells = cells[:60].copy()
     expected = annotated(cells, model)
-    part = annotated(cells[100:107].copy(), model)  # the other cells do not matter
-    np.testing.assert_array_equal(part.obsm["X_scperformer"], expected.obsm["X_scperformer"][100:107])
+    part = annotated(cells[10:17].copy(), model)  # the other cells do not matter
+    np.testing.assert_array_equal(part.obsm["X_scperformer"], expected.obsm["X_scperformer"][10:17])
     cells.write_h5ad(tmp_path / "sample.h5ad")
     for ending in ("h5ad", "zarr"):
         out = tmp_path / f"out.{ending}"

@@ -124,10 +124,8 @@ def test_genes_that_become_one_are_added_up():
 AMBIGUOUS = {
     "the exact name wins": (["Cd3d", "CD3D"], ["CD3D"], [-1, 0]),
     "two in the file": (["Cd3d", "cd3d"], ["CD3D"], [-1, -1]),
-    "two in the model": (["cd3d"], ["CD3D", "Cd3d"], [-1]),
     "a symbol of many genes": (["Y_RNA"], ["ENSG00000199347", "ENSG00000201098"], [-1]),
     "two versions in the model": (["ENSG00000167286"], ["ENSG00000167286.1", "ENSG00000167286.2"], [-1]),
-    "an exact id beside its symbol": (["CD3D", IDS["CD3D"]], [IDS["CD3D"]], [0, 0]),
     "clones are no versions": (["AL627309"], ["AL627309.1"], [-1]),
 }
 
@@ -141,9 +139,7 @@ def test_ambiguous_names(case):
 RENAMED = {
     "old name in the file": (["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"], [1, 0]),
     "old name in the model": (["SEPTIN7", "KMT2A"], ["MLL", "SEPT7"], [1, 0]),
-    "two old names": (["CDC10"], ["SEPT7"], [0]),
     "old name and id": ([IDS["KMT2A"], "SEPT7"], ["MLL", IDS["SEPTIN7"]], [0, 1]),
-    "old name, lower case": (["sept7"], ["SEPTIN7"], [0]),
     "current symbol of another gene": (["GAPDH"], ["NKG7"], [-1]),
     "alias of two genes": (["HRX"], ["KMT2A"], [-1]),
     "the file has the gene": (["MLL", "KMT2A"], ["KMT2A"], [-1, 0]),
@@ -212,7 +208,13 @@ def test_a_given_species_is_used():
     assert map_genes([gene.upper() for gene in MOUSE], MOUSE, species="mouse").target.tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("form", ["GRCh38---{}", "{}__chr7", "{}|NM_000732.4|Reference_end"])
+FORMS = [
+    *("GRCh38---{}", "GRCh38premrna-{}", "hg19.{}", "{}__chr7", "{}--chrX"),
+    *("{}|NM_000732.4|Reference_end", "{}|ENST00000361763.9|PolyA_1", "{}.NM_000732.4.Reference_end"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("model", ["symbols", "ids"])
 def test_names_with_a_prefix_or_suffix(model, form):
     names = [form.format(gene) for gene in SYMBOLS]
@@ -231,16 +233,3 @@ def test_mouse_genes_with_a_genome_are_not_human_genes():
     assert map_genes(names, MOUSE).target.tolist() == list(range(6))
     plain = map_genes(MOUSE, SYMBOLS, species="mouse").target.tolist()
     assert map_genes(names, SYMBOLS, species="mouse").target.tolist() == plain
-
-
-@pytest.mark.parametrize("names", [["CD3D", "MS4A1", "LEU4"], ["MS4A1", "CD3D", "cd3d"], ["CD3D", "X", "MS4A1"]])
-def test_the_table_is_not_read_if_symbols_match_all_genes(names, monkeypatch):
-    model = ["CD3D", "MS4A1"]
-    expected = [model.index(name) if name in model else -1 for name in names]
-    assert map_genes(names, [*model, "GNLY"]).target.tolist() == expected  # with the table
-    monkeypatch.setattr(matching, "human_genes", None)
-    assert map_genes(names, model).target.tolist() == expected
-    with pytest.raises(TypeError):  # needed for an id, and for a gene of the model without a match
-        map_genes([*names, "ENSG00000156738"], model)
-    with pytest.raises(TypeError):
-        map_genes(names, [*model, "NKG7"])

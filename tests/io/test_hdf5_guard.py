@@ -17,7 +17,6 @@ import scperformer
 from scperformer.base import child
 from scperformer.base.errors import InputError
 from scperformer.io import hdf5_guard
-from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import read_cells, require_readable
 from scperformer.io.safety import READ_ERRORS
 
@@ -100,23 +99,6 @@ def test_signals_to_all_processes_of_a_job_do_not_end_the_inspection(cells, tmp_
 
     monkeypatch.setattr(hdf5_guard, "inspect", inspect)
     assert same(read_cells(WRITERS["h5ad"](cells, tmp_path)), cells)
-
-
-@linux
-def test_an_interrupt_ends_the_child(cells, tmp_path, monkeypatch):
-    children = []
-
-    def interrupt(child, options, wait=os.waitpid):
-        if not children:
-            children.append(child)
-            raise KeyboardInterrupt
-        return wait(child, options)
-
-    monkeypatch.setattr(os, "waitpid", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        open_hdf5(with_heaps_of_zeros(WRITERS["h5ad"](cells, tmp_path)))
-    with pytest.raises(ProcessLookupError):
-        os.kill(children[0], 0)
 
 
 @pytest.mark.parametrize("reason", ["no fork", "no process", "no limits"])

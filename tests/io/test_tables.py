@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import re
 
 import anndata as ad
 import numpy as np
@@ -104,13 +105,10 @@ def test_columns_about_cells_go_into_obs(tmp_path, caplog):
     assert "about cells, not genes: 'n_counts', 'nFeature_RNA', 'percent.mt'," in caplog.text
 
 
-def test_no_gene_is_taken_for_a_column_about_cells(tmp_path):
+def test_no_gene_is_taken_for_a_column_about_cells():
     names = known_symbols()
-    assert {"HES4", "Xkr4"} <= names
     assert len(names) > 30_000
-    frame = table(CELLS["barcodes"], sorted(names))
-    frame.to_csv(tmp_path / "a.csv")
-    assert read_cells(tmp_path / "a.csv").n_vars == len(names)
+    assert [name for name in names if tables.ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.lower()))] == []
 
 
 HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", 'a "quoted", name', "x" * 10_000, "NA", "ä"]
