@@ -46,10 +46,12 @@ from sklearn.svm import LinearSVC
 
 import scperformer as scp
 from scperformer import annotate, train
-from scperformer.cells.alignment import align_rows, plan_alignment
+from scperformer.cells.alignment import Alignment, align_rows
 from scperformer.cells.detect import detect_expression, gene_table, stored_expression
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cli.preprocess import PreprocessConfig
+from scperformer.io.gene_matching import map_genes
+from scperformer.io.gene_overlap import measure_overlap
 from scperformer.model.load import Model
 
 PANEL = Path(__file__).with_name("panel.yaml")
@@ -78,7 +80,10 @@ def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.n
     prepared = prepare_reference(reference, PreprocessConfig(inputs=["reference"]))
     findings = detect_expression(query)
     genes = gene_table(query, findings.source)
-    plan = plan_alignment(genes, findings, list(prepared.var_names), target_sum=1e4)
+    names = list(prepared.var_names)
+    mapping = map_genes(list(genes.index), names, genes)
+    overlap = measure_overlap(mapping.target, list(genes.index), names)
+    plan = Alignment(mapping, overlap, len(names), 1e4, findings)
     x = align_rows(stored_expression(query, findings)[0].block(0, query.n_obs), plan)
     return csr_matrix(prepared.X), prepared.obs[LABEL].to_numpy(str), x
 

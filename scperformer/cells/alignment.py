@@ -1,19 +1,16 @@
 """Align expression to the genes of a model: match the genes of a file, sum them, and reorder the columns."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from scipy import sparse
 
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import AnyMatrix, normalise, over_own_genes
 from scperformer.cells.values import undo_log1p
-from scperformer.io.gene_matching import GeneMap, map_exactly, map_genes
-from scperformer.io.gene_overlap import Overlap, measure_overlap
+from scperformer.io.gene_matching import GeneMap
+from scperformer.io.gene_overlap import Overlap
 
 
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
@@ -50,7 +47,7 @@ def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix
 
 @dataclass(frozen=True)
 class Alignment:
-    """How cells of a file get the genes of a model: planned once for a file, then applied to any block of its rows."""
+    """How cells of a file get the genes of a model: made once for a file, then applied to any block of its rows."""
 
     mapping: GeneMap
     overlap: Overlap
@@ -58,35 +55,6 @@ class Alignment:
     target_sum: float | None  # None: counts stay as they are, and values are ln(1 + count)
     findings: Findings
     own_totals: bool = False  # cells are normalised over the model's genes alone
-
-
-def plan_alignment(
-    var: pd.DataFrame,
-    findings: Findings,
-    model_genes: Sequence[str],
-    *,
-    importance: np.ndarray | None = None,
-    target_sum: float | None,
-    own_totals: bool = False,
-    species: str = "auto",
-    exact: bool = False,
-    path: str | Path = "the data",
-) -> Alignment:
-    """Match the genes in `var`, the `gene_table` of a file, to the genes of a model; another species is refused.
-
-    Parameters
-    ----------
-    importance
-        Weight of each gene of the model, float, one per model gene; None: all genes weigh the same.
-    own_totals
-        Whether the model's cells are normalised over its genes alone, as for the model of a panel.
-    exact
-        Whether genes are matched by exactly the same name only.
-    """
-    names = [str(name).strip() for name in var.index]
-    mapping = map_exactly(names, model_genes) if exact else map_genes(names, model_genes, var, species, path=path)
-    overlap = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
-    return Alignment(mapping, overlap, len(model_genes), target_sum, findings, own_totals)
 
 
 def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:

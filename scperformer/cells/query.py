@@ -13,13 +13,14 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.base.errors import InputError
-from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
+from scperformer.cells.alignment import Alignment, align_rows
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import ModelOptions
 from scperformer.io.axes import AXIS_SHARE, axis_shares
+from scperformer.io.gene_matching import map_exactly, map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
-from scperformer.io.gene_overlap import MIN_PANEL
+from scperformer.io.gene_overlap import MIN_PANEL, measure_overlap
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import checksum
 from scperformer.io.rows import Rows
@@ -115,17 +116,12 @@ def map_to_model(
     var: pd.DataFrame, findings: Findings, model: SavedModel, cfg: ModelOptions, path: str = "the data"
 ) -> Alignment:
     """Map the genes in the `gene_table` of a file to the model's genes, even if they share few; see `require_fit`."""
-    return plan_alignment(
-        var,
-        findings,
-        model.genes,
-        importance=model.importance,
-        target_sum=model.config["target_sum"],
-        own_totals=bool(model.config.get("own_totals", False)),
-        species=cfg.species,
-        exact=cfg.genes == "exact",
-        path=path,
-    )
+    names = [str(name).strip() for name in var.index]
+    exact = cfg.genes == "exact"
+    mapping = map_exactly(names, model.genes) if exact else map_genes(names, model.genes, var, cfg.species, path=path)
+    overlap = measure_overlap(mapping.target, names, model.genes, importance=model.importance, notes=mapping.notes)
+    own_totals = bool(model.config.get("own_totals", False))
+    return Alignment(mapping, overlap, len(model.genes), model.config["target_sum"], findings, own_totals)
 
 
 def require_fit(

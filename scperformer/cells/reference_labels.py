@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_SHOWN_CHARACTERS = 80  # length of an invalid label in a message
-MAX_OUTLINE = 240  # characters of a label tree in the log
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 
 
@@ -185,8 +184,7 @@ def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, pat
     elif ontology is not None:
         tree = joined_by_terms(names, terms, ontology)
     if tree is not None:
-        outline = tree.outline if len(tree.outline) <= MAX_OUTLINE else f"{len(tree.nodes)} nodes, on the model card"
-        log.info("label tree of %d levels: %s", tree.num_levels, outline)
+        log.info("label tree of %d levels and %d nodes", tree.num_levels, len(tree.nodes))
     return Terms(terms, tree, None if ontology is None else ontology.version)
 
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 from scipy import sparse
-from support.normalised import plain, split_in_two
+from support.normalised import plain, plan_of, split_in_two
 
-from scperformer.cells.alignment import align, align_rows, merge_genes, plan_alignment
+from scperformer.cells.alignment import align, align_rows, merge_genes
 from scperformer.cells.detect import detect_expression, gene_table, stored_expression
 from scperformer.io.gene_names import first_of_each
 
@@ -50,8 +50,8 @@ VALUES = {
 
 def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
     model_genes = ["GENE150", "ABSENT", "GENE3"]
-    options = {"target_sum": 1e4, "path": "q.h5ad", "importance": np.array([1.0, 1.0, 2.0])}
-    plan = plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, **options)
+    importance = np.array([1.0, 1.0, 2.0])
+    plan = plan_of(counts_adata.var, detect_expression(counts_adata), model_genes, importance=importance)
     x, shared = align_rows(counts_adata.X, plan), plan.overlap
     np.testing.assert_allclose(
         x.toarray()[:, [0, 2]], plain(counts_adata.X)[:, [150, 3]], rtol=1e-6
@@ -64,15 +64,12 @@ def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
 @pytest.mark.parametrize("kind", VALUES)
 def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
     model_genes = [f"GENE{i}" for i in range(0, 260, 2)]
-    options = {"target_sum": 1e4}
     twice = split_in_two(counts_adata)
     for adata in (counts_adata, twice):
         adata.X = VALUES[kind](adata.X)
-    plan = plan_alignment(twice.var, detect_expression(twice), model_genes, **options)
+    plan = plan_of(twice.var, detect_expression(twice), model_genes)
     assert plan.overlap.notes[0].startswith("200 gene names occur more than once ('GENE0', 'GENE1', 'GENE2')")
-    once = align_rows(
-        counts_adata.X, plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, **options)
-    )
+    once = align_rows(counts_adata.X, plan_of(counts_adata.var, detect_expression(counts_adata), model_genes))
     summed = align_rows(twice.X, plan)
     if kind == "counts":
         np.testing.assert_array_equal(summed.toarray(), once.toarray())
@@ -85,7 +82,7 @@ def test_a_row_does_not_depend_on_its_block(counts_adata, kind, repeated):
     adata = split_in_two(counts_adata) if repeated else counts_adata
     adata.X = VALUES[kind](adata.X)
     findings = detect_expression(adata)
-    plan = plan_alignment(gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]), target_sum=1e4)
+    plan = plan_of(gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]))
     x = stored_expression(adata, findings)[0].matrix
     whole = align_rows(x, plan)
     for size in (1, 7, 50):

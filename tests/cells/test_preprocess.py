@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import scanpy
 from scipy import sparse
-from support.normalised import plain
+from support.normalised import plain, plan_of
 
 from scperformer.base.errors import InputError
-from scperformer.cells.alignment import align_rows, plan_alignment
+from scperformer.cells.alignment import align_rows
 from scperformer.cells.detect import detect_expression
 from scperformer.cells.on_disk import make_collection
 from scperformer.cells.preprocess import prepare_reference
@@ -45,7 +45,7 @@ def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, 
     assert list(prepared.obs_names) == list(expected.obs_names)
     assert list(prepared.var_names) == list(expected.var_names)
     collection = make_collection([write(pbmc3k)], cfg)
-    plan = plan_alignment(pbmc3k.var, detect_expression(pbmc3k), collection.genes, target_sum=1e4)
+    plan = plan_of(pbmc3k.var, detect_expression(pbmc3k), collection.genes)
     aligned = align_rows(pbmc3k[prepared.obs_names].X, plan)
     for x in (prepared.X, collection.read(np.arange(len(collection))), aligned):
         np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))

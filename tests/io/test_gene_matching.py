@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
+from support.normalised import plan_of
 
 from scperformer.base.errors import InputError
-from scperformer.cells.alignment import align_rows, plan_alignment
+from scperformer.cells.alignment import align_rows
 from scperformer.cells.detect import detect_expression
 from scperformer.io import gene_matching as matching
 from scperformer.io.gene_matching import map_genes
@@ -55,7 +56,7 @@ def cells(names, var=None, seed=0) -> ad.AnnData:
 
 
 def aligned(adata, model_genes, **options) -> np.ndarray:
-    plan = plan_alignment(adata.var, detect_expression(adata), model_genes, target_sum=1e4, **options)
+    plan = plan_of(adata.var, detect_expression(adata), model_genes, target_sum=1e4, **options)
     return align_rows(adata.X, plan).toarray()
 
 

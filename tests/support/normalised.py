@@ -1,4 +1,6 @@
-"""The formula of normalised expression, written out, and files in which each gene comes twice."""
+"""The formula of normalised expression, written out; files in which each gene comes twice; alignments."""
+
+from types import SimpleNamespace
 
 import anndata as ad
 import numpy as np
@@ -6,6 +8,8 @@ import pandas as pd
 from scipy import sparse
 
 from scperformer.cells.detect import detect_expression
+from scperformer.cells.query import map_to_model
+from scperformer.config.options import ModelOptions
 
 
 def plain(counts, target_sum=1e4):
@@ -16,6 +20,12 @@ def plain(counts, target_sum=1e4):
 
 def findings_of(x, **options):
     return detect_expression(ad.AnnData(x), **options)
+
+
+def plan_of(var, findings, genes, target_sum=1e4, importance=None):
+    """The alignment of a file with these genes to a model of `genes`."""
+    model = SimpleNamespace(genes=genes, importance=importance, config={"target_sum": target_sum})
+    return map_to_model(var, findings, model, ModelOptions(inputs=["q.h5ad"]))
 
 
 def split_in_two(adata):
