@@ -36,11 +36,11 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> spa
         if not findings.relative and findings.log_base == math.e and total == target_sum:
             return rows
         assert target_sum is not None, "find_query refuses values that are not counts"
-        linear = undo_log1p(rows.data.astype(np.float64), findings.log_base)
+        values = undo_log1p(rows.data.astype(np.float64), findings.log_base)
         if not findings.relative:
-            rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
+            rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
             return rows
-        rows.data = linear.astype(np.float32)
+        rows.data = values.astype(np.float32)
     return normalise_counts(rows, target_sum)
 
 
@@ -61,10 +61,14 @@ def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> spa
     return sparse.csr_matrix(content, shape=counts.shape)
 
 
+def linear(x: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
+    return sparse.csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
+
+
 def over_own_genes(x: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
     """Normalise ln(1 + cp10k) values again over the columns of `x` alone, where totals were over more genes."""
-    linear = sparse.csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
-    return normalise_counts(linear, target_sum)
+    return normalise_counts(linear(x), target_sum)
 
 
 def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
@@ -72,11 +76,11 @@ def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
 
     The smallest value of a cell is taken as one count. `x` has no stored zeros.
     """
-    linear = np.expm1(x.data.astype(np.float64))
+    values = linear(x).data
     lengths = np.diff(x.indptr)
     one = np.ones(x.shape[0])
-    one[lengths > 0] = np.minimum.reduceat(linear, x.indptr[:-1][lengths > 0]) if len(linear) else 1.0
-    multiples = linear / np.repeat(one, lengths)
+    one[lengths > 0] = np.minimum.reduceat(values, x.indptr[:-1][lengths > 0]) if len(values) else 1.0
+    multiples = values / np.repeat(one, lengths)
     checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
     if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
         return None

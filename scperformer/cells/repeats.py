@@ -33,11 +33,6 @@ def cell_hashes(values: csr_matrix) -> np.ndarray:
     return hashes
 
 
-def linear(x: csr_matrix) -> csr_matrix:
-    """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
-    return csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
-
-
 def are_among(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return which cells are among known cells, by their hashes; boolean N."""
     return (hashes != 0) & np.isin(hashes, known)

@@ -1,7 +1,6 @@
 """Split labelled cells into training and validation cells: at random within each label, by groups, or by a column."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,13 +114,8 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
     values = values_of(obs, key, "data.split_key", remedy, labelled, path)
     if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):
         advice = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
-        raise InputError(f"{_quoted(wrong)} in obs['{key}'] of {path}", "train, val or test", advice)
+        raise InputError(f"{listed(map(repr, wrong))} in obs['{key}'] of {path}", "train, val or test", advice)
     return values
-
-
-def _quoted(values: Sequence[str]) -> str:
-    """List values in quotes."""
-    return listed(f"'{value}'" for value in values)
 
 
 def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int) -> Split:
@@ -141,7 +135,7 @@ def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray
         raise InputError(f"{found} '{label_names[only]}'", "a group that is not the only one of any label", advice)
     is_val = np.isin(groups, chosen)
     held_out = [str(names[group]) for group in chosen]
-    note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {_quoted(held_out)}"
+    note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {listed(map(repr, held_out))}"
     note += f" ({is_val.mean():.1%} of the cells)"
     log.info("%s", note)
     done = {"val_groups": held_out, "num_groups": len(names)}

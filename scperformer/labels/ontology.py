@@ -8,7 +8,7 @@ import csv
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,14 +24,14 @@ TABLE_VERSION = "2026-03-26"  # the release of CL from which the table has its n
 # Terms that say nothing about a type: cell, native, eukaryotic, animal, somatic, nucleate and single nucleate cell.
 TOO_GENERAL = {f"CL:{number:07}" for number in (0, 3, 255, 548, 2371, 2242, 226)}
 SYNONYM = re.compile(r'"((?:[^"\\]|\\.)*)" EXACT')
-DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+VERSION = re.compile(r"^data-version: .*?(\d{4}-\d{2}-\d{2})", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Ontology:
     """The terms of an ontology, by their ids."""
 
-    version: str  # date of the release, or as the file states it
+    version: str  # date of the release
     names: dict[str, str]
     parents: dict[str, list[str]]  # by the relation is_a
     ids: dict[str, str]  # the id of each name and synonym, in the form of `spelling`
@@ -102,39 +102,27 @@ def read_obo(path: str | Path) -> Ontology:
     names: dict[str, str] = {}
     parents: dict[str, list[str]] = {}
     synonyms: list[tuple[str, str]] = []
-    version = ""
-    stanza = ""
-    term = ""
-    for line in _lines(path, "a file in OBO format such as cl-basic.obo"):
-        tag, _, value = line.partition(": ")
-        if line.startswith("["):
-            stanza = line
-            term = ""
-        elif not stanza and tag == "data-version":
-            version = date[0] if (date := DATE.search(value)) else value
-        elif stanza != "[Term]":
-            continue
-        elif tag == "id":
-            term = value
-        elif tag == "name":
-            names[term] = value
-        elif tag == "synonym" and (text := SYNONYM.match(value)):
-            synonyms.append((text[1], term))
-        elif tag == "is_a":
-            parents.setdefault(term, []).append(value.split()[0])
-        elif tag == "is_obsolete" and value == "true":
-            names.pop(term, None)
+    text = _read_text(path, "a file in OBO format such as cl-basic.obo")
+    head, *stanzas = f"\n{text}".split("\n[")
+    for stanza in stanzas:
+        kind, *lines = stanza.splitlines()
+        tags = [line.strip().partition(": ")[::2] for line in lines]
+        fields = dict(tags)
+        if kind.strip() == "Term]" and "name" in fields and fields.get("is_obsolete") != "true":
+            term = fields.get("id", "")
+            names[term] = fields["name"]
+            parents[term] = [value.split()[0] for tag, value in tags if tag == "is_a"]
+            exact = (SYNONYM.match(value) for tag, value in tags if tag == "synonym")
+            synonyms += [(text[1], term) for text in exact if text]
     if not names:
         raise InputError(f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again")
-    return Ontology(version, names, parents, _ids_of(names, synonyms, packaged_ontology().ids))
+    version = VERSION.search(head)
+    return Ontology(version[1] if version else "", names, parents, _ids_of(names, synonyms, packaged_ontology().ids))
 
 
-def _lines(path: str | Path, expected: str) -> Iterator[str]:
-    """Yield the lines of a text file without surrounding blanks."""
+def _read_text(path: str | Path, expected: str) -> str:
     try:
-        with Path(path).open(encoding="utf-8-sig", newline=None) as file:
-            for line in file:
-                yield line.strip()
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
         raise InputError(f"{path} cannot be read ({reason})", expected, "check its name") from error
@@ -148,7 +136,7 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
     InputError
         The file cannot be read, or a row does not have exactly two fields, or has an empty field.
     """
-    lines = [line for line in _lines(path, expected) if line]
+    lines = [line for line in map(str.strip, _read_text(path, expected).splitlines()) if line]
     # Excel writes semicolons where commas are for decimals; a label may contain commas.
     delimiter = max("\t;,", key=lines[0].count) if lines else ","
     rows = list(csv.reader(lines, delimiter=delimiter))

@@ -15,9 +15,9 @@ from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
 from scperformer.base.messages import in_percent, shortened
-from scperformer.cells.normalisation import normalise_counts, recover_counts, thin
+from scperformer.cells.normalisation import linear, normalise_counts, recover_counts, thin
 from scperformer.cells.query import Query
-from scperformer.cells.repeats import are_among, cell_hashes, linear
+from scperformer.cells.repeats import are_among, cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.model.arrays import ReferenceCells

@@ -22,11 +22,12 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
+from scperformer.cells.normalisation import linear
 from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.query import find_query
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import read_batches
-from scperformer.cells.repeats import are_among, cell_hashes, linear
+from scperformer.cells.repeats import are_among, cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO

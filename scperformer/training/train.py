@@ -18,10 +18,10 @@ from threadpoolctl import threadpool_limits
 from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
-from scperformer.cells.normalisation import recover_counts
+from scperformer.cells.normalisation import linear, recover_counts
 from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
-from scperformer.cells.repeats import cell_hashes, linear
+from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.options import AUTO
 from scperformer.config.training import (

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from scperformer.cells.repeats import are_among, cell_hashes, linear
+from scperformer.cells.normalisation import linear
+from scperformer.cells.repeats import are_among, cell_hashes
 
 
 @pytest.fixture
