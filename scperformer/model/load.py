@@ -83,11 +83,6 @@ class Model:
         return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
 
 
-def same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
-    """Return whether weights may be copied: both are floating-point numbers, or both have the same type."""
-    return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
-
-
 def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer | ImportedNetwork:
     """Build the network of a model folder with its weights: the encoder alone if the model has no labels.
 
@@ -123,7 +118,8 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
         for name, tensor in expected.items():
             if given[name].shape != tensor.shape:
                 raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {tuple(tensor.shape)}")
-            if not same_kind(given[name], tensor):
+            are_floats = given[name].is_floating_point() and tensor.is_floating_point()
+            if given[name].dtype != tensor.dtype and not are_floats:
                 raise ValueError(f"weights '{name}' of type {weights[name].dtype}")
         network = untrained()
         network.load_state_dict(given)
