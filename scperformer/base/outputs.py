@@ -43,16 +43,6 @@ def _names(folder: Path) -> list[str]:
     return sorted(entry.relative_to(folder).as_posix() for entry in entries if entry.name != MARK)
 
 
-def write_mark(folder: Path, kind: FolderKind) -> None:
-    """Write the mark of a folder: its kind and the names in it."""
-    content = {"made_by": "scperformer", "kind": kind.name, "names": _names(folder)}
-    try:
-        (folder / MARK).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii")
-    except BaseException:  # a partial mark would make the folder look like another program's
-        (folder / MARK).unlink(missing_ok=True)
-        raise
-
-
 def why_not_ours(folder: Path, kind: FolderKind) -> str | None:
     """Return why a folder was not made by us as a whole, for a message; None if it was."""
     try:
@@ -161,7 +151,11 @@ def scratch_folder(path: str | Path) -> Iterator[Path]:
         with output_named(path):
             yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for _ in range(MAX_REMOVALS):
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not temporary.exists():
+                break
+            time.sleep(SECONDS_BETWEEN_REMOVALS)  # after Ctrl-C, a thread of zarr may still add a file
 
 
 @contextmanager
@@ -174,14 +168,12 @@ def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> I
     """
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite, kind)
-    temporary = _temporary_path(target)
-    temporary.mkdir()
-    try:
-        with output_named(path):
-            yield temporary
-            write_mark(temporary, kind)
-            with ThreadPoolExecutor(NUM_SYNC_THREADS) as pool:  # 500 files: 0.07 s; one by one: 1.5 s
-                list(pool.map(_sync, (*temporary.rglob("*"), temporary)))
+    with scratch_folder(path) as temporary:
+        yield temporary
+        mark = {"made_by": "scperformer", "kind": kind.name, "names": _names(temporary)}
+        (temporary / MARK).write_text(json.dumps(mark, indent=1) + "\n", encoding="ascii")
+        with ThreadPoolExecutor(NUM_SYNC_THREADS) as pool:  # 500 files: 0.07 s; one by one: 1.5 s
+            list(pool.map(_sync, (*temporary.rglob("*"), temporary)))
         _require_replaceable(Path(path), overwrite, kind)
         old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
         try:
@@ -195,12 +187,6 @@ def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> I
             raise
         _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)  # not earlier: until here it may be the only copy
-    finally:
-        for _ in range(MAX_REMOVALS):
-            shutil.rmtree(temporary, ignore_errors=True)
-            if not temporary.exists():
-                break
-            time.sleep(SECONDS_BETWEEN_REMOVALS)  # after Ctrl-C, a thread of zarr may still add a file
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -278,7 +278,7 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
     # reference cells stored in the model folder, for refits to genes and depth; 0: none, and the model is not refitted
-    keep_cells: int = option(20000, ZERO_OR_MORE)
+    keep_cells: int = option(20000, (lambda num: 0 <= num <= 50_000, "0 to 50000"))
     # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
     init_mode: str = choice("full", "last_layer", "head")
 

@@ -122,13 +122,9 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     kept = Batch(batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)
     if in_place:
         return kept
-    return packed(kept)
-
-
-def packed(batch: Batch) -> Batch:
-    """Move real tokens to the front in their order, so that the special position remains the last of them."""
-    order = torch.argsort(~batch.keep_BL, dim=1, stable=True)[:, : padded_length(int(batch.keep_BL.sum(1).max()))]
-    return Batch(*(tensor.gather(1, order) for tensor in batch.tensors))
+    # In their order, so that the special position remains the last of them.
+    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
+    return Batch(*(tensor.gather(1, order) for tensor in kept.tensors))
 
 
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:

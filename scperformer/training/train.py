@@ -33,7 +33,7 @@ from scperformer.config.training import (
     TrainOptions,
 )
 from scperformer.io.read import origins, read_cells
-from scperformer.model.arrays import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells
+from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.confidence import calibration
 from scperformer.model.inference import branch_logits, torch_state_kept
@@ -211,9 +211,6 @@ def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | 
         return None
     rows = stratified_sample(reference.labels, cfg.keep_cells, cfg.seed)
     x = reference.x[rows]
-    if len(rows) > MAX_CELLS or x.nnz > MAX_VALUES:
-        found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
-        raise InputError(found, f"at most {MAX_CELLS:,} with {MAX_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
     counts = recover_counts(x)
     relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape) if counts is None else counts
     batches = None if reference.batches is None else reference.batches[rows]
