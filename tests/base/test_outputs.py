@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import subprocess
 import sys
 
@@ -36,39 +35,6 @@ def test_file_appears_when_complete(tmp_path):
         assert temporary.suffix == ".txt"
     assert target.read_text() == "whole"
     assert names(target.parent) == ["out.txt"]
-
-
-@pytest.fixture
-def steps(monkeypatch) -> list[str]:
-    """The calls in order: `synced x` when x is on the disk, and `renamed x`."""
-    calls = []
-    sync = os.fsync
-    replace = os.replace
-
-    def name(path):
-        return re.sub(r"^\.scperformer-.*?(\.txt)?$", r"temporary\1", os.path.basename(path))
-
-    def fsync(file):
-        calls.append(f"synced {name(os.readlink(f'/proc/self/fd/{file}'))}")
-        sync(file)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", lambda old, new: (calls.append(f"renamed {name(old)}"), replace(old, new))[1])
-    return calls
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of open files in /proc")
-def test_the_content_is_on_the_disk_before_the_name(tmp_path, steps):
-    """Otherwise a power failure could leave an empty file under the new name."""
-    with new_file(tmp_path / "a.txt") as temporary:
-        temporary.write_text("whole")
-    assert steps == ["synced temporary.txt", "renamed temporary.txt", f"synced {tmp_path.name}"]
-    steps.clear()
-    with new_folder(tmp_path / "b", MADE) as temporary:
-        (temporary / "inner").mkdir()
-        (temporary / "inner" / "x").touch()
-    assert {"synced x", "synced inner", f"synced {MARK}", "synced temporary"} <= set(steps[:-2])
-    assert steps[-2:] == ["renamed temporary", f"synced {tmp_path.name}"]
 
 
 def test_a_disk_that_is_full_when_syncing_leaves_nothing_and_the_error_names_the_output(tmp_path, monkeypatch):

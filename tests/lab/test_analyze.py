@@ -249,12 +249,3 @@ def test_models_without_layers_between_tokens_are_refused(command, sample):
     ran = command("analyze", "spectrum", sample, "model_path=pbmc3k", "min_overlap=0")
     assert ran.code == 2
     assert "error: model pbmc3k without layers of attention between tokens; expected" in ran.err
-
-
-def test_cells_without_counts_are_skipped(command, counts_adata, write, tiny_model, tmp_path):
-    counts_adata.X.data[counts_adata.X.indptr[1] :] = 0
-    counts_adata.X.eliminate_zeros()
-    sample = write(counts_adata)
-    assert command("analyze", "spectrum", sample, f"model_path={tiny_model}").code == 0
-    summary = json.loads((tmp_path / "sample.spectrum" / "analysis.json").read_text())
-    assert summary["cells"] == ["cell0"]

@@ -123,17 +123,6 @@ def test_vectors_follow_their_genes(pretrained, counts_adata, caplog):
             np.testing.assert_array_equal(tensor, saved.weights["model.encoder." + name])
 
 
-def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_adata):
-    encoder = TokenEncoder(config(pretrained))
-    before = make_reference(Sample(counts_adata, Path("a.h5ad")), encoder.cfg)
-    after = encoder.ordered(before)
-    known = [gene for gene in read_model(pretrained).genes if gene in before.genes]
-    assert after.genes[: len(known)] == known
-    assert sorted(after.genes) == sorted(before.genes)
-    back = align(after.x, np.array([before.genes.index(gene) for gene in after.genes]), len(before.genes))
-    assert (back != before.x).nnz == 0
-
-
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, pretrained):
     """In another order and beside new genes that no cell expresses."""

@@ -11,13 +11,11 @@ from support.distributed import said
 from support.words import as_options
 
 import scperformer
-from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.cli.compose import make_config
 from scperformer.cli.pretrain import run as run_pretrain
 from scperformer.model.content import INFO
 from scperformer.model.folder import CARD, read_model
-from scperformer.training import run_folder
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
 
@@ -97,19 +95,6 @@ def test_the_page_on_formats_names_what_is_written(encoder):
     assert [name for name in written if f"`{name}`" not in page] == []
 
 
-def test_in_memory(counts_adata, tmp_path, torch_unchanged):
-    with torch_unchanged():
-        path = scperformer.pretrain(
-            [counts_adata, counts_adata], output=tmp_path / "enc", options=as_options(FAST)
-        ).path
-    one = read_model(path)
-    assert one.provenance["num_cells"] == 240
-    assert (
-        read_model(scperformer.pretrain(counts_adata, output=tmp_path / "b", options=as_options(FAST)).path).genes
-        == one.genes
-    )
-
-
 def test_genes_path_gives_the_genes(corpus, tmp_path):
     (tmp_path / "genes.txt").write_text("GENE7\nABSENT\n" + "\n".join(f"GENE{i}" for i in range(40, 60)) + "\n")
     output = run_pretrain(config(*corpus, overrides=[f"genes_path='{tmp_path / 'genes.txt'}'"]))
@@ -118,25 +103,6 @@ def test_genes_path_gives_the_genes(corpus, tmp_path):
     assert saved.name == "part0"
     assert saved.genes[:3] == ["GENE7", "ABSENT", "GENE40"]
     assert saved.provenance["options"]["genes_path"] == "genes.txt"
-
-
-@pytest.mark.slow
-def test_unfinished_runs_are_continued_or_refused(corpus, tmp_path, monkeypatch):
-    """Cut off after training, before the folder is written."""
-
-    def cut_off(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    options = [f"output='{tmp_path / 'enc'}'"]
-    with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "write_model", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            run_pretrain(config(*corpus, overrides=options))
-    with pytest.raises(InputError, match=r"other options \(masking\.share=0\.3, was 0\.15\)"):
-        run_pretrain(config(*corpus, overrides=[*options, "resume=true", "masking.share=0.3"]))
-    resumed = read_model(run_pretrain(config(*corpus, overrides=[*options, "resume=true"])))
-    whole = read_model(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'whole'}'"])))
-    assert all(np.array_equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
 
 
 def test_learning_nothing_is_said(corpus, tmp_path, caplog):

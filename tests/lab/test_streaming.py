@@ -11,7 +11,7 @@ from scperformer.cells.on_disk import Stream
 from scperformer.config.training import TokensConfig
 from scperformer.lab import epochs as loaders
 from scperformer.lab.epochs import BLOCK_CELLS, StreamedCells
-from scperformer.model.batches import Cells, shared_batches, shuffled_batches
+from scperformer.model.batches import Cells, shared_batches
 
 
 def make_cells(num: int) -> Cells:
@@ -34,16 +34,6 @@ def test_every_cell_is_seen_once_an_epoch_in_as_many_steps_by_every_process(num,
         repeated = max(0, world_size - num)  # fewer cells than processes
         assert len(seen) == num + repeated
         assert np.array_equal(np.unique(seen), np.arange(num))
-
-
-def test_processes_share_the_batches_of_a_single_one():
-    cells = make_cells(200)
-    alone = shuffled_batches(cells.lengths, 16, seed=0, epoch=0)
-    one, two = (shared_batches(cells.lengths, 8, seed=0, epoch=0, rank=rank, world_size=2) for rank in (0, 1))
-    assert [sorted([*a, *b]) for a, b in zip(one, two, strict=True)] == [sorted(batch) for batch in alone]
-    # The cells of a batch are sorted by length: no process gets the long ones.
-    lengths = [[cells.lengths[rows].sum() for rows in steps] for steps in (one, two)]
-    assert abs(sum(lengths[0]) - sum(lengths[1])) < 0.05 * sum(lengths[0])
 
 
 def test_a_resumed_process_leaves_out_what_is_done():
@@ -100,13 +90,6 @@ def test_an_epoch_that_was_cut_off_goes_on_there_without_reading_what_is_done(fi
     rest, _, read_again = epoch(5000, first=first)
     assert rest == whole[first:]
     assert len(read_again) == len(reads) - first // 128
-
-
-def test_epochs_repeat_and_differ():
-    first, again, second, seeded = (epoch(5000, number=n, seed=s)[0] for n, s in ((0, 0), (0, 0), (1, 0), (0, 1)))
-    assert first == again
-    assert first != second
-    assert first != seeded
 
 
 def test_neighbours_are_read_together_and_mixed(monkeypatch):

@@ -7,7 +7,6 @@ from support.killed import run_until_killed
 from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 from torch.nn.functional import cross_entropy
 
-from scperformer.cli.compose import make_config
 from scperformer.config.training import OptimConfig
 from scperformer.lab.supervised import Learner, train_network
 from scperformer.training.trainer import loss_weights, lr_factor
@@ -30,23 +29,6 @@ def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatc
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     key = "network.encoder.layers.0.to_qkv.weight"
     assert not torch.equal(whole[key], last_state(tmp_path / "other")[key])
-
-
-ROOM = {"attention=favor": True, "attention=window": True, "tokens.unexpressed=memory": False}
-
-
-@pytest.mark.parametrize("option", ROOM)
-def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, option, monkeypatch):
-    cfg = make_config("train", [*(word for word in OVERRIDES if "redraw" not in word), option])
-    network = new_network(cells, cfg)
-    learner = Learner(network, cells[0].known_labels, cfg)
-    learner.log = lambda *args, **kwargs: None
-    seen, forward = [], network.encoder.forward
-    monkeypatch.setattr(network.encoder, "forward", lambda batch: seen.append(batch) or forward(batch))
-    batch = cells[0].labelled_batch(np.arange(9))
-    learner.training_step(batch, 0)
-    assert seen[0].keep_BL.sum() < 0.5 * batch[0].keep_BL.sum()
-    assert (seen[0].keep_BL.shape[1] < 0.7 * batch[0].keep_BL.shape[1]) == ROOM[option]
 
 
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):

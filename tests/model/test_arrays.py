@@ -4,7 +4,6 @@ import io
 import struct
 import tracemalloc
 import zipfile
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -46,22 +45,6 @@ def test_kept_cells_are_read_as_they_were_written(tmp_path, are_counts):
     np.testing.assert_array_equal(found.values.toarray(), reference_cells.values.toarray())
     np.testing.assert_array_equal(found.labels, reference_cells.labels)
     assert found.are_counts == are_counts
-
-
-@pytest.mark.parametrize("batches", [[0, 1, 2], [0, -1, 2], [0, 0]], ids=["known", "negative", "few"])
-def test_batches_are_read_with_their_cells(tmp_path, batches):
-    cells = replace(kept_cells(), batches=np.resize(batches, 30 if len(batches) > 2 else 29))
-    (tmp_path / CELLS_FILE).write_bytes(cells.to_bytes())
-    if min(batches) == 0 and len(batches) > 2:
-        read = read_reference_cells(tmp_path, 500, 3, num_batches=3)
-        np.testing.assert_array_equal(read.batches, cells.batches)
-        np.testing.assert_array_equal(read.some(np.array([4, 1])).batches, cells.batches[[4, 1]])
-        expected = "with other batches than the model's"
-        with pytest.raises(ValueError, match=expected):
-            read_reference_cells(tmp_path, 500, 3, num_batches=2)
-    else:
-        with pytest.raises(ValueError, match=f"'{CELLS_FILE}'"):
-            read_reference_cells(tmp_path, 500, 3, num_batches=3)
 
 
 def test_held_out_calls_are_read_as_they_were_written(tmp_path):
@@ -164,33 +147,6 @@ def test_headers_that_lie_are_refused(tmp_path, name, case):
         assert tracemalloc.get_traced_memory()[1] < 50e6
     finally:
         tracemalloc.stop()
-
-
-def first_member(name: str, place: int, value: bytes) -> bytes:
-    """Return an .npz file with other bytes in the headers of its first member: beside it and in the directory."""
-    content = bytearray(WRITTEN[name])
-    with zipfile.ZipFile(io.BytesIO(content)) as file:
-        directory = file.start_dir
-    for start in (place, directory + place + 2):
-        content[start : start + len(value)] = value
-    return bytes(content)
-
-
-ZIPS = {
-    "encrypted": lambda name: first_member(name, 6, b"\x01\x00"),
-    "an unknown method": lambda name: first_member(name, 8, b"\x62\x00"),
-    "lzma that is none": lambda name: first_member(name, 8, b"\x0e\x00"),
-    "other bytes in the middle": lambda name: WRITTEN[name][:200] + b"\xff" * 60 + WRITTEN[name][260:],
-    "no directory": lambda name: WRITTEN[name][:-30],
-}
-
-
-@pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("case", ZIPS)
-def test_damaged_archives_are_refused(tmp_path, name, case):
-    (tmp_path / name).write_bytes(ZIPS[case](name))
-    with pytest.raises(ValueError, match=f"'{name}' unreadable"):
-        READ[name](tmp_path)
 
 
 @pytest.mark.parametrize("name", READ)

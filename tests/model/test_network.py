@@ -240,13 +240,3 @@ def test_the_linear_branch_equals_the_fitted_linear_model():
 
 def directions(network: CellTypeModel) -> list[torch.Tensor]:
     return [tensor for name, tensor in network.state_dict().items() if name.endswith("directions_ME")]
-
-
-def test_the_linear_branch_stays_in_float32_under_bf16():
-    network = make("continuous", "mean", "favor", "both", ())
-    batch = batch_of("continuous")
-    expected = network.branches(batch)[0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        linear = network.branches(batch)[0]
-    assert linear.dtype == torch.float32
-    torch.testing.assert_close(linear, expected, rtol=0, atol=0)

@@ -92,11 +92,3 @@ def test_cells_without_folds_empty_cells_and_single_cells_of_a_label_have_scores
     assert isinstance(profile, Profile)
     assert np.isfinite(profile.scores(x)).all()
     assert np.isnan(held_out).tolist() == [False] * 60 + [True]
-
-
-def test_fewer_cells_than_directions():
-    """The fits without a fold have six of ten cells, and start from the eight directions of all cells."""
-    x = csr_matrix(np.random.default_rng(0).poisson(2.0, (10, 30)).astype(np.float32))
-    profile, scores = fit_novelty(x, np.arange(10) % 2, np.arange(10) // 4)
-    assert profile.vectors.shape == (30, 8)
-    assert np.isfinite(scores).all()

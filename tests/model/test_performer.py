@@ -97,18 +97,6 @@ def test_no_bit_of_a_cell_depends_on_the_others(attention):
         np.testing.assert_array_equal(others, vectors[rows])
 
 
-def test_genes_without_vectors_are_no_tokens():
-    network = made({"name": "favor"})
-    performer = network.encoder
-    with torch.no_grad():
-        performer.embedding.gene.weight[3:9] = 0
-    x = made_cells(5).toarray()
-    before = performer.sums_of(csr_matrix(x))
-    x[:, 3:9] = 0
-    length = np.linalg.norm(made_cells(5).toarray(), axis=1) / np.linalg.norm(x, axis=1)
-    np.testing.assert_allclose(performer.sums_of(csr_matrix(x)) / length[:, None], before, rtol=1e-4, atol=1e-5)
-
-
 def test_the_table_follows_the_weights():
     performer = made({"name": "favor"}).encoder
     with torch.no_grad():

@@ -162,18 +162,6 @@ def test_a_file_like_the_reference_is_not_adapted_to(linear, depth):
     assert not same_bits(done, forced)
 
 
-@pytest.mark.parametrize(("least", "adapts"), [(0.98, False), (0.97, True)])
-def test_adapting_starts_at_a_share_of_the_informative_expression(linear, sample, least, adapts):
-    """Without the least informative genes, as many as leave this share."""
-    saved = read_model(linear)
-    order = np.argsort(saved.importance)
-    left = 1 - np.cumsum(saved.importance[order]) / saved.importance.sum()
-    gone = {saved.genes[gene] for gene in order[left >= least]}
-    done = annotated(sample[:, [gene not in gone for gene in sample.var_names]].copy(), linear)
-    assert least <= done.uns["scperformer"]["genes"]["informative_share"] < least + 0.01
-    assert condition(done)["adapted"] == adapts
-
-
 def test_the_depth_is_not_adapted_to_without_counts(tmp_path, sample):
     """A reference of other values than counts: its cells are kept as they are, and cannot be thinned."""
     reference = simulated(240, seed=1)

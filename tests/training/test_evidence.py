@@ -128,16 +128,6 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
         assert not by_encoder.any()
 
 
-def test_a_branch_that_is_off_has_no_scale():
-    x, labels = made_cells(120, seed=0)
-    linear = fit_branches(x, labels, linear_options=RECIPE, cfg=options(ModelConfig(encoder=False)))
-    assert linear.encoder is None
-    assert set(linear.scales) == set(linear.evidence["branches"]) == {"linear"}
-    pooled = fit_branches(x, labels, linear_options=None, cfg=options(max_steps=FEW))
-    assert pooled.linear is None
-    assert set(pooled.scales) == {"encoder"}
-
-
 def test_folds_have_each_cell_once_and_never_the_only_cell_of_a_label():
     labels = np.repeat([0, 1, 2], [40, 1, 7])
     folds = evidence_folds(labels, seed=0)

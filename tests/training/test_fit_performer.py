@@ -7,7 +7,7 @@ from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TrainerConfig
 from scperformer.training.fit_linear import power_transform
-from scperformer.training.fit_performer import encoder_facts, gene_vectors, start_performer, train_readouts
+from scperformer.training.fit_performer import gene_vectors, start_performer, train_readouts
 from scperformer.training.trainer import CHECKPOINTS, LAST, is_damaged
 
 
@@ -130,20 +130,3 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
     resumed = train(tmp_path / "cut")
     for one, other in zip(whole, resumed, strict=True):
         assert all(torch.equal(one.state_dict()[name], tensor) for name, tensor in other.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("model", "kind", "size", "attention"),
-    [
-        ({}, "Performer", "100 gene tokens, 2 heads x 16 features, 1 layer", "favor"),
-        ({"depth": 0}, "pooled encoder", "100 gene tokens, no attention", "none"),
-    ],
-    ids=["performer", "pooled"],
-)
-def test_an_encoder_in_words(model, kind, size, attention, cells):
-    x, _ = cells
-    vectors = gene_vectors(x, 8, seed=0)
-    vectors[:20] = 0  # genes whose expression does not vary are no tokens
-    cfg = options(**model)
-    expected = {"kind": kind, "size": size, "attention": attention, "device": "cpu"}
-    assert encoder_facts(start_performer(vectors, x, cfg), cfg) == expected

@@ -124,7 +124,9 @@ def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
     assert other["kind"] == "another protocol or condition"
 
 
-@pytest.mark.parametrize("genes", [slice(None), slice(20, None)], ids=["as it is", "adapted"])
+@pytest.mark.parametrize(
+    "genes", [slice(None), pytest.param(slice(20, None), marks=pytest.mark.slow)], ids=["as it is", "adapted"]
+)
 def test_a_part_of_a_sample_is_annotated_as_in_the_whole(folder, tmp_path, genes):
     model = load_model(folder)
     whole = made_cells(240, 2, 0.4)[:, genes].copy()

@@ -113,17 +113,6 @@ def test_calls_do_not_depend_on_the_other_cells(folder):
     np.testing.assert_array_equal(some.to_numpy(), whole.to_numpy()[[3, 40]])
 
 
-def test_a_cell_of_a_type_that_no_study_has_is_unknown(folder):
-    rng = np.random.default_rng(5)
-    counts = rng.poisson(rng.lognormal(0, 2, size=300) * (np.arange(300) % 2), size=(60, 300))
-    far = ad.AnnData(
-        sparse.csr_matrix(counts, dtype=np.float32), var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)])
-    )
-    done = scperformer.annotate(far, load_model(folder))
-    assert (done.obs["scperformer_call"] == "unknown").mean() > 0.95
-    assert done.uns["scperformer"]["shift"]["kind"] == "another tissue"
-
-
 def test_the_model_travels_in_an_archive(folder, tmp_path, monkeypatch, command):
     monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "library"))
     shutil.make_archive("joint", "zip", folder.parent, folder.name)
@@ -135,23 +124,10 @@ def test_the_model_travels_in_an_archive(folder, tmp_path, monkeypatch, command)
     assert command("predict", "q.h5ad", f"model_path={folder}", "output=own.h5ad").code == 0
     same = [ad.read_h5ad(name).obsm["scperformer_proba"] for name in ("q.annotated.h5ad", "own.h5ad")]
     pd.testing.assert_frame_equal(*same)
-    assert command("report", "q.annotated.h5ad", "output=r.html").code == 0
     for words in (("explain", "own.h5ad"), ("adapt", folder, "q.h5ad", "output=adapted")):
         refused = command(*words)
         assert refused.code == 2
         assert "study1" in refused.err
-    one = f"model_path={folder / 'study1'}"
-    assert command("predict", "q.h5ad", one, "output=one.h5ad").code == 0
-    assert command("explain", "one.h5ad", one, "output=why").code == 0
-
-
-def test_check_compares_a_file_with_the_nearest_study(folder, studies, command, tmp_path):
-    made_cells(240, 3).write_h5ad("like_third.h5ad")
-    done = command("check", "like_third.h5ad", f"model_path={folder}", "output=check.json")
-    assert done.code == 0
-    [found] = json.loads(Path("check.json").read_text())["files"]
-    assert found["shift"]["kind"] == "like the reference"
-    assert found["condition"]["num_genes"] == 280
 
 
 @pytest.mark.parametrize(
