@@ -48,19 +48,6 @@ VALUES = {
 }
 
 
-def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
-    model_genes = ["GENE150", "ABSENT", "GENE3"]
-    importance = np.array([1.0, 1.0, 2.0])
-    plan = plan_of(counts_adata.var, detect_expression(counts_adata), model_genes, importance=importance)
-    x, shared = align_rows(counts_adata.X, plan), plan.overlap
-    np.testing.assert_allclose(
-        x.toarray()[:, [0, 2]], plain(counts_adata.X)[:, [150, 3]], rtol=1e-6
-    )  # values are float32
-    assert x[:, 1].nnz == 0
-    assert (shared.num_shared, shared.absent, shared.num_dropped) == (2, ["ABSENT"], 198)
-    assert (shared.share_of_model, shared.informative_share) == (2 / 3, 0.75)
-
-
 @pytest.mark.parametrize("kind", VALUES)
 def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
     model_genes = [f"GENE{i}" for i in range(0, 260, 2)]

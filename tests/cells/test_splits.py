@@ -86,20 +86,6 @@ def test_groups_that_cannot_be_split_are_refused():
     assert (split.done["num_groups"], len(split.done["val_groups"])) == (2, 1)
 
 
-def test_no_group_is_on_both_sides(counts_adata, caplog):
-    donors = np.array([f"donor {i}" for i in np.random.default_rng(0).integers(0, 9, 120)])
-    counts_adata.obs["donor"] = pd.Categorical(donors)
-    cfg = config("x", "data.split=group", "data.split_key=donor")
-    cfg.data.val_fraction = 0.2
-    with caplog.at_level("INFO", logger="scperformer"):
-        reference = make_reference(Sample(counts_adata, Path("x")), cfg)
-    train, val = reference.split.train, reference.split.val
-    assert sorted([*train, *val]) == list(range(120))
-    assert not set(donors[train]) & set(donors[val])
-    assert set(donors[val]) == set(reference.split.done["val_groups"])
-    assert "of 9 values of obs['donor'] are held out whole: 'donor" in caplog.text
-
-
 # by a column
 
 

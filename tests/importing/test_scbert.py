@@ -166,3 +166,13 @@ def test_genes_and_labels_have_to_fit(change, message, genes, beside, tmp_path, 
     with pytest.raises(InputError, match=message):
         scp.import_model(path, options={name: value for name, value in (beside | change).items() if value})
     assert not library.exists() or not list(library.iterdir())
+
+
+def test_text_with_characters_that_do_not_exist_is_refused(tmp_path):
+    """Python ends in a SystemError where such text is printed."""
+    content = pickle.dumps(np.array(["B", "T"]))
+    assert content.count(np.array(["T"]).tobytes()) == 1
+    (tmp_path / "names.pkl").write_bytes(content.replace(np.array(["T"]).tobytes(), b"\xff\xff\xff\x7f"))
+    scbert.save(scbert.random_weights(2, 2, depth=1), tmp_path / "tuned.pth")
+    with pytest.raises(InputError, match="names that are no array of numbers or text"):
+        scp.import_model(tmp_path / "tuned.pth", options={"genes": str(tmp_path / "names.pkl")})

@@ -53,15 +53,6 @@ def test_probabilities_and_latent_vectors_are_those_of_scvi_tools(name, batch, c
     assert list(cells.obs["scperformer_label"][rows]) == list(proba.idxmax(axis=1)[rows])
 
 
-def test_the_card_states_version_batch_and_what_was_tested(tmp_path):
-    made = scp.import_model(MODELS / "covariates" / "model.pt", options={"batch": "run 1"})
-    card = (made.path / "MODEL_CARD.md").read_text()
-    for text in ("scvi-tools", "1.4.2", "the batch 'run 1'", "raw counts", "no published model"):
-        assert text in card
-    assert made.path.name == "covariates"
-    assert read_model(made.path).config["target_sum"] is None
-
-
 def test_other_values_than_counts_are_refused(cells):
     model = scp.import_model(MODELS / "plain").load()
     cells.X = np.log1p(cells.X / cells.X.sum(axis=1, keepdims=True) * 1e4)

@@ -158,14 +158,6 @@ def test_previous_symbols_and_aliases(case, table):
         assert found.notes == ["2 genes were matched by a previous symbol or alias (HGNC, 2020-02-03)"]
 
 
-def test_notes_name_the_column_and_the_number_of_genes():
-    names = [f"{i}" for i in range(8)]
-    found = map_genes(names, SYMBOLS, pd.DataFrame({"feature_name": SYMBOLS}))
-    assert found.notes == ["names of 8 genes were taken from var['feature_name']"]
-    many = [f"G{i}" for i in range(1203)]
-    assert map_genes([name.lower() for name in many], many).notes == ["1,203 names were matched in upper case"]
-
-
 # Species
 
 

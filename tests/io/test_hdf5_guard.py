@@ -91,16 +91,6 @@ def test_each_way_in_which_the_child_ends(case, cells, tmp_path, monkeypatch, ca
     assert capfd.readouterr() == ("", "")
 
 
-@linux
-def test_signals_to_all_processes_of_a_job_do_not_end_the_inspection(cells, tmp_path, monkeypatch):
-    def inspect(path):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(hdf5_guard, "inspect", inspect)
-    assert same(read_cells(WRITERS["h5ad"](cells, tmp_path)), cells)
-
-
 @pytest.mark.parametrize("reason", ["no fork", "no process", "no limits"])
 def test_files_are_read_if_they_cannot_be_inspected(reason, cells, tmp_path, monkeypatch, caplog):
     def refuse(*args):

@@ -8,7 +8,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h5ad
+from support.inputs import same, table, write_h5ad
 
 from scperformer.base.errors import InputError
 from scperformer.io import tables
@@ -61,12 +61,6 @@ def test_ambiguous_names_are_refused(case, tmp_path):
         read_cells(path)
     assert list(read_cells(path, "cells_by_genes").obs_names) == rows
     assert list(read_cells(path, "genes_by_cells").var_names) == rows
-
-
-def test_a_given_orientation_is_used(cells, tmp_path):
-    assert read_cells(write_csv(cells, tmp_path), "genes_by_cells").shape == (NUM_GENES, NUM_CELLS)
-    with pytest.warns(UserWarning, match="orientation=genes_by_cells is not used"):
-        assert same(read_cells(write_h5ad(cells, tmp_path), "genes_by_cells"), cells)
 
 
 # Tables

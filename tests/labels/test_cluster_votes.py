@@ -36,10 +36,3 @@ def test_small_clusters_do_not_mix_groups_and_are_reproducible():
     assert all(len(set(group[clusters == cluster])) == 1 for cluster in range(clusters.max() + 1))
     np.testing.assert_array_equal(over_cluster(embedding), clusters)
     assert over_cluster(embedding[:2]).tolist() == [0, 0]
-
-
-def test_a_given_graph_is_used():
-    graph = np.kron(np.eye(40), np.ones((5, 5))) - np.eye(200)  # groups of five neighbours
-    clusters = over_cluster(np.zeros((200, 2)), graph)
-    assert all(len(set(clusters[5 * group : 5 * group + 5])) == 1 for group in range(40))
-    assert clusters.max() == 39
