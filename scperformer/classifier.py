@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,7 +19,7 @@ from scperformer.cells.detect import detect_expression
 from scperformer.cells.query import find_query
 from scperformer.cli.compose import config_from
 from scperformer.cli.train import run as run_train
-from scperformer.model.load import Model, load_model
+from scperformer.model.load import load_model
 from scperformer.training.adapt import Adapted
 
 LABEL = "label"
@@ -103,10 +102,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
             named = {"label_key": LABEL, "model": self.model, "seed": self.seed, "output": f"{temporary}/model"}
             given = USUAL | self._found | dict(self.options or {}) | named
             cfg = config_from("train", {"inputs": ["X"]} | given)
-            folder = run_train(cfg, cells)
-            # A pickle has the files of the model folder: reading them back executes nothing of it.
-            self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
-        self.model_ = self._load()
+            self.model_ = load_model(run_train(cfg, cells))
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
@@ -130,20 +126,6 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         obs = pd.DataFrame(index=names)
         var = pd.DataFrame(index=pd.Index(genes, dtype=object))
         return AnnData(csr_matrix(X, dtype=np.float32), obs=obs, var=var)
-
-    def _load(self) -> Model:
-        with TemporaryDirectory(prefix="scperformer-") as folder:
-            for name, content in self._files.items():
-                (Path(folder) / name).write_bytes(content)
-            return load_model(folder)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "model_"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_files" in state:
-            self.model_ = self._load()
 
 
 # Checks of scikit-learn that cannot pass, and why: for `check_estimator(expected_failed_checks=...)`.

@@ -32,10 +32,11 @@ from scperformer.annotation.columns import (
     set_columns,
     unknown_cells,
 )
-from scperformer.annotation.label_options import LabelOptions, constrained
+from scperformer.annotation.label_options import LabelOptions
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
 from scperformer.io.h5ad import BackedH5ad
+from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
@@ -125,7 +126,7 @@ class Annotation:
 
 
 def make_annotation(
-    cells: AnnData | BackedH5ad, adapted: Adapted, options: LabelOptions, key: str, read: Read, seconds: float
+    cells: AnnData | BackedH5ad, adapted: Adapted, options: LabelOptions, key: str, read_raw: Read, seconds: float
 ) -> Annotation:
     """Make the annotation of the cells of an open file, and log a line about it.
 
@@ -133,7 +134,7 @@ def make_annotation(
     ----------
     key
         Prefix of its entries.
-    read
+    read_raw
         Returns the calls of all blocks; it is called several times.
     seconds
         Time that the calls took.
@@ -144,16 +145,24 @@ def make_annotation(
     path = query.path
     droplets = query.plan.findings.droplets
     # Joined probabilities have a temperature of their own, and their scores are divided by the factors of the studies.
-    factor = 1.0
-    if adapted.shift is not None and not adapted.members:
-        read = _with_temperature(read, adapted.shift.temperature)
-        factor = adapted.shift.factor
-    read, constraints = constrained(read, options, labels)
+    shift = None if adapted.members else adapted.shift
+    weights = options.allowed.astype(np.float64)  # factors of the probabilities of the labels
+    constraints: dict[str, Any] = {}
+    if not options.allowed.all():
+        denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
+        log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
+        constraints = {"denied": np.array(denied, dtype=object), "weights": weights}
+
+    def read() -> Iterator[Calls]:
+        for calls in read_raw():
+            proba = calls.proba if shift is None else tempered(calls.proba, shift.temperature)
+            yield replace(calls, proba=reweighted(proba, weights) if constraints else proba)
+
     calls = gather_calls(read, options.tree, options.min_confidence)
     is_cell = np.ones(len(calls), dtype=bool) if droplets is None else droplets.is_cell
     novelty = calls["scores"].to_numpy()
     if model.saved.held_out is not None:
-        novelty = novelty_share(novelty / factor, model.saved.held_out.scores)
+        novelty = novelty_share(novelty / (1.0 if shift is None else shift.factor), model.saved.held_out.scores)
     unknown = unknown_cells(calls, novelty, labels, options.unknown_fpr, options.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
     obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
@@ -217,16 +226,6 @@ def make_annotation(
     table = pd.DataFrame({f"{key}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
     has_own = model.saved.has_independent_labels
     return Annotation(key, table, pd.DataFrame(details), read, without_slashes(labels), record, has_own)
-
-
-def _with_temperature(read: Read, temperature: float) -> Read:
-    """Return how to read the calls with tempered probabilities."""
-
-    def read_tempered() -> Iterator[Calls]:
-        for calls in read():
-            yield replace(calls, proba=tempered(calls.proba, temperature))
-
-    return read_tempered
 
 
 def _tree_record(calls: pd.DataFrame, tree: LabelTree, terms: list[str]) -> dict[str, Any]:

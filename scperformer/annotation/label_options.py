@@ -1,10 +1,8 @@
-"""The options about labels, checked before any cell is called, and constraints on the probabilities of calls."""
+"""The options about labels, checked before any cell is called."""
 
 import logging
-from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -19,12 +17,11 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import AUTO_CLUSTERS
-from scperformer.labels.constraints import allowed_labels, reweighted
+from scperformer.labels.constraints import allowed_labels
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import LabelTree
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.calls import Calls, Read
 
 log = logging.getLogger(__name__)
 
@@ -109,18 +106,3 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categ
         found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"
         raise InputError(found, "a cluster for each cell", f"fill them in, or {remedy}")
     return pd.Categorical(clusters)
-
-
-def constrained(read: Read, options: LabelOptions, labels: list[str]) -> tuple[Read, dict[str, Any]]:
-    """Leave labels out that cannot occur; return how to read such calls, and a record, empty without constraints."""
-    if options.allowed.all():
-        return read, {}
-    denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
-    log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
-    weights = options.allowed.astype(np.float64)  # factors of the labels' probabilities
-
-    def read_constrained() -> Iterator[Calls]:
-        for calls in read():
-            yield replace(calls, proba=reweighted(calls.proba, weights))
-
-    return read_constrained, {"denied": np.array(denied, dtype=object), "weights": weights}

@@ -17,7 +17,7 @@
 - pretrain: `scperformer pretrain`: train an encoder on unlabelled cells.
 - report: `scperformer report`: make one HTML page about annotated files.
 - steps: The commands by their names: `scperformer predict` is cli/predict.py.
-- sweep: A sweep: a record of each run in its folder, and a table of all runs with their options, scores and errors.
+- sweep: The table of a sweep: a row for each run with its options, scores and error.
 - train: `scperformer train`: train a model on a labelled reference.
 - words: The words of a command line, sorted into input files, options and flags before Hydra sees any of them.
 - workflow: `scperformer workflow`: annotate many samples with Snakemake, and make one report.

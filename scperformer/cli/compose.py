@@ -49,6 +49,7 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: b
     version.setbase("1.3")  # Hydra warns without it
     _store_schema(step)
     groups = preset_groups(step)
+    known = options_of(step)
     parser = OverridesParser.create()
     checked = {}
     for word in words:
@@ -63,7 +64,12 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: b
             raise InputError(f"{text} ({reason})", "option=value", "put quotes around a text") from error
         name = override.key_or_group
         is_usual = override.type == OverrideType.CHANGE and override.package is None
-        if not is_usual or OF_HYDRA.match(text) or (name not in groups and "." in name and _is_fixed(step, name)):
+        group = name.partition(".")[0]
+        # Values inside of groups that presets alone set; presets have the options of mechanisms of attention.
+        is_fixed = name == "attention.name" or (
+            name not in known and "." in name and group in groups and group != "attention"
+        )
+        if not is_usual or OF_HYDRA.match(text) or is_fixed:
             raise _unknown(name, step, text)
         if several and not sweep:
             value = text.partition("=")[2]
@@ -72,22 +78,12 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: b
         if name in groups:
             for preset in values:
                 give_to_hydra(step, name, preset, own)
-        elif not several and values != [None] and _is_list(step, name) and not isinstance(values[0], list):
-            text = f"{name}=[{text.partition('=')[2]}]"  # one value needs no brackets
+        elif not several and values[0] is not None and not isinstance(values[0], list) and name in known:
+            kind = known[name][1]
+            if any(get_origin(part) is list for part in (kind, *get_args(kind))):
+                text = f"{name}=[{text.partition('=')[2]}]"  # one value needs no brackets
         checked[name] = text  # the last of repeated words counts
     return list(checked.values())
-
-
-def _is_fixed(step: str, name: str) -> bool:
-    """Return whether a value inside of a group is set by presets alone."""
-    group = name.partition(".")[0]
-    is_of_group = group != "attention" and group in preset_groups(step)
-    return name == "attention.name" or (is_of_group and name not in options_of(step))
-
-
-def _is_list(step: str, name: str) -> bool:
-    kind = options_of(step)[name][1] if name in options_of(step) else None
-    return any(get_origin(part) is list for part in (kind, *get_args(kind)))
 
 
 def _unknown(name: str, step: str, text: str) -> InputError:

@@ -1,15 +1,19 @@
 """`scperformer report`: make one HTML page about annotated files."""
 
+import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scperformer.base.outputs import require_absent
+from scperformer.base.outputs import new_file, require_absent
 from scperformer.config.options import SEED, FileOptions, option
 
 if TYPE_CHECKING:
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.read_annotations import Annotated
+
+log = logging.getLogger(__name__)
 
 USAGE = "report ANNOTATED..."
 EXAMPLES = """\
@@ -43,22 +47,24 @@ def write_page(
     """
     from scperformer.results.evaluate import read_evaluation
     from scperformer.results.read_annotations import Failed, read_annotated
-    from scperformer.results.report import make_report
+    from scperformer.results.report import render, require_same_samples
 
+    start = time.perf_counter()
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
     require_absent(output, cfg.overwrite)
     failed: list[Failed] = []
     samples = [sample] if sample is not None else read_annotated(cfg.inputs, cfg.key_added, failed)
     if cfg.evaluation is not None:
         evaluation = read_evaluation(cfg.evaluation)
-    summary = make_report(
-        output,
-        samples,
-        failed,
-        evaluation,
-        overwrite=cfg.overwrite,
-        sample_key=cfg.sample_key,
-        max_cells=cfg.cells,
-        seed=cfg.seed,
-    )
+    if evaluation is not None:
+        require_same_samples(evaluation, samples)
+    options = (cfg.sample_key, cfg.cells, cfg.seed)
+    page, summary = render(samples, failed, evaluation, *options)
+    with new_file(output, cfg.overwrite) as temporary:
+        # File names need not be valid Unicode: invalid characters become character references.
+        temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    cells = f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample"
+    cells += "s" if len(samples) > 1 else ""
+    megabytes = output.stat().st_size / 1e6
+    log.info("report on %s: %s (%.1f MB, %.0f s)", cells, output, megabytes, time.perf_counter() - start)
     return output, summary

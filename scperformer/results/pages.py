@@ -5,11 +5,6 @@ from pathlib import Path
 from typing import Any
 
 TEMPLATES = Path(__file__).parent / "templates"
-VALUE_KINDS = {
-    "counts": "counts",
-    "linear": "values that are not counts (such as TPM)",
-    "log1p": "log-normalised values",
-}
 
 
 def _percent(share: float) -> str:
@@ -20,18 +15,6 @@ def _percent(share: float) -> str:
 def _score(value: float | None) -> str:
     """Return a score from 0 to 1 as text; a dash for a missing score."""
     return "–" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def _expression(facts: dict[str, Any]) -> str:
-    """Return the kind and place of the expression that was used, such as "counts in X"."""
-    source = str(facts["source"])
-    kind = str(facts["kind"])
-    total = float(facts["total"])
-    place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
-    text = f"{VALUE_KINDS.get(kind, kind)} in {place}"
-    if kind != "log1p":
-        return text
-    return text + (", total per cell not recorded" if math.isnan(total) else f", {total:,.0f} counts per cell")
 
 
 def _shown(value: Any, kind: str) -> str:
@@ -59,6 +42,5 @@ def render_page(template: str, **content: Any) -> str:
         "score": _score,
         "shown": _shown,
         "file_name": lambda path: Path(str(path)).name,
-        "expression": _expression,
     }
     return environment.get_template(template).render(**content)

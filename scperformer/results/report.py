@@ -4,8 +4,6 @@ import base64
 import hashlib
 import importlib.util
 import json
-import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,12 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import new_file
 from scperformer.labels.tree import NO_CALL
 from scperformer.results import cell_map, figures, what_to_check
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.pages import TEMPLATES, render_page
 from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table
-
-log = logging.getLogger(__name__)
 
 NUM_FIRST_LABELS = 5  # labels in the summary
 
@@ -31,7 +26,6 @@ def render(
     samples: Sequence[Annotated],
     failed: Sequence[Failed] = (),
     evaluation: Evaluation | None = None,
-    *,
     sample_key: str | None = None,
     max_cells: int = cell_map.MAX_CELLS,
     seed: int = 0,
@@ -90,7 +84,13 @@ def render(
         "metrics": evaluation.metrics if evaluation else None,
         "encoder": facts["model"].get("encoder", {}),
     }
-    scripts = page_scripts()
+    plotly = importlib.util.find_spec("plotly")
+    assert plotly is not None, "plotly is installed with this package"
+    files = (Path(str(plotly.origin)).parent / "package_data" / "plotly.min.js", TEMPLATES / "report.js")
+    scripts = [path.read_text(encoding="utf-8").strip() for path in files]
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    # In the HTML element `script`, which no text of a user can end.
+    escaped = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     page = render_page(
         "report.html.jinja",
         **content,
@@ -108,7 +108,7 @@ def render(
         inputs=tables.input_table(summaries),
         figures={chart["name"] for chart in charts},
         has_map=drawn.xy is not None,
-        data=_json_for_script(data),
+        data=escaped,
         scripts=scripts,
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     )
@@ -163,52 +163,13 @@ def _map(
     return {"x": x, "y": y, "cells": names, "columns": columns}
 
 
-def page_scripts() -> list[str]:
-    """Return the scripts of the page: plotly.js from the package plotly, and report.js."""
-    plotly = importlib.util.find_spec("plotly")
-    assert plotly is not None, "plotly is installed with this package"
-    library = Path(str(plotly.origin)).parent / "package_data" / "plotly.min.js"
-    return [path.read_text(encoding="utf-8").strip() for path in (library, TEMPLATES / "report.js")]
-
-
-def _json_for_script(content: Any) -> str:
-    """Return JSON for an HTML element `script`, which no text of a user can end."""
-    text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def make_report(
-    output: Path,
-    samples: Sequence[Annotated],
-    failed: Sequence[Failed] = (),
-    evaluation: Evaluation | None = None,
-    *,
-    overwrite: bool = False,
-    sample_key: str | None = None,
-    max_cells: int = cell_map.MAX_CELLS,
-    seed: int = 0,
-) -> str:
-    """Write one HTML page about annotated samples, and return the HTML of its first screen.
-
-    `failed` files have a row with the reason. Refuses an evaluation of other samples. Other arguments: as `render`.
-    """
-    started = time.perf_counter()
-    if evaluation is not None:
-        place = evaluation.path or "the evaluation"
-        names = [sample.name for sample in samples]
-        found = next((f"'{name}'" for name in evaluation.metrics["samples"] if name not in names), "")
-        if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
-            found = "another model"
-        if found:
-            expected = f"an evaluation of {', '.join(names)} only, by {samples[0].model_id}"
-            remedy = "run 'scperformer evaluate' again on the same files"
-            raise InputError(f"{place} evaluates {found}", expected, remedy)
-    page, summary = render(samples, failed, evaluation, sample_key=sample_key, max_cells=max_cells, seed=seed)
-    with new_file(output, overwrite) as temporary:
-        # File names need not be valid Unicode: invalid characters become character references.
-        temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-    num_cells = sum(len(sample.obs) for sample in samples)
-    megabytes = output.stat().st_size / 1e6
-    cells = f"{num_cells:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
-    log.info("report on %s: %s (%.1f MB, %.0f s)", cells, output, megabytes, time.perf_counter() - started)
-    return summary
+def require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated]) -> None:
+    """Refuse an evaluation of other samples, or of annotations by another model."""
+    names = [sample.name for sample in samples]
+    found = next((f"'{name}'" for name in evaluation.metrics["samples"] if name not in names), "")
+    if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
+        found = "another model"
+    if found:
+        expected = f"an evaluation of {', '.join(names)} only, by {samples[0].model_id}"
+        remedy = "run 'scperformer evaluate' again on the same files"
+        raise InputError(f"{evaluation.path or 'the evaluation'} evaluates {found}", expected, remedy)

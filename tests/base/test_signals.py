@@ -39,7 +39,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "HDF5 writes": (PREDICT, "scperformer.io.writing", "write_all"),
     "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.annotation.write", "_name_for_zarr"),
     "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.annotation.write", "_table_rows"),
-    "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "make_report"),
+    "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "render"),
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
     "branches are fitted": (TRAIN, "scperformer.training.evidence", "fit_branches"),
     "a network learns": (TRAIN, "scperformer.lab.supervised", "training_step"),
