@@ -25,11 +25,6 @@ def test_any_column_of_an_annotation_is_refused_under_the_same_prefix(column):
     require_not_annotated(cells, "other")
 
 
-def test_columns_with_similar_names_are_the_users_own():
-    obs = pd.DataFrame({"mine_levels": [1], "mine_level": [1], "mine_sets": [1]}, index=["a"])
-    require_not_annotated(ad.AnnData(np.zeros((1, 1)), obs=obs), "mine")
-
-
 def test_levels_repeat_the_call_below_it():
     tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"}, {"lymphocyte": "X:9"})
     proba = np.array([[0.4, 0.1, 0.5], [0.35, 0.35, 0.3], [0.1, 0.9, 0.0]])

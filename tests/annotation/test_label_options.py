@@ -58,16 +58,6 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model):
     assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == num_backed_off
 
 
-@pytest.mark.slow
-def test_without_a_threshold_the_call_is_the_label(counts_adata, model):
-    scperformer.annotate(counts_adata, model)
-    obs = counts_adata.obs
-    levels = counts_adata.obsm["scperformer_details"]
-    assert list(obs["scperformer_call"]) == list(levels["level2"]) == list(obs["scperformer_label"])
-    assert set(levels["level1"]) == {"lymphocyte", "Monocyte"}
-    assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == 0
-
-
 def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_adata, model, caplog):
     plain = scperformer.annotate(counts_adata.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 
 import anndata as ad
 import numpy as np
@@ -11,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
-from scipy.special import softmax
 from support.twins import CASES
 from support.words import as_options
 
@@ -20,10 +18,8 @@ from scperformer.annotation.outputs import outputs_of
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells.query import find_query
-from scperformer.cli.compose import make_config
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
-from scperformer.cli.train import run as run_train
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io import rows
 from scperformer.model import inference
@@ -31,7 +27,6 @@ from scperformer.model.batches import Cells
 from scperformer.model.inference import (
     Predictions,
     branch_logits,
-    choose_device,
     choose_precision,
     predict_cells,
     torch_state_kept,
@@ -129,44 +124,6 @@ def test_a_gpu_gets_the_fastest_precision_with_the_labels_of_float32(num_wrong, 
     assert choose_precision(network, cells, 64, "cuda") == "32-true"  # few cells
 
 
-def test_bfloat16_is_refused_on_a_cpu_without_instructions_for_it(monkeypatch):
-    monkeypatch.setattr("scperformer.model.inference.computes_in_bfloat16", lambda: True)
-    assert choose_device("cpu", "bf16-mixed") == "cpu"
-    monkeypatch.setattr("scperformer.model.inference.computes_in_bfloat16", lambda: False)
-    with pytest.raises(InputError, match=r"precision=bf16-mixed on this CPU; expected a GPU, or a CPU"):
-        choose_device("cpu", "bf16-mixed")
-    assert choose_device("cpu", "32-true") == "cpu"
-    with pytest.raises(InputError, match="precision=tf32 on this CPU; expected a GPU: leave"):
-        choose_device("cpu", "tf32")
-
-
-ODD = {
-    "dim": {"model": {"dim": 33}},
-    "width of heads": {"model": {"head_dim": 7}},
-    "heads": {"model": {"dim": 50, "num_heads": 5, "head_dim": None}, "attention": {"name": "softmax"}},
-    "head": {"head": {"name": "conv", "hidden": []}},
-}
-
-
-@pytest.mark.parametrize("case", ODD)
-def test_calls_do_not_depend_on_other_cells_for_odd_sizes_of_the_network(cells, case):
-    options = {"attention": {"name": "favor"}} | ODD[case]
-    torch.manual_seed(0)
-    network = CellTypeModel(
-        cells.x.shape[1],
-        3,
-        tokens=cells.tokens,
-        model=ModelConfig(linear=False, **options.get("model", {})),
-        attention=options["attention"],
-        head=HeadConfig(**options.get("head", {})),
-    ).eval()
-    whole = predict_cells(network, cells, batch_size=64)
-    order = np.random.default_rng(0).permutation(len(cells))[:37]
-    some = predict_cells(network, Cells(cells.x[order], cells.tokens), batch_size=3)
-    np.testing.assert_array_equal(some[0], whole[0][order])
-    np.testing.assert_array_equal(some[1], whole[1][order])
-
-
 def test_probabilities_are_the_softmax_of_the_logits(model, cells):
     predictions = predict_cells(model.network, cells, batch_size=64)
     with torch.no_grad():
@@ -241,28 +198,12 @@ def test_other_names_of_the_same_genes_change_nothing_and_are_noted(counts_adata
     assert list(counts_adata.uns["scperformer"]["genes"]["notes"]) == ["200 names were matched in upper case"]
 
 
-def test_the_species_can_be_stated(counts_adata, model):
-    counts_adata.var_names = counts_adata.var_names.str.title()
-    with pytest.raises(InputError, match=r"look mouse .*species=human if these are human genes"):
-        scperformer.annotate(counts_adata, model)
-    scperformer.annotate(counts_adata, model, options=as_options(["species=human"]))
-
-
 def test_a_cell_without_counts_is_unknown(counts_adata, model):
     x = counts_adata.X.tolil()
     x[3] = 0
     counts_adata.X = x.tocsr()
     scperformer.annotate(counts_adata, model)
     assert list(np.flatnonzero(counts_adata.obs["scperformer_call"] == "unknown")) == [3]
-
-
-def test_low_confidence_is_flagged_and_the_label_stays(counts_adata, tiny_model, write):
-    path = str(write(counts_adata))
-    cfg = PredictConfig(inputs=[path], model_path=str(tiny_model), min_confidence=0.9)
-    (output,) = run_predict(cfg)
-    obs = ad.read_h5ad(output).obs
-    assert list(obs["scperformer_call"] == "unknown") == list(obs["scperformer_confidence"] < 0.9)
-    assert obs["scperformer_label"].notna().all()
 
 
 def test_annotate_refuses_to_replace_an_annotation(counts_adata, model):
@@ -291,11 +232,6 @@ def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write
     assert 0.3 < (counts_adata.obs["mine_call"] == "unknown").mean() < 0.7
     pd.testing.assert_frame_equal(counts_adata.obs[columns], expected.obs[columns])
     assert counts_adata.uns["mine"]["input"]["source"] == "layers/counts"
-
-
-def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
-    scperformer.annotate(counts_adata, options=as_options([f"model_path='{tiny_model}'", "min_overlap=0.9"]))
-    assert counts_adata.uns["scperformer"]["model"]["path"] == str(tiny_model)
 
 
 @pytest.mark.parametrize(
@@ -356,15 +292,6 @@ def test_an_encoder_without_influence_embeds_cells_nevertheless(counts_adata, ti
     np.testing.assert_array_equal(scperformer.annotate(counts_adata.copy(), model).obsm["X_scperformer"], expected)
 
 
-def test_embedding_without_an_encoder_is_said_to_be_logits(counts_adata, write, tmp_path, caplog):
-    cfg = make_config("train", [f"inputs=['{write(counts_adata)}']", "label_key=cell_type", "experiment=linear"])
-    model = load_model(run_train(replace(cfg, output=str(tmp_path / "linear"))))
-    embedding = scperformer.embed(counts_adata, model)
-    assert "model linear has no encoder: the embedding is the logits of the linear branch" in caplog.messages
-    proba = scperformer.annotate(counts_adata.copy(), model).obsm["scperformer_proba"]
-    np.testing.assert_allclose(softmax(embedding, axis=1), proba, atol=1e-6)
-
-
 def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, write, monkeypatch, caplog):
     """Of cells whose branches disagree: in blocks of 16 cells, in any order, and without a cell that has no counts."""
     rng = np.random.default_rng(0)
@@ -389,21 +316,6 @@ def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, writ
     assert again.uns["scperformer"]["encoder"] == record["encoder"]
     text = f"the encoder changed {differ[1:].sum()} of 119 labels"
     assert text in caplog.text
-
-
-def test_labels_that_cannot_depend_on_the_encoder_are_not_counted(counts_adata, pbmc, pbmc_model, model):
-    denied = scperformer.annotate(counts_adata, model, options=as_options(["deny_labels=['T cell']"]))
-    assert "encoder" not in denied.uns["scperformer"]  # what the linear branch alone would give is not known
-    linear = scperformer.annotate(pbmc, load_model(pbmc_model))
-    assert "encoder" not in linear.uns["scperformer"]
-
-
-def test_a_missing_gpu_is_an_error(counts_adata, tiny_model, write):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    cfg = PredictConfig(inputs=[str(write(counts_adata))], model_path=str(tiny_model), device="cuda")
-    with pytest.raises(InputError, match=r"without a GPU.*device=cpu"):
-        run_predict(cfg)
 
 
 @pytest.mark.slow
@@ -435,16 +347,6 @@ def test_refused_files_leave_a_file_with_the_reason(counts_adata, tiny_model, wr
     assert command("predict", "bad.h5ad", "output=out/alone.h5ad", *options, "keep_going=ok").code == 0
     alone = json.loads((out / "alone.failed.json").read_text())
     assert alone == written[0] | {"sample": "alone"}
-
-
-@pytest.mark.parametrize("option", ["model_path=none", "device=cuda"])
-def test_errors_that_do_not_concern_a_file_are_raised(counts_adata, tiny_model, write, tmp_path, command, option):
-    if option == "device=cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    options = [f"model_path={tiny_model}", "keep_going=ok"]
-    ran = command("predict", write(counts_adata), *options, option)
-    assert ran.code == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sample.h5ad"]
 
 
 def test_annotations_beside_the_inputs_are_not_inputs_of_the_next_run(tiny_model, counts_adata, tmp_path, command):

@@ -11,7 +11,6 @@ from scipy import sparse
 from support.words import as_options
 
 import scperformer
-from scperformer.base.errors import InputError
 from scperformer.io import rows
 from scperformer.model.load import load_model
 
@@ -73,13 +72,6 @@ def test_known_cells_are_seldom_flagged_and_novel_cells_mostly(folder, sample):
     assert (mixed["scperformer_call"] == "unknown")[~is_novel].mean() < 0.09
     many = annotated(sample, folder, "unknown_fpr=0.3").obs["scperformer_call"]
     assert (many == "unknown").mean() == pytest.approx(0.3, abs=0.08)
-
-
-def test_flags_can_depend_on_the_confidence_alone(folder, sample):
-    done = annotated(sample, folder, "unknown_fpr=0", "min_confidence=0.9")
-    expected = done.obs["scperformer_confidence"] < 0.9
-    assert expected.any()
-    np.testing.assert_array_equal(done.obs["scperformer_call"] == "unknown", expected)
 
 
 def test_sets_contain_the_true_label_as_often_as_stated(folder, sample):
@@ -145,19 +137,6 @@ def test_confidences_far_below_those_of_held_out_cells_are_warned_of(folder, sam
     assert said in caplog.text
 
 
-def test_the_evidence_is_recorded_and_in_the_card(folder, sample):
-    model = load_model(folder)
-    held_out = model.saved.held_out
-    facts = annotated(sample, folder).uns["scperformer"]
-    assert facts["calibration"]["num_cells"] == facts["novelty"]["num_cells"] == len(held_out.labels)
-    assert facts["calibration"]["error"] == pytest.approx(model.saved.metrics["calibration"]["error"])
-    assert facts["calibration"]["labels"]["label"].tolist() == LABELS.tolist()
-    card = (folder / "MODEL_CARD.md").read_text()
-    assert f"{facts['calibration']['error']:.3f}" in card
-    assert "reliability.png" in card
-    assert (folder / "reliability.png").is_file()
-
-
 def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
     done = annotated(sample[:, :150].copy(), folder, "adapt=true", "alpha=0.1")
     assert done.uns["scperformer"]["condition"]["adapted"]
@@ -166,19 +145,3 @@ def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
     held_out = done.uns["scperformer"]["calibration"]
     assert done.obs["scperformer_confidence"].mean() == pytest.approx(right.mean(), abs=0.08)
     assert held_out["error"] != pytest.approx(load_model(folder).saved.metrics["calibration"]["error"])
-
-
-def test_a_trained_encoder_has_its_validation_cells_as_evidence(tiny_model, counts_adata):
-    saved = load_model(tiny_model).saved
-    assert len(saved.held_out.labels) == saved.metrics["num_val_cells"]
-    right = saved.held_out.logits.argmax(axis=1) == saved.held_out.labels
-    assert right.mean() == pytest.approx(saved.metrics["model"]["accuracy"])
-    done = scperformer.annotate(counts_adata, load_model(tiny_model), options=as_options(["alpha=0.2"]))
-    assert np.isfinite(done.obs["scperformer_novelty"]).all()
-    assert done.uns["scperformer"]["sets"]["num_cells"] == len(right)
-
-
-@pytest.mark.parametrize("alpha", ["0", "1", "1.5", "-0.1"])
-def test_alpha_is_between_0_and_1(folder, sample, alpha):
-    with pytest.raises(InputError, match=f"alpha={float(alpha):g}.*; expected a number between 0 and 1"):
-        annotated(sample, folder, f"alpha={alpha}")

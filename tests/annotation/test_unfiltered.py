@@ -8,7 +8,6 @@ import pytest
 import scperformer
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
-from scperformer.model.folder import read_model
 
 KEY = "scperformer"
 COLUMNS = [f"{KEY}_{name}" for name in ("call", "label", "confidence", "novelty")]
@@ -43,11 +42,6 @@ def test_cells_of_an_unfiltered_matrix_get_the_same_calls(raw_pbmc, expected, ca
     assert warning in caplog.text
     assert record["droplets"]["num_empty"] == 600
     assert record["num_unknown"] == (obs[f"{KEY}_call"] == "unknown").sum() > 500
-
-
-def test_files_of_cells_have_no_entries_about_droplets(expected):
-    assert f"{KEY}_low_quality" not in expected.obs
-    assert "droplets" not in expected.uns[KEY]
 
 
 @pytest.mark.parametrize("form", [pytest.param("memory", marks=pytest.mark.slow), "h5ad"])
@@ -89,14 +83,3 @@ def test_antibodies_stay_in_the_file_and_change_no_call(cite_pbmc, expected, wri
     assert (x != annotated.X).nnz == 0
     assert annotated.n_vars == expected.n_vars + 4
     assert annotated.uns[KEY]["genes"]["num_file"] == expected.n_vars
-
-
-def test_the_same_model_is_trained_without_antibodies(cite_pbmc, few_pbmc, tmp_path):
-    options = {"experiment": "linear", "logger": "none", "data.min_genes": 0, "ontology": "none"}
-    models = [
-        read_model(scperformer.train(adata, "cell_type", output=tmp_path / str(number), options=options).path)
-        for number, adata in enumerate((cite_pbmc, few_pbmc))
-    ]
-    assert models[0].genes == models[1].genes
-    for name, weights in models[0].weights.items():
-        np.testing.assert_array_equal(weights, models[1].weights[name])

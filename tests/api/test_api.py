@@ -141,7 +141,6 @@ def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_ad
     np.testing.assert_array_equal(cells.obsm["X_scperformer"], expected.obsm["X_scperformer"])
     if kind != "backed":
         assert "scperformer_label" not in whole.obs
-    scp.report(cells, output=tmp_path / "report.html")
     scp.evaluate(cells, "cell_type")
     scp.explain(cells, model, num_cells=2)
     scp.pl.embedding(cells, "label", basis="X_scperformer")
@@ -187,24 +186,6 @@ def test_only_annotate_changes_cells_in_memory(annotated, model, tmp_path):
     assert again is not prepared  # it was prepared before, and is still a copy
 
 
-def test_evaluation_has_the_scores_as_tables(annotated, tmp_path):
-    found = scp.evaluate(annotated, "cell_type", output=tmp_path / "evaluation")
-    right = (annotated.obs["scperformer_label"].astype(str) == annotated.obs["cell_type"].astype(str)).mean()
-    assert found.scores.loc["model", "accuracy"] == pytest.approx(right)
-    assert list(found.scores.index) == ["model", "baseline"]
-    assert found.confusion.to_numpy().sum() == len(annotated)
-    assert f"{found.scores.loc['model', 'accuracy']:.3f}".rstrip("0") in repr(found)
-    assert found.path == tmp_path / "evaluation"
-    assert sorted(path.name for path in found.path.iterdir()) == [
-        ".scperformer.json",
-        "confusion.csv",
-        "metrics.json",
-        "per_class.csv",
-    ]
-    with pytest.raises(InputError, match="exists"):
-        scp.evaluate(annotated, "cell_type", output=found.path)
-
-
 def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, model, capsys):
     others = counts_adata.copy()
     scp.annotate(counts_adata, model)
@@ -224,18 +205,6 @@ def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, 
     assert text.endswith("The column to use is obs['scperformer_call'].\n")
 
 
-def test_check_tells_problems_without_raising(counts_adata, model, write, capsys):
-    found = scp.check([counts_adata, write(counts_adata)], model=model)
-    assert found.problems == []
-    assert [result["num_cells"] for result in found.files] == [120, 120]
-    assert found.files[0]["command"] is None
-    assert found.files[1]["command"].startswith("scperformer predict ")
-    assert "the data\n  cells        120" in repr(found)
-    counts_adata.var_names = [f"other{number}" for number in range(200)]
-    assert len(scp.check(counts_adata, model=model).problems) == 1
-    assert capsys.readouterr().out == ""
-
-
 def test_explanation(annotated, model):
     before = contents(annotated)
     found = scp.explain(annotated, model, num_cells=3)
@@ -245,18 +214,6 @@ def test_explanation(annotated, model):
     assert found.path is None
     assert repr(found).startswith(f"Explanation of {found.adata.n_obs} cells by 200 genes")
     assert "num_genes" in found.deletion
-
-
-def test_training_result(counts_adata, tmp_path):
-    made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", model="tiny", seed=3, options=QUICK)
-    saved = read_model(made.path)
-    assert (saved.provenance["seed"], saved.config["model"]["dim"]) == (3, 32)
-    assert made.history["epoch"].tolist() == [1, 2]
-    assert made.scores.loc["baseline", "macro_f1"] == saved.metrics["baseline"]["macro_f1"]
-    assert made.load().saved.hash == saved.hash == scp.load_model(made).saved.hash
-    assert os.fspath(made) == str(tmp_path / "m")
-    assert "2 epochs" in repr(made)
-    assert "accuracy" in made._repr_html_()
 
 
 def test_html_shows_hostile_labels_as_text(annotated):

@@ -39,11 +39,6 @@ def test_embedding_has_a_panel_for_each_colour(annotated):
     assert (list(annotated.uns), list(annotated.obs)) == entries
 
 
-def test_unknown_columns_are_refused(annotated):
-    with pytest.raises(InputError, match=r"no 'labl' in the data; .* label, confidence"):
-        scp.pl.embedding(annotated, "labl", basis="X_map")
-
-
 def test_embedding_draws_the_map_of_the_report(annotated):
     [axes, _] = scp.pl.embedding(annotated)
     drawn = axes.collections[0].get_offsets()
@@ -57,11 +52,6 @@ def test_embedding_draws_the_umap_of_the_data(annotated):
     own.obsm["X_umap"] = own.obsm["X_map"]
     drawn = scp.pl.embedding(own, "confidence").collections[0].get_offsets()
     np.testing.assert_allclose(np.sort(drawn, axis=0), np.sort(own.obsm["X_map"], axis=0), rtol=1e-6)
-
-
-def test_embedding_draws_random_cells_of_large_data(annotated, monkeypatch):
-    monkeypatch.setattr("scperformer.pl.MAX_CELLS", 50)
-    assert len(scp.pl.embedding(annotated)[0].collections[0].get_offsets()) == 50
 
 
 def test_too_few_cells_for_a_umap_are_refused(annotated):
@@ -100,14 +90,6 @@ def test_calls_have_the_colours_of_the_report(annotated):
         assert drawn == {label: colours[label] for label in set(column)}
 
 
-def test_composition_of_all_cells_is_one_bar(annotated):
-    bars = scp.pl.composition(annotated).containers
-    shares = annotated.obs["scperformer_call"].value_counts(normalize=True)
-    assert {bar.get_label(): [part.get_width() for part in bar] for bar in bars} == {
-        label: [pytest.approx(share)] for label, share in shares.items() if share
-    }
-
-
 def test_composition_shows_shares(annotated):
     axes = scp.pl.composition(annotated, "sample", "label")
     shares = pd.crosstab(annotated.obs["sample"], annotated.obs["scperformer_label"], normalize="index")
@@ -142,11 +124,3 @@ def test_markers_are_the_genes_that_contribute_most(annotated, tiny_model):
     shown = {text.get_text() for text in axes.get_xticklabels()}
     for _, genes in explanation.genes.groupby("label"):
         assert set(genes["gene"].head(2)) <= shown
-
-
-def test_a_column_of_lists_is_refused(annotated):
-    annotated = annotated.copy()
-    annotated.obs["lists"] = pd.Series([["a"]] * annotated.n_obs, index=annotated.obs_names, dtype=object)
-    for plot in (lambda: scp.pl.composition(annotated, "lists"), lambda: scp.pl.embedding(annotated, "lists")):
-        with pytest.raises(InputError, match="a list in column 'lists'"):
-            plot()

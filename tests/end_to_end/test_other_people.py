@@ -31,7 +31,7 @@ def logged(ran: Ran) -> str:
 
 # Labels
 
-NO_LABEL = ["Unknown", "N/A", "?", "unknown_celltype_label"]
+NO_LABEL = ["Unknown", "unknown_celltype_label"]
 
 
 @pytest.mark.parametrize("text", NO_LABEL)
@@ -59,11 +59,9 @@ def types_and_groups(deepest: list[str | None]) -> ad.AnnData:
     ("deepest", "expected"),
     [
         (["naive B", None, None], ["Monocyte", "T cell", "naive B"]),
-        (["naive B", "", "CD14 Mono"], ["CD14 Mono", "T cell", "naive B"]),
-        (["naive B", "unassigned", "CD14 Mono"], ["CD14 Mono", "T cell", "naive B"]),
         ([None, "CD4 T", "NA"], ["B cell", "CD4 T", "Monocyte"]),
     ],
-    ids=["missing", "empty text", "unassigned", "missing and NA"],
+    ids=["missing", "missing and NA"],
 )
 def test_ragged_levels_keep_their_types(deepest, expected, write, command, tmp_path):
     write(types_and_groups(deepest), "ref.h5ad")
@@ -71,14 +69,10 @@ def test_ragged_levels_keep_their_types(deepest, expected, write, command, tmp_p
     assert sorted(labels_of(tmp_path / "m")) == expected
 
 
-OBJECTS = {"lists": lambda text: [text], "sets": lambda text: {text}, "dictionaries": lambda text: {"a": text}}
-
-
-@pytest.mark.parametrize("kind", OBJECTS)
-def test_objects_as_labels_are_refused(kind, tmp_path, monkeypatch):
+def test_objects_as_labels_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cells = make_counts()
-    values = list(map(OBJECTS[kind], cells.obs["cell_type"].astype(str)))
+    values = [[text] for text in cells.obs["cell_type"].astype(str)]
     cells.obs["cell_type"] = pd.Series(values, index=cells.obs_names, dtype=object)
     with pytest.raises(InputError, match="cell_type"):
         scp.train(cells, "cell_type", output="m")
@@ -98,10 +92,6 @@ def other_order(cells: ad.AnnData) -> ad.AnnData:
     return renamed(cells[rng.permutation(cells.n_obs), rng.permutation(cells.n_vars)].copy())
 
 
-def dense_integers(cells: ad.AnnData) -> ad.AnnData:
-    return renamed(ad.AnnData(cells.X.toarray().astype(np.int32), obs=cells.obs.copy(), var=cells.var.copy()))
-
-
 def with_more(cells: ad.AnnData) -> ad.AnnData:
     """The cells and as many others."""
     other = make_counts()
@@ -112,7 +102,7 @@ def with_more(cells: ad.AnnData) -> ad.AnnData:
     return joined
 
 
-SHARED = {"renamed": renamed, "another order": other_order, "dense integers": dense_integers, "with more": with_more}
+SHARED = {"another order": other_order, "with more": with_more}
 
 
 @pytest.mark.parametrize("how", SHARED)
@@ -137,16 +127,10 @@ def test_shared_cells_of_reference_and_query_are_named(write, command):
 # The same type in other words
 SPELLINGS = {
     "CD8 T cell": "CD8 T",
-    "CD8+ T cells": "CD8 T",
     "CD8-positive, alpha-beta T cell": "CD8 T",
     "naive CD4+ T cell": "Naive CD4 T",
-    "Naive CD4 T cells": "Naive CD4 T",
     "natural killer cells": "NK",
-    "NK cell": "NK",
-    "CD14+ monocytes": "CD14+ Mono",
-    "CD14-positive monocyte": "CD14+ Mono",
     "B-cells": "B",
-    "platelets": "Platelet",
     "Dendritic Cells": "DC",
 }
 
@@ -177,11 +161,9 @@ def test_spellings_of_one_type_match(spelling, called, command, tmp_path):
 
 NUMBERS = {
     "threads": ("predict", "query.h5ad", "threads=1000000000"),
-    "threads of training": ("train", "query.h5ad", "label_key=cell_type", "trainer.threads=1000000000", "output=m"),
     "devices": ("train", "query.h5ad", "label_key=cell_type", "model=tiny", "trainer.devices=100000", "output=m"),
     "a device as input": ("predict", "/dev/zero"),
     "a FIFO as input": ("predict", "fifo"),
-    "a device as options": ("predict", "query.h5ad", "--config", "/dev/zero"),
     "a FIFO as sheet": ("workflow", "fifo", "--", "-n"),
     "a device as panel": ("adapt", "/dev/zero"),
     "a path of 3,000 characters": ("predict", "query.h5ad", f"output={'a' * 3000}.h5ad"),
@@ -194,11 +176,3 @@ def test_numbers_and_devices_that_exhaust_are_refused(kind, write, refused, tmp_
     write(make_counts(), "query.h5ad")
     os.mkfifo(tmp_path / "fifo")
     refused(*NUMBERS[kind])
-
-
-def test_numbers_that_are_all_equal_are_refused(write, refused):
-    cells = make_counts()
-    cells.X.data[:] = 3
-    cells.X = np.full(cells.shape, 3, dtype=np.float32)
-    write(cells, "ref.h5ad")
-    refused("train", "ref.h5ad", "label_key=cell_type", *TRAIN)

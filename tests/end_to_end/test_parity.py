@@ -85,7 +85,9 @@ def outputs_and_gradients(network, h_BLD: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-@pytest.mark.parametrize("model", [SMALL, SCBERT], ids=["small", "scBERT's sizes"])
+@pytest.mark.parametrize(
+    "model", [SMALL, pytest.param(SCBERT, marks=pytest.mark.slow)], ids=["small", "scBERT's sizes"]
+)
 def test_layers_equal_theirs(model, variant, monkeypatch):
     our_options, their_options, epsilon = VARIANTS[variant]
     monkeypatch.setattr(theirs, "softmax_kernel", partial(SOFTMAX_KERNEL, eps=epsilon))
@@ -102,6 +104,3 @@ def test_layers_equal_theirs(model, variant, monkeypatch):
         torch.testing.assert_close(our_out, their_out, rtol=0, atol=atol)
     # In float32, some of ReLU's inputs are on one side of 0 here and on the other there.
     torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-10)
-
-
-# --- where theirs fails --------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import anndata as ad
-import numpy as np
 import pytest
 from playwright.sync_api import Page, sync_playwright
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
@@ -96,36 +95,6 @@ def test_hostile_texts_are_texts(page):
     assert page.locator("#figure-composition text", has_text=HOSTILE["CD14+ Monocyte"][:20]).count() > 0
     assert page.locator("svg a").count() == 0
     assert page.locator("img, i:has-text('-1')").count() == 0
-
-
-def test_hover_names_the_cell(page, samples):
-    spot = page.evaluate(
-        """() => { const map = document.querySelector('#figure-map .canvas'), {xaxis, yaxis} = map._fullLayout;
-        map.scrollIntoView({block: 'center', behavior: 'instant'});
-        const box = map.querySelector('.nsewdrag').getBoundingClientRect(), t = map.data[0];
-        return [box.left + xaxis.d2p(t.x[0]), box.top + yaxis.d2p(t.y[0])]; }"""
-    )
-    page.mouse.move(spot[0] - 3, spot[1])
-    page.mouse.move(*spot)
-    page.wait_for_selector("#figure-map .hovertext")
-    name, *lines = page.locator("#figure-map .hovertext tspan.line").all_text_contents()
-    told = dict(line.split(": ", 1) for line in lines)
-    place = {name: list(sample.obs_names) for name, sample in samples.items()}
-    obs = samples[told["Sample"]].obs.iloc[place[told["Sample"]].index(name)]
-    assert told["Call"] == obs["scperformer_call"]
-    assert float(told["Confidence"]) == pytest.approx(obs["scperformer_confidence"], abs=1e-3)
-    assert set(told) == {"Call", "Sample", "Confidence", "Novelty", "True label"}
-    page.mouse.move(5, 5)
-
-
-def test_the_map_has_each_colour(page, samples):
-    confidence = np.concatenate([sample.obs["scperformer_confidence"] for sample in samples.values()])
-    for name in ("Sample", "Novelty", "True label", "Confidence"):
-        page.select_option("#map-colour", label=name)
-        assert num_points(page) == 120, name
-    colours = page.evaluate("Array.from(document.querySelector('#figure-map .canvas').data[0].marker.color)")
-    np.testing.assert_allclose(colours, np.sort(confidence)[::-1], atol=1e-3)
-    page.select_option("#map-colour", label="Call")
 
 
 def column(page: Page, table: str, place: int) -> list[str]:

@@ -11,7 +11,7 @@ from scipy import sparse
 from sklearn.neighbors import NearestNeighbors
 from support.annotated import annotated_sample, write_sample
 
-from scperformer.results.cell_map import MIN_CELLS, NUM_VARIABLE, draw_cells, find_markers, read_expression, umap
+from scperformer.results.cell_map import MIN_CELLS, draw_cells, find_markers, read_expression, umap
 from scperformer.results.read_annotations import Annotated, read_annotated
 
 
@@ -118,14 +118,6 @@ def test_no_coordinates_for_few_or_equal_cells(cells):
     assert umap(cells, 0) is None
 
 
-def test_a_map_is_made_from_the_most_variable_genes(pbmc3k, monkeypatch):
-    seen = []
-    pca = sc.pp.pca
-    monkeypatch.setattr(sc.pp, "pca", lambda x, **options: seen.append(x.shape[1]) or pca(x, **options))
-    umap(log_normalised(pbmc3k[:200]), 0)
-    assert seen == [NUM_VARIABLE]
-
-
 def test_markers_are_those_of_scanpy(pbmc3k):
     cells = log_normalised(pbmc3k)
     calls = pbmc3k.obs["cell_type"].astype(str).to_numpy(object)
@@ -143,7 +135,3 @@ def test_markers_are_those_of_scanpy(pbmc3k):
         ranked = [gene for gene in known.uns["rank_genes_groups"]["names"][label] if gene in genes]
         assert genes == ranked
         assert not [gene for gene in genes if gene.startswith(("RPL", "RPS", "MT-"))]
-
-
-def test_a_single_label_has_no_markers(pbmc3k):
-    assert find_markers(log_normalised(pbmc3k[:20]), np.array(["B"] * 20, dtype=object)) == {}

@@ -19,7 +19,7 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.cli.train import run as run_train
-from scperformer.model.folder import PACKAGED_MODEL, read_model
+from scperformer.model.folder import read_model
 from scperformer.results.check import check_all
 
 DATA = Path(__file__).parents[2] / "data"
@@ -92,17 +92,6 @@ def test_mouse_genes_are_refused_with_a_remedy(counts_adata, write, capsys):
     assert f"ok           scperformer predict {path} species=human" in out
 
 
-def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
-    monkeypatch.setattr(Model, "genes", [*pbmc.raw.var_names, *(f"NEW{i}" for i in range(1000))])
-    checked(write(pbmc))
-    out = capsys.readouterr().out
-    assert "expression   log1p in raw (natural logarithm, unknown total): the only usable matrix" in out
-    assert "not used     X: negative values" in out
-    assert "note         X is not used" not in out
-    assert "doublets     not counted: Scrublet needs raw counts" in out
-    assert "note         the file has only 43.3% of the model's informative expression" in out
-
-
 def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_path):
     good = write(counts_adata, "good.h5ad")
     renamed = counts_adata.copy()
@@ -133,16 +122,6 @@ def test_reference(counts_adata, write, capsys):
     assert results[0]["labels"]["cells"] == {"B cell": 39, "T cell": 40, "Monocyte": 40}
 
 
-def test_packaged_model(pbmc, write, monkeypatch, capsys):
-    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
-    genes = read_model(PACKAGED_MODEL).genes
-    num_shared = len(set(genes) & set(pbmc.raw.var_names))
-    [result] = checked(write(pbmc))
-    assert result["overlap"]["share_of_model"] == num_shared / len(genes)
-    assert num_shared > 700
-    assert f"pbmc3k (packaged): {num_shared:,} of 13,656 genes found (5.6%), with 29.4% of" in capsys.readouterr().out
-
-
 # The text
 
 
@@ -159,15 +138,6 @@ def test_each_matrix_has_a_row_and_the_used_matrix_a_reason(counts_adata, write,
     assert "not used     layers/scaled: negative values" in out
     assert "not used     layers/unspliced: a part of the counts by its name" in out
     assert list(result["findings"]["unused"]) == ["X", "layers/scaled", "layers/unspliced"]
-
-
-def test_options_are_kept_in_the_recommended_command(counts_adata, write, capsys):
-    counts_adata.layers["my layer"] = counts_adata.X
-    path = write(counts_adata, "it's.h5ad")
-    options = {"source": "layers/my layer", "input_kind": "counts", "min_overlap": 0.1}
-    [result] = checked(path, **options)
-    words = shlex.split(result["command"])
-    assert words == [*("scperformer", "predict", str(path)), *(f"{name}={value}" for name, value in options.items())]
 
 
 def test_the_findings_as_json(command, counts_adata, pbmc, write, tmp_path):
@@ -190,15 +160,6 @@ def test_existing_output_is_noted(counts_adata, write, capsys):
     assert result["problem"] is None
     assert "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true" in capsys.readouterr().out
     assert result["command"] == shlex.join(["scperformer", "predict", str(path), "output=NEW_NAME"])
-
-
-def test_lines_fit_a_terminal(counts_adata, write, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "70")
-    checked(write(counts_adata))
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert max(len(line) for line in lines if not line.startswith("  ok")) <= 70
-    assert any(line.startswith(" " * 15) for line in lines)
 
 
 def test_unreadable_obs_is_only_a_note(counts_adata, write, capsys):
@@ -300,16 +261,6 @@ def test_verdict_of_predict(content, counts_adata, write, agree):
     assert (result["problem"] is None) == (content in ("good", "genes twice"))
 
 
-def test_verdict_of_predict_on_damaged_files(counts_adata, write, agree):
-    path = write(counts_adata)
-    whole = path.read_bytes()
-    with h5py.File(path, "r+") as file:
-        file["X/indices"][0] = 10**6
-    assert agree(path)["problem"] is not None
-    path.write_bytes(whole[:-1000])
-    assert agree(path)["problem"] is not None
-
-
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (i % 2)) for i, kind in enumerate(WRITERS)]
 )
@@ -367,16 +318,6 @@ def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_
     assert codes(result, command) == {"few of the genes": [0], "mouse": [2, 0], "annotated before": [0, 0]}[content]
 
 
-def test_recommended_orientation_of_a_table(counts_adata, tmp_path, agree):
-    table = counts_adata.to_df().iloc[:, :120]
-    table.index = [f"T{i}" for i in range(120)]
-    table.columns = [f"G{i}" for i in range(120)]
-    path = tmp_path / "table.csv"
-    table.to_csv(path)
-    recommended = [line.rpartition(" ")[2] for line in agree(path)["fixes"]]
-    assert recommended == ["orientation=cells_by_genes", "orientation=genes_by_cells"]
-
-
 def test_recommended_layer_and_label_column(counts_adata, write, agree, command):
     counts_adata.obs["my labels"] = counts_adata.obs.pop("cell_type")
     path = write(counts_adata)
@@ -395,27 +336,6 @@ def test_names_in_the_file_cannot_control_the_terminal(counts_adata, write, tiny
     assert "\x1b" not in out
     assert "column" in out
     assert max(map(len, out.splitlines())) < 500
-
-
-def without_order(file) -> None:
-    del file["obs"].attrs["column-order"]
-
-
-def with_array(name):
-    def change(file) -> None:
-        if name in file:
-            del file[name]
-        file[name] = np.arange(3)
-
-    return change
-
-
-@pytest.mark.parametrize("change", [with_array("obsm"), without_order], ids=["obsm", "order"])
-def test_verdict_of_predict_on_tables_that_cannot_be_written(change, counts_adata, write, agree):
-    path = write(counts_adata)
-    with h5py.File(path, "r+") as file:
-        change(file)
-    assert "as anndata writes it" in agree(path)["problem"]
 
 
 def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, write, tiny_model, monkeypatch):

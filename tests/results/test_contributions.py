@@ -72,26 +72,6 @@ def test_the_linear_branch_is_a_sum_over_views():
     assert found.logits[0] == found.bias[0]  # of the empty cell
 
 
-def test_a_linear_head_has_a_closed_form():
-    """Without hidden layers, the logit of the encoder is linear: value x vector of the gene x weight of the label."""
-    network = make(linear=False, hidden=[])
-    cells = make_cells()
-    found = find_contributions(network, cells, LABEL_OF_CELL)
-    vectors = network.encoder.embedding.gene.weight.detach().double().numpy()
-    weight = network.head.labels.weight.detach().double().numpy()
-    start = (
-        weight @ -network.encoder.reader.mean_X.double().numpy() + network.head.labels.bias.detach().double().numpy()
-    )
-    x = cells.x.toarray().astype(np.float64)
-    expected = np.zeros((5, GENES))
-    for cell, label in enumerate(LABEL_OF_CELL):
-        for gene in np.flatnonzero(x[cell]):
-            scaled = 20 * x[cell, gene] / np.sqrt((x[cell] ** 2).sum())
-            expected[cell, gene] = scaled * vectors[gene] @ weight[label]
-    np.testing.assert_allclose(found.genes.toarray(), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.bias, start[LABEL_OF_CELL], rtol=1e-5)
-
-
 def test_a_head_with_relu_is_integrated_gradients():
     """Equation 1 of Sundararajan et al. (2017) as a sum of 4,000 small steps, with gradients by hand."""
     network = make(linear=False)
@@ -209,12 +189,6 @@ def test_contributions_and_bias_add_up_to_the_logit(kind, monkeypatch):
     assert (np.abs(rough.errors) > allowed).any()  # a single step is not enough
 
 
-def test_the_logit_of_an_empty_cell_is_its_bias():
-    found = find_contributions(make(), make_cells(), LABEL_OF_CELL)
-    assert found.genes[[0]].nnz == 0
-    assert found.bias[0] == pytest.approx(found.logits[0])
-
-
 def test_a_cell_depends_neither_on_other_cells_nor_on_the_mode(monkeypatch):
     monkeypatch.setattr(contributions, "MAX_STEPS", contributions.MIN_STEPS)
     network = make(depth=1).train()
@@ -223,15 +197,6 @@ def test_a_cell_depends_neither_on_other_cells_nor_on_the_mode(monkeypatch):
     assert network.training
     alone = find_contributions(network.eval(), Cells(cells.x[[3]], cells.tokens), LABEL_OF_CELL[[3]])
     np.testing.assert_allclose(together.genes[[3]].toarray(), alone.genes.toarray(), rtol=1e-4, atol=1e-5)
-
-
-def test_the_mean_gradient_of_a_cube():
-    """d/dx sum(x^3) = 3 x^2, whose mean from s to e is s^2 + s e + e^2."""
-    start = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
-    stop = torch.tensor([[2.0, 1.0], [0.0, -1.0]])
-    mean, bias = mean_gradient(lambda points, rows: (points**3).sum(1), start, stop)
-    torch.testing.assert_close(mean, start**2 + start * stop + stop**2, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(bias, (start**3).sum(1))
 
 
 def test_steps_are_doubled_only_for_cells_that_need_it():

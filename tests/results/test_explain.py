@@ -158,17 +158,6 @@ def test_deletion_against_a_loop_and_a_control(explained, model):
     )
 
 
-def test_calls_under_constraints_are_explained(annotated, model):
-    """A third of the cells have the denied label, so that their calls would differ without the constraint."""
-    constrained = scperformer.annotate(make_counts(), model, options=as_options(["deny_labels=['=Monocyte']"]))
-    assert (annotated.obs[f"{KEY}_label"] == LABELS["Monocyte"]).sum() > 10
-    explained = scperformer.explain(constrained, model, options=as_options(["cells=all"])).adata
-    assert explained.n_obs == constrained.n_obs
-    np.testing.assert_allclose(
-        explained.obs[f"{KEY}_probability"], constrained.obs[f"{KEY}_confidence"].to_numpy(), rtol=1e-5
-    )
-
-
 def test_another_label_is_explained_in_all_cells(annotated, model):
     label = model.saved.labels[0]
     other = scperformer.explain(annotated, model, options=as_options([f"label='{label}'", "cells=5"])).adata

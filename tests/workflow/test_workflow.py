@@ -293,14 +293,6 @@ def test_a_wrong_sheet_is_refused_in_one_line(user: Path) -> None:
     assert all(line.startswith("Using workflow specific profile") for line in said)
 
 
-@pytest.mark.slow
-def test_lint_is_clean(tmp_path: Path) -> None:
-    """But for environments of conda, which the workflow does not have: jobs run in that of snakemake."""
-    run = snakemake(tmp_path, "--lint")
-    titles = re.findall(r"^    \* (.*)$", run.stdout, flags=re.MULTILINE)
-    assert set(titles) == {"Specify a conda environment or container for each rule.:"}
-
-
 # --- one real run --------------------------------------------------------------------------------------------
 
 
@@ -363,22 +355,6 @@ def test_run_annotates_evaluates_and_reports(finished: Path) -> None:
     jobs = ["example", "prepare/reference", "train", *(f"predict/{name}" for name in SAMPLES), *STEPS_AFTER_PREDICT]
     assert all((results / f"logs/{job}.log").exists() for job in jobs)
     assert all((results / f"benchmarks/{job}.tsv").stat().st_size > 0 for job in jobs)
-
-
-@pytest.mark.workflow
-@pytest.mark.slow
-def test_second_run_does_nothing(finished: Path, checkout: Path) -> None:
-    assert "Nothing to be done" in snakemake(finished, root=checkout).stdout
-
-
-@pytest.mark.workflow
-@pytest.mark.slow
-def test_snakemake_report_has_captions(finished: Path, checkout: Path) -> None:
-    run = snakemake(finished, "--report", "results/snakemake-report.html", root=checkout)
-    assert run.returncode == 0, run.stdout
-    page = (finished / "results/snakemake-report.html").read_text()
-    assert "Precision, recall and F1 of every label" in page
-    assert "Number of cells for every pair of true label" in page
 
 
 @pytest.mark.workflow
