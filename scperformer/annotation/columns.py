@@ -150,10 +150,8 @@ def evidence(saved: SavedModel, unknown_fpr: float, mean_confidence: float) -> d
     """Return the record of how confidences and flags behave on held-out cells of the reference."""
     held_out = saved.held_out
     assert held_out is not None
-    found = calibration(held_out.logits, held_out.labels, saved.labels)
-    for part in ("bins", "labels"):
-        columns = found[part].items()
-        found[part] = {name: np.array(values, dtype=object if name == "label" else None) for name, values in columns}
+    found = calibration(held_out.logits, held_out.labels)
+    found["bins"] = {name: np.array(values) for name, values in found["bins"].items()}
     held_out_confidence = float(_probabilities(held_out).max(axis=1).mean())
     return {
         "calibration": found,

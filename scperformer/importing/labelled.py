@@ -57,7 +57,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     x = x[has_expression]
     own = labels[rows][has_expression]
     scores = network.scored(x, query.measured if not query.measured.all() else None).scores
-    scale, metrics, held_out = evidence_of(scores, x, own, saved.labels, SEED)
+    scale, metrics, held_out = evidence_of(scores, x, own, SEED)
     baseline = baseline_scores(x, own, SEED)
     fold = metrics["out_of_fold"]
     metrics |= {"baseline": baseline, "model": {name: fold[name] for name in baseline}, "num_val_cells": len(own)}

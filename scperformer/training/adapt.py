@@ -274,7 +274,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
         metrics["scales"] = {name: saved.scales.get(name, 1.0) for name, part in branches.items() if part is not None}
     else:
         metrics["out_of_fold"] = fitted.evidence
-        metrics["calibration"] = calibration(held_out.logits, held_out.labels, saved.labels)
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels)
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
     if fitted.encoder is not None:

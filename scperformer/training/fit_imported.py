@@ -37,12 +37,12 @@ ABSENT = -1e6  # bias of a label that logistic regression has not seen
 
 
 def evidence_of(
-    scores: np.ndarray, x: csr_matrix, labels: np.ndarray, names: list[str], seed: int
+    scores: np.ndarray, x: csr_matrix, labels: np.ndarray, seed: int
 ) -> tuple[float, dict[str, Any], HeldOut]:
     """Return the scale of the scores of labelled cells, the metrics of the labels, and the held-out calls.
 
     `scores` are by the model, which was not trained on these cells, N x C; `x` is their expression, CSR float32 N x G,
-    ln(1 + cp10k); `labels` has the index of the true label of each, int64 N, of the C `names`; not all have to occur.
+    ln(1 + cp10k); `labels` has the index of the true label of each, int64 N; not all have to occur.
     """
     scale = max(branch_scales(scores, np.zeros_like(scores), labels)[0], 1e-6)
     logits = (scale * scores).astype(np.float32)
@@ -54,7 +54,7 @@ def evidence_of(
     held_out = HeldOut(logits[rows][dealt], labels[rows][dealt], novelty[dealt], vars(profile))
     fold = score(labels, scores.argmax(axis=1)) | {"num_cells": len(labels), "branches": {}}
     fold["loss"] = negative_log_likelihood(logits, labels)
-    metrics = {"scales": {}, "out_of_fold": fold, "calibration": calibration(logits, labels, names)}
+    metrics = {"scales": {}, "out_of_fold": fold, "calibration": calibration(logits, labels)}
     return scale, metrics, held_out
 
 
@@ -104,7 +104,7 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
     alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
     weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
     weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
-    scale, metrics, held_out = evidence_of(wanted - left_out, x, labels, saved.labels, seed)
+    scale, metrics, held_out = evidence_of(wanted - left_out, x, labels, seed)
     return adapted_model(
         saved,
         condition,

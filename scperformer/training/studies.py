@@ -249,7 +249,7 @@ def _with_evidence(
     evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "batch_effect": 0.0}
     held_out = HeldOut(scaled, truth, scores, {})
     metrics = whole.metrics | {"temperature": temperature, "out_of_fold": evidence}
-    metrics["calibration"] = calibration(scaled, truth, whole.labels)
+    metrics["calibration"] = calibration(scaled, truth)
     shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
     log.info("accuracy of each study by the others: %s (temperature %.2f)", shown, temperature)
     return replace(whole, metrics=metrics, held_out=held_out)

@@ -163,7 +163,7 @@ def train_on(
     metrics, held_out = score_on_held_out(training, fitted)
     metrics["best_epoch"] = best_epoch
     if held_out is not None:
-        metrics["calibration"] = calibration(held_out.logits, held_out.labels, reference.label_names)
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels)
         text = "calibration error of the confidence: %.3f on %d held-out cells"
         log.info(text, metrics["calibration"]["error"], len(held_out.labels))
     if fitted.linear_options is not None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
 
-from scperformer.model.confidence import calibration, calibration_error, reliability_curve
+from scperformer.model.confidence import calibration_error, reliability_curve
 
 
 @pytest.fixture
@@ -33,12 +33,3 @@ def test_the_error_equals_a_loop_over_bins(calls):
             total += chosen.mean() * abs(right[chosen].mean() - confidence[chosen].mean())
     assert calibration_error(confidence, right) == pytest.approx(total)
     assert total > 0.1  # p - p^2 has the mean .15 here
-
-
-def test_labels_with_few_calls_are_left_out():
-    proba = np.array([[0.9, 0.1, 0.0]] * 40 + [[0.3, 0.7, 0.0]] * 29)
-    labels = np.array([0] * 36 + [1] * 4 + [1] * 29)
-    described = calibration(np.log(proba + 1e-9), labels, ["a", "b", "c"])
-    assert described["labels"].pop("label") == ["a"]
-    np.testing.assert_allclose(np.ravel(list(described["labels"].values())), [40, 0.9, 0.9, 0.0], atol=1e-6)
-    assert described["error"] == pytest.approx(0.3 * 29 / 69)
