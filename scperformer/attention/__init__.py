@@ -7,10 +7,11 @@
 - encoder: The encoder: layers of attention between the tokens and a feed-forward network on each.
 - favor: Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the
   tokens.
-- fused: FAVOR+ on a GPU without storing phi: each of its two sums is a softmax attention, computed in tiles
+- fused: Exponential features on a GPU without storing phi: each of the two sums is a softmax attention, in tiles
   (Triton).
 - lsh: Reformer attention: tokens are sorted by a hash of their query, which is also their key, and attend to
   neighbours.
+- norm: Layer norm on a GPU: with the sum before it and the rounding after it in one pass over the tokens (Triton).
 - registry: The mechanisms by name: scperformer's own, and plugins.
 - softmax: Exact softmax attention, the reference for all mechanisms, and Linformer, with projected keys and values.
 - tokens: Turn expression into tokens, and tokens into vectors: a gene embedding plus an expression embedding.

@@ -3,6 +3,7 @@
 Source: P. Wang, github.com/lucidrains/performer-pytorch, version 1.1.4.
 """
 
+import math
 from functools import partial
 
 import performer_pytorch.performer_pytorch as theirs
@@ -22,7 +23,9 @@ SOFTMAX_KERNEL = theirs.softmax_kernel  # as it comes
 def encoder(model: ModelConfig, **options) -> Encoder:
     """Ours, with every norm and bias random too."""
     torch.manual_seed(0)
-    attention = {"name": "favor", **options}
+    assert model.head_dim is not None
+    num_features = int(model.head_dim * math.log(model.head_dim))  # as theirs; ours has whole tiles of a GPU by default
+    attention = {"name": "favor", "num_features": num_features, **options}
     ours = Encoder(LENGTH - 1, TokensConfig(name="scbert"), model, attention, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in ours.layers.parameters():
