@@ -27,7 +27,7 @@ from scperformer.labels.texts import means_no_label
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree
 from scperformer.model.arrays import HeldOut
 from scperformer.model.confidence import calibration
-from scperformer.model.conformal import held_out_coverage, label_sets, set_texts, set_threshold
+from scperformer.model.conformal import label_sets, set_texts, set_threshold
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import MIN_CELLS
 
@@ -177,7 +177,6 @@ def set_columns(
     record = {
         "alpha": alpha,
         "num_cells": len(proba),
-        "held_out_coverage": held_out_coverage(proba, held_out.labels, draws, alpha),
         "mean_size": float(size[is_cell].mean()),
     }
     return {"set": pd.Series(texts, dtype=object).astype("category"), "set_size": size}, record

@@ -14,8 +14,6 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.messages import join_names
 
-COVERAGE_FOLDS = 5  # of out-of-fold cells, to measure how often sets contain the true label
-
 
 def cell_draws(x: csr_matrix) -> np.ndarray:
     """Return a pseudo-random number from 0 to 1 for each cell, float64 N, which depends on its expression alone.
@@ -68,15 +66,3 @@ def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> l
     order = np.argsort(-proba, axis=1, kind="stable")
     names = [join_names([label]) for label in labels]
     return ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
-
-
-def held_out_coverage(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
-    """Return the fraction of cells whose set contains the true label, with thresholds from the other folds."""
-    covered = np.zeros(len(labels), dtype=bool)
-    folds = np.arange(len(labels)) % COVERAGE_FOLDS
-    for fold in range(min(COVERAGE_FOLDS, len(labels))):
-        in_fold = folds == fold
-        threshold = set_threshold(proba[~in_fold], labels[~in_fold], draws[~in_fold], alpha)
-        in_set = label_sets(proba[in_fold], draws[in_fold], threshold)
-        covered[in_fold] = in_set[np.arange(in_fold.sum()), labels[in_fold]]
-    return float(covered.mean())

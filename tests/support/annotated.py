@@ -109,7 +109,6 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
         "sets": {
             "alpha": alpha,
             "num_cells": 400,
-            "held_out_coverage": 0.9,
             "mean_size": float(sizes.mean()),
         },
     }
