@@ -481,7 +481,6 @@ NAMES: dict[str, Callable[[str, int], str]] = {
     "genome in front, premrna": lambda name, _: f"GRCh38_premrna_{name}",
     "chromosome behind, CEL-Seq2": lambda name, _: f"{name}__chr7",
     "blanks around": lambda name, _: f" {name} ",
-    "R's names": lambda name, _: (f"X{name}" if name[0].isdigit() else name).replace("-", "."),
 }
 for name, renamed in NAMES.items():
 
