@@ -148,9 +148,9 @@ def fit_branches(
     the index of the batch of each cell, int64 N, whole batches are dealt to the folds. `folder` is the run folder for
     logs and checkpoints.
     """
-    folds = (
-        evidence_folds(labels, cfg.seed, batches) if with_evidence else Folds(np.arange(0), np.full(len(labels), -1))
-    )
+    folds = Folds(np.arange(0), np.full(len(labels), -1))
+    if with_evidence:
+        folds = evidence_folds(labels, cfg.seed, batches)
     num_labels = int(labels.max()) + 1
     linear_logits = np.zeros((len(folds.rows), num_labels), dtype=np.float32)
     encoder_logits = np.zeros_like(linear_logits)
@@ -159,7 +159,22 @@ def fit_branches(
         if linear_options is not None:
             linear = _fit_linear(x, labels, linear_options, folds, linear_logits)
         if cfg.model.reads_genes:
-            encoder = _fit_encoder([x, *draws], labels, unlabelled, vectors, folds, cfg, encoder_logits, folder)
+            # Lightning takes a while to import.
+            from scperformer.training.fit_performer import gene_vectors, scaled_vectors, start_performer, train_readouts
+
+            every = vstack([x, *draws], "csr")
+            seen = every if unlabelled is None else vstack([every, unlabelled], "csr")
+            vectors = gene_vectors(seen, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, seen)
+            performer = start_performer(vectors, every, cfg)
+            sums = np.concatenate([performer.sums_of(draw) for draw in (x, *draws)])
+            # The first copy is trained on all cells, and each other on no draw of the cells of a fold, which it calls.
+            sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], 1 + len(draws))
+            repeated = np.tile(labels, 1 + len(draws))
+            readouts = train_readouts(performer, sums, repeated, sides, num_labels, cfg, folder)
+            encoder, *copies = (FittedEncoder(performer, readout) for readout in readouts)
+            for fold, copy in zip(folds.numbers, copies, strict=True):
+                is_called = folds.fold_of_row == fold
+                encoder_logits[is_called] = copy.logits(sums[folds.rows[is_called]])
         if not folds.is_dealt.any():
             return Fitted(linear, encoder, {}, {}, None, linear_options)
         profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
@@ -207,33 +222,6 @@ def _fit_linear(
     if has_all:  # the features are made already
         return to_branch(fit_logistic(features, labels, options.c, options.class_weights, SOLVER_TOLERANCE))
     return fit_linear_branch(x, labels, options)
-
-
-def _fit_encoder(
-    draws: Sequence[csr_matrix],
-    labels: np.ndarray,
-    unlabelled: csr_matrix | None,
-    vectors: np.ndarray | None,
-    folds: Folds,
-    cfg: NetworkOptions,
-    logits: np.ndarray,
-    folder: Path | None,
-) -> FittedEncoder:
-    """Train the encoder, and write the logits of each fold's cells by a copy trained on no draw of these cells."""
-    from scperformer.training.fit_performer import gene_vectors, scaled_vectors, start_performer, train_readouts
-
-    x = vstack(draws if unlabelled is None else [*draws, unlabelled], "csr")
-    vectors = gene_vectors(x, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, x)
-    performer = start_performer(vectors, vstack(draws, "csr"), cfg)
-    sums = np.concatenate([performer.sums_of(draw) for draw in draws])
-    # The first copy is trained on all cells.
-    sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], len(draws))
-    trained = train_readouts(performer, sums, np.tile(labels, len(draws)), sides, logits.shape[1], cfg, folder)
-    encoders = [FittedEncoder(performer, readout) for readout in trained]
-    for fold, encoder in zip(folds.numbers, encoders[1:], strict=True):
-        is_called = folds.fold_of_row == fold
-        logits[is_called] = encoder.logits(sums[folds.rows[is_called]])
-    return encoders[0]
 
 
 def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = None) -> Folds:
