@@ -205,7 +205,7 @@ def test_a_label_tree_is_kept_and_shown(saved, tmp_path):
     write_model(dataclasses.replace(saved, tree=tree), tmp_path / "t")
     assert read_model(tmp_path / "t").tree == tree
     card = (tmp_path / "t" / CARD).read_text("utf-8")
-    assert "- Label tree of 2 levels.\n" in card
+    assert "Label tree of 2 levels: x (B cell, T &lt;cell&gt; \\| Naïve)." in card
 
 
 @pytest.mark.parametrize(
