@@ -25,7 +25,7 @@ EXAMPLES = """\
 class CheckConfig(ModelOptions):
     """Describe files, and check whether a model can annotate them."""
 
-    label_key: str | None = None  # check instead whether `train` would accept these labels
+    label_key: str | None = None  # before training: check whether `train` would accept these labels
     # also count likely doublets by Scrublet (`scanpy.pp.scrublet`) in up to 20,000 cells; takes seconds
     quality: bool = False
     output: str | None = None  # a file for the findings as JSON, for programs

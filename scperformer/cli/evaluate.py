@@ -30,7 +30,7 @@ class EvaluateConfig(FileOptions):
     truth_path: list[str] | None = None
     # a CSV or TSV file with two columns: a true label, and the label of the model that it means
     label_map: str | None = None
-    key_added: str = "scperformer"  # prefix of the annotation to read
+    key_added: str = "scperformer"  # prefix of the annotation, if predict had another
     output: str | None = None  # a folder; null: FIRST_INPUT.evaluation beside it
 
     def __post_init__(self) -> None:

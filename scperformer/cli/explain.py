@@ -29,11 +29,11 @@ class ExplainConfig(ExpressionOptions):
 
     takes_one = True
     model_path: str | None = None  # null: the recorded model of the annotation, else as for `predict`
-    key_added: str = "scperformer"  # prefix of the annotation to read
+    key_added: str = "scperformer"  # prefix of the annotation, if predict had another
     output: str | None = None  # a folder; null: INPUT.explanation beside the input
     label: str | None = None  # explain the logit of this label in all cells; null: of the label of each cell
-    cells: int | str = 200  # cells of each label, a random sample, or all
-    seed: int = option(0, SEED)  # seed of the samples of cells and genes
+    cells: int | str = 200  # cells of each label, a random sample; fewer for slow encoders, or all
+    seed: int = option(0, SEED)  # seed of the samples, for another sample
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,8 +23,6 @@ EXAMPLES = """\
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import Immune_All_Low.pkl           # also a model of CellTypist
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared"""
-# Options that `models import` alone has.
-OF_IMPORT = ("genes", "labels", "reference", "label_key", "batch", "name", "species", "tissue", "licence")
 
 
 @dataclass(kw_only=True)
@@ -35,19 +33,11 @@ class ModelsConfig(ImportOptions):
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)  # not that of FileOptions: the number of inputs depends on the action
-        wanted = {
-            "list": [],
-            "show": ["a name"],
-            "import": ["a model folder, archive or file"],  # or, without a name, several
-        }[self.action]
+        wanted = {"list": "none", "show": "a name", "import": "a model folder, archive or file"}[self.action]
         several = self.action == "import" and self.name is None and len(self.inputs) > 1
-        if len(self.inputs) != len(wanted) and not several:
+        if len(self.inputs) != (self.action != "list") and not several:
             found = f"{len(self.inputs)} words after 'models {self.action}'"
-            expected = " and ".join(wanted) or "none"
-            raise InputError(found, expected, "'scperformer models --help' shows examples")
-        for name in OF_IMPORT:
-            is_used = getattr(self, name) is None or self.action == "import"
-            require(is_used, name, getattr(self, name), f"no {name} with 'models {self.action}'")
+            raise InputError(found, wanted, "'scperformer models --help' shows examples")
         has_both = (self.reference is None) == (self.label_key is None)
         require(has_both, "label_key", self.label_key, "reference=FILE and label_key=COLUMN together")
 

@@ -15,7 +15,6 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
-from scperformer.cli.overrides import without_interpolation
 from scperformer.cli.steps import SCHEMAS
 from scperformer.config.mechanisms import registered_mechanism, registered_names
 
@@ -82,9 +81,11 @@ def _read(path: Path, step: str, group: str) -> tuple[dict[str, Any], dict[str, 
     Hydra refuses names inside of groups that are no options.
     """
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            package = "_global_" if GLOBAL.match(file.readline().rstrip()) else group
         content = read_yaml_file(path) or {}
+        text = path.read_text(encoding="utf-8-sig")
+        if "${" in text:
+            raise ValueError("'${', which OmegaConf would replace")
+        package = "_global_" if GLOBAL.match(text.partition("\n")[0].rstrip()) else group
         if not isinstance(content, dict):
             raise ValueError("no mapping of names to values")
         known = {entry.name for entry in fields(SCHEMAS[step])} - {"attention"}  # which only its own presets set
@@ -105,13 +106,4 @@ def _read(path: Path, step: str, group: str) -> tuple[dict[str, Any], dict[str, 
     if package == "attention" and content.get("name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
         raise InputError(f"a preset with the mechanism {content.get('name')}", expected, "correct its name")
-    return _plain(content), chosen, package
-
-
-def _plain(value: Any) -> Any:
-    """Return values of YAML in which OmegaConf replaces nothing."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return without_interpolation(value) if isinstance(value, str) else value
+    return content, chosen, package

@@ -26,11 +26,11 @@ class ReportConfig(FileOptions):
     """Make one self-contained HTML page about annotated files."""
 
     evaluation: str | None = None  # the folder that `evaluate` has written
-    key_added: str = "scperformer"  # prefix of the annotation to read
+    key_added: str = "scperformer"  # prefix of the annotation, if predict had another
     output: str | None = None  # null: report.html beside the first input
-    cells: int = option(12000, (lambda num: num >= 10, "10 or more"))  # cells on the map, a random sample
+    cells: int = option(12000, (lambda num: num >= 10, "10 or more"))  # cells on the map; fewer for speed
     sample_key: str | None = None  # obs column with the sample of each cell; null: each file is a sample
-    seed: int = option(0, SEED)  # seed of the map and its sample of cells
+    seed: int = option(0, SEED)  # seed of the map, for another one
 
 
 def run(cfg: ReportConfig) -> Path:

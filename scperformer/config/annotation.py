@@ -20,30 +20,30 @@ from scperformer.config.options import (
 class AnnotationOptions(ModelOptions):
     """How a model is applied to cells, and which labels they get."""
 
-    key_added: str = option("scperformer", NAME)  # prefix of everything that is written
-    replace_annotation: bool = False  # replace an annotation of the same prefix that a file has
-    batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the number of tokens decides
-    threads: int = option(1, THREADS)  # CPU threads of torch, each with its own batch in memory
+    key_added: str = option("scperformer", NAME)  # prefix of all entries; another one keeps an earlier annotation
+    replace_annotation: bool = False  # to annotate a file again: replace its annotation of this prefix
+    batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; fewer for one with little memory
+    threads: int = option(1, THREADS)  # CPU threads of torch, where cores are free
     device: str = choice("auto", "cpu", "cuda")  # where the network runs; auto: a GPU that torch can use, else the CPU
     # auto: on a GPU bf16-mixed, else tf32, if it gives 999 of 1,000 cells of the file the labels of 32-true
     precision: str = choice("auto", "32-true", "tf32", "bf16-mixed")
-    # expected false-positive rate of the unknown flag in cells like the reference; 0: off
+    # expected false-positive rate of the unknown flag; more to find new cell types, 0 to leave none unknown
     unknown_fpr: float = option(0.05, BELOW_ONE)
-    # correct labels, confidences and unknown flags for the batch effect of the file; false: no correction; see
+    # correction for the batch effect of the file; false for comparisons without it; see
     # docs/trust.md#cells-of-another-study
     shift: str = choice("auto", "false")
-    # cells below this confidence get a parent label that reaches it, or are also flagged as unknown
+    # for fewer but safer labels: cells below this confidence get a parent label that reaches it, or are unknown
     min_confidence: float = option(0.0, SHARE)
-    # also give each cell a set of labels that contains the true one with probability 1 - alpha; see docs/trust.md
+    # for statistics: a set of labels for each cell, with the true one in 1 - alpha of the cells; see docs/trust.md
     alpha: float | None = option(None, (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"))
-    # the only labels that can occur; see docs/labels.md#constraints
+    # for sorted samples: the only labels that can occur; see docs/labels.md#constraints
     allow_labels: list[str] = field(default_factory=list)
-    deny_labels: list[str] = field(default_factory=list)  # labels that cannot occur
-    # also one label per cluster, by majority: an obs column, or auto (many small clusters); see docs/labels.md#clusters
+    deny_labels: list[str] = field(default_factory=list)  # labels that the tissue cannot have
+    # for labels by clusters, too: an obs column, or auto (many small clusters); see docs/labels.md#clusters
     clusters: str | None = None
-    # also flag low-quality cells and score doublets; see docs/labels.md#quality
+    # for files that were not filtered: flag low-quality cells and score doublets; see docs/labels.md#quality
     quality: bool = False
-    # source of ontology ids and label tree instead of the model, as in `train`
+    # for models without a tree: source of ontology ids and label tree, as in `train`
     ontology: str | None = option(None, ONTOLOGY)
     # refit the model to the genes and depth of the file; auto: below 98 % of the informative expression or below 75 %
     # of the depth of the reference; see docs/panels.md
@@ -51,7 +51,7 @@ class AnnotationOptions(ModelOptions):
     # for a subset of a sample, the file of the whole sample: depth and batch effect are estimated on it; see
     # docs/trust.md#parts-of-a-sample
     condition_of: str | None = None
-    adapted_folder: str | None = None  # folder of refitted models that later runs use again; null: none is kept
+    adapted_folder: str | None = None  # for many files of one panel: a folder that keeps refitted models
 
     @property
     def adapts(self) -> bool:

@@ -151,9 +151,9 @@ class FileOptions(Options):
 class ExpressionOptions(FileOptions):
     """Options that replace the detection of a file's content."""
 
-    # orientation of a text table; see docs/inputs.md#files
+    # orientation of a text table, where the names do not show it; see docs/inputs.md#files
     orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")
-    source: str = option("auto", SOURCE)  # expression matrix: X, raw or layers/NAME
+    source: str = option("auto", SOURCE)  # the matrix, if another is taken: X, raw or layers/NAME
     input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: TPM, corrected counts
     input_total: float | None = option(None, ABOVE_ZERO)  # total count of a cell before the logarithm, such as 10000
     input_base: str = choice("auto", "e", "2", "10")  # base of the logarithm

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scperformer.base.messages import escape_formula
-from scperformer.base.pictures import colour_of, png
+from scperformer.base.pictures import png
 from scperformer.results.pages import render_page
 
 NUM_TOP = 20  # genes of a label that are compared with its markers, and deleted in the text about the deletion test
@@ -119,18 +119,6 @@ def draw_dots(explanation: AnnData, key: str) -> bytes:
         return png(figure)
 
 
-def draw_deletion(table: pd.DataFrame) -> bytes:
-    """Return a figure of the mean probability by the number of deleted genes, as PNG."""
-    figure = Figure(figsize=(6.4, 4.2), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for place, (name, text) in enumerate(DELETED.items()):
-        axes.plot(table["num_genes"], table[name], marker="o", color=colour_of(place), label=text)
-    axes.set(xlabel="genes deleted from each cell", ylabel="mean probability of the label", ylim=(0, 1.02))
-    axes.grid(alpha=0.25)
-    axes.legend(title="deleted genes", frameon=False)
-    return png(figure)
-
-
 def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
     """Return a row of the page for each label: its cells, overlap with markers, and genes for, against and read."""
     overlap = marker_overlap(explanation, key)
@@ -153,7 +141,6 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
     """Return the HTML page of an explanation; `sample` is the name of the sample."""
     facts = explanation.uns[key]
     table = facts["deletion"]
-    pictures = {"dots": draw_dots(explanation, key), "deletion": draw_deletion(table)}
     rows = _rows(explanation, key)
     overlaps = [row["overlap"] for row in rows if row["overlap"] is not None]
     return render_page(
@@ -171,5 +158,5 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
         deletion=table.to_dict("records"),
         names=DELETED,
         at_20=table.set_index("num_genes").loc[NUM_TOP],
-        pictures={name: base64.b64encode(content).decode("ascii") for name, content in pictures.items()},
+        dots=base64.b64encode(draw_dots(explanation, key)).decode("ascii"),
     )

@@ -239,7 +239,6 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
                     raise
                 errors.append(error)
                 failed.append(Failed(name=name, reason=_reason_of(path, error)))
-                log.warning("%s is in the report without an annotation: %s", name, failed[-1].reason)
             shown.update()
     if not samples and failed:
         if len(failed) == 1:
@@ -247,6 +246,8 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
         reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in failed)
         found = f"none of {len(failed)} files is annotated: {reasons}"
         raise InputError(found, "at least one annotated file", "see the reason for each file")
+    for left_out in failed or ():
+        log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
     first = samples[0]
     for sample in samples[1:]:
         if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:

@@ -205,7 +205,7 @@ def test_the_folder(command, path, explained, tmp_path, model):
     columns = ["label", "gene", "mean_contribution", "mean_attention", "num_expressing", "num_cells", "marker_rank"]
     assert list(table) == list(pd.read_csv(folder / "attention_per_label.csv")) == columns
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 1
     assert "<script" not in page
     assert "<b>cell</b>" not in page
     assert "B / &lt;b&gt;cell&lt;/b&gt;" in page
