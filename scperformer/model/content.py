@@ -90,17 +90,13 @@ def read_tree(info: Mapping[str, Any]) -> LabelTree | None:
     """Return the label tree, or None without one; the text of a ValueError says how it is damaged."""
     if "tree" not in info:
         return None
-    tree: dict[str, Any] = info["tree"] if _is(info["tree"], dict) else {}
-    parents = tree.get("parents")
-    terms = tree.get("terms")
-    if not isinstance(parents, dict) or not isinstance(terms, dict):
-        raise ValueError(f"'{INFO}' with a label tree without parents and terms")
-    for why in map(name_problem, (text for group in (parents, terms) for pair in group.items() for text in pair)):
-        if why:
-            raise ValueError(f"'{INFO}' with a node of the label tree that {why}")
     try:
+        parents, terms = (dict(info["tree"][name]) for name in ("parents", "terms"))
+        texts = [text for group in (parents, terms) for pair in group.items() for text in pair]
+        if problem := next(filter(None, map(name_problem, texts)), None):
+            raise ValueError(f"a node that {problem}")
         return LabelTree(info["labels"], parents, terms)
-    except ValueError as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"'{INFO}' with a label tree with {error}") from error
 
 

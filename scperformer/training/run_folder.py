@@ -127,13 +127,15 @@ class Run:
         self.remember(finished=True)
         log.info("written: %s", self.output)
 
-    def differences(self) -> tuple[dict[str, tuple[Any, Any]], bool]:
-        """Return the options in which the earlier run of the folder differs (old, new), and whether its data do."""
+    def differences(self) -> list[str]:
+        """Return in words how this run differs from the earlier one in its folder: in options, or in its data."""
         before = {"options": {}, "reference_sha256": ""} | self.read()
         old = _flat(before["options"])
         new = _flat(json.loads(json.dumps(_run_options(self.cfg))))
-        changed = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
-        return changed, before["reference_sha256"] != self.data
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        named = "; ".join(f"{name}={new.get(name)}, was {old.get(name)}" for name in changed)
+        found = [f"other options ({named})"] if changed else []
+        return found + (["another reference"] if before["reference_sha256"] != self.data else [])
 
     def resumes(self) -> bool:
         """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced.
@@ -146,13 +148,9 @@ class Run:
             if cfg.resume:
                 log.info("nothing to resume in %s: starting anew", folder)
             return False
-        changed, other_data = self.differences()
-        named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items()]
-        others = [f"other options ({'; '.join(named)})"] if named else []
-        others += ["another reference"] if other_data else []
         checkpoints = sorted((folder / CHECKPOINTS).glob("*.ckpt"))
-        others += [f"a damaged checkpoint ({path.name})" for path in checkpoints if is_damaged(path)]
-        differ = " and ".join(others)
+        damaged = [f"a damaged checkpoint ({path.name})" for path in checkpoints if is_damaged(path)]
+        differ = " and ".join([*self.differences(), *damaged])
         if not cfg.resume or (differ and not cfg.overwrite):
             found = f"an unfinished run with {differ}" if differ else "an unfinished run"
             remedy = ("" if differ else "resume=true continues it, ") + "overwrite=true starts again"
@@ -200,7 +198,7 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     run = Run(cfg, output, folder, data, is_first)
     if may_be_finished:
         # The record tells: the model in the place of the output may be of an earlier run.
-        if run.read().get("finished") and run.differences() == ({}, False):
+        if run.read().get("finished") and not run.differences():
             log.info("%s is finished: nothing to resume", output)
             yield None
             return
