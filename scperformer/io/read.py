@@ -43,10 +43,7 @@ NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
-# Names of matrices that Cell Ranger gives in each sample's folder.
-CELL_RANGER_NAMES = tuple(
-    f"{prefix}{kind}_feature_bc_matrix" for prefix in ("", "sample_") for kind in ("filtered", "raw")
-)
+CELL_RANGER_NAME = re.compile(r"(sample_)?(filtered|raw)_feature_bc_matrix")  # of a matrix in a sample's folder
 # Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
 UNSUPPORTED = (
     ((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "an archive", "unpack it; save Excel as CSV"),
@@ -246,12 +243,12 @@ def default_output(path: str | Path, ending: str) -> Path:
     suffix = next((suffix for suffix in INPUT_SUFFIXES if name.lower().endswith(suffix)), "")
     stem = name[: len(name) - len(suffix)]
     folders = path.resolve().parent.parts
-    if stem in CELL_RANGER_NAMES and "per_sample_outs" in folders[:-1]:  # cellranger multi
-        stem = folders[folders.index("per_sample_outs") + 1]
-    elif stem in CELL_RANGER_NAMES and "outs" in folders[1:]:  # cellranger count and aggr
-        stem = folders[folders.index("outs", 1) - 1]
-    elif stem in CELL_RANGER_NAMES:
+    if CELL_RANGER_NAME.fullmatch(stem):
         stem = folders[-1]
+        if "per_sample_outs" in folders[:-1]:  # cellranger multi
+            stem = folders[folders.index("per_sample_outs") + 1]
+        elif "outs" in folders[1:]:  # cellranger count and aggr
+            stem = folders[folders.index("outs", 1) - 1]
     elif suffix == ".mtx":
         stem = re.sub(r"[-_.]?matrix$", "", stem) or folders[-1]
     return path.parent / f"{stem or name or 'cells'}{ending}"
