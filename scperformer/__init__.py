@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from scperformer.api import explain as explain
     from scperformer.api import import_model as import_model
     from scperformer.api import models as models
-    from scperformer.api import preprocess as preprocess
     from scperformer.api import pretrain as pretrain
     from scperformer.api import report as report
     from scperformer.api import tokens as tokens
@@ -49,7 +48,7 @@ __version__ = version("scperformer")
 # torch takes seconds to import: a name loads with its first use, from one of these modules.
 _MODULES = {
     "api": (
-        *("adapt", "annotate", "check", "embed", "evaluate", "explain", "import_model", "models", "preprocess"),
+        *("adapt", "annotate", "check", "embed", "evaluate", "explain", "import_model", "models"),
         *("pretrain", "report", "tokens", "train"),
     ),
     "attention.additive": ("Additive",),

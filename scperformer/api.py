@@ -21,7 +21,6 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import require_absent
 from scperformer.base.progress import say
 from scperformer.cli.check import CheckConfig
 from scperformer.cli.compose import config_from
@@ -189,51 +188,6 @@ def _trained(path: Path) -> Trained:
     metrics = json.loads((path / INFO).read_text(encoding="utf-8"))["metrics"]
     table = path.with_name(f"{path.name}.run") / "metrics.csv"
     return Trained(path, metrics, pd.read_csv(table) if table.is_file() else pd.DataFrame())
-
-
-@overload
-def preprocess(cells: File, **named: Any) -> Path: ...
-@overload
-def preprocess(cells: AnnData, **named: Any) -> AnnData: ...
-@documented("preprocess")  # type: ignore[misc]
-def preprocess(
-    cells: AnnData | File,
-    *,
-    model: "Model | File | None" = None,
-    output: File | None = None,
-    overwrite: bool = False,
-    options: Options | None = None,
-) -> AnnData | Path:
-    """Filter, normalise and log-transform cells.
-
-    Parameters
-    ----------
-    cells
-        N cells x G genes in memory, or a file.
-    model
-        Align the genes to this model.
-    output
-        The h5ad file to write; None: INPUT.prepared.h5ad beside a file, nothing for cells in memory.
-
-    Returns
-    -------
-    New cells, ln(1 + counts per 10,000) in X, for cells in memory; for a file, the path of the output.
-    """
-    from scperformer.cli.preprocess import prepare
-    from scperformer.cli.preprocess import run as run_preprocess
-    from scperformer.io.h5ad import write_h5ad
-
-    cfg, _ = read_arguments("preprocess", locals(), several=False)
-    if not isinstance(cells, AnnData):
-        return run_preprocess(cfg)
-    if cfg.output is not None:
-        require_absent(cfg.output, cfg.overwrite)
-    cells = cells.to_memory() if cells.isbacked else cells
-    prepared = prepare(cells, cfg, Path("the data"))
-    prepared = prepared.copy() if prepared is cells else prepared
-    if cfg.output is not None:
-        write_h5ad(prepared, Path(cfg.output), cfg.overwrite)
-    return prepared
 
 
 @documented("train")

@@ -91,7 +91,6 @@ def test_public_names():
 
     steps = {
         "check",
-        "preprocess",
         "train",
         "annotate",
         "embed",

@@ -11,7 +11,7 @@ from scperformer.config.options import ModelOptions
 from scperformer.config.training import DataOptions
 
 if TYPE_CHECKING:
-    from anndata import AnnData
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -31,21 +31,9 @@ class PreprocessConfig(ModelOptions, DataOptions):
     output: str | None = None  # null: INPUT.prepared.h5ad beside the input
 
 
-def prepare(adata: "AnnData", cfg: PreprocessConfig, path: Path) -> "AnnData":
-    """Prepare cells as a reference or, with `cfg.model_path`, for a model with its genes; log the result."""
-    from scperformer.cells.preprocess import PREPARED_KEY, prepare_for_model, prepare_reference
-
-    prepared = (prepare_reference if cfg.model_path is None else prepare_for_model)(adata, cfg, path)
-    record = prepared.uns[PREPARED_KEY]
-    absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
-    cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"
-    genes = f"{record['genes']} genes ({record['genes_dropped']} dropped{absent})"
-    log.info("kept %s and %s, %g counts per cell", cells, genes, record["target_sum"])
-    return prepared
-
-
 def run(cfg: PreprocessConfig) -> Path:
     """Write a prepared copy of a file, as a reference or, with `model_path`, with a model's genes; return its path."""
+    from scperformer.cells.preprocess import prepare_for_model, prepare_reference
     from scperformer.io.h5ad import PREPARED_KEY, write_h5ad
     from scperformer.io.read import default_output, origins, read_cells, require_readable
 
@@ -54,7 +42,13 @@ def run(cfg: PreprocessConfig) -> Path:
     require_readable(path)
     output = Path(cfg.output) if cfg.output is not None else default_output(path, ".prepared.h5ad")
     require_absent(output, cfg.overwrite)
-    prepared = prepare(read_cells(path, cfg.orientation), cfg, path)
+    make = prepare_reference if cfg.model_path is None else prepare_for_model
+    prepared = make(read_cells(path, cfg.orientation), cfg, path)
+    record = prepared.uns[PREPARED_KEY]
+    absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
+    cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"
+    genes = f"{record['genes']} genes ({record['genes_dropped']} dropped{absent})"
+    log.info("kept %s and %s, %g counts per cell", cells, genes, record["target_sum"])
     [made_of], digest = origins([path])  # of a file that was prepared before, its own origin
     prepared.uns[PREPARED_KEY] |= {"path": made_of, "sha256": digest}
     write_h5ad(prepared, output, cfg.overwrite)

@@ -31,7 +31,7 @@ from scperformer.base.progress import progress
 from scperformer.model.batches import Cells, prediction_batches
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import fast_cpu, predicting, seeing_genes_of, torch_state_kept
-from scperformer.model.network import CellTypeModel, Head, LinearBranch
+from scperformer.model.network import CellTypeModel, Head
 from scperformer.model.performer import Performer, expression_weights
 
 # Largest error of the sum of the encoder's contributions, relative to the change of its logit (or to 1, if smaller).
@@ -79,8 +79,11 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
             batch = cells.batch(rows, length)
             labels_B = torch.from_numpy(labels[rows])
             sum_BL = torch.zeros_like(batch.x_BL)
-            if network.linear is not None:
-                sum_BL += linear_branch_contributions(network.linear, batch, labels_B)
+            if network.linear is not None:  # the views of the expression times their weights, summed over the views
+                with torch.no_grad():
+                    w_BLVC = network.linear.weight(batch.genes_BL).unflatten(-1, (len(network.linear.powers), -1))
+                    w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
+                    sum_BL += (network.linear.power_transforms(batch) * w_BLV).sum(-1)
                 bias[rows] += network.linear.bias[labels_B].detach().numpy()
             if network.encoder is not None:
                 encoder_BL, bias_B = encoder_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
@@ -111,17 +114,6 @@ def _imported_contributions(network: ImportedNetwork, cells: Cells, labels: np.n
     genes = csr_matrix((values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape)
     scores = network.scored(cells.x, cells.measured).scores
     return Contributions(genes, bias, scores[np.arange(len(labels)), labels], None)
-
-
-@torch.no_grad()
-def linear_branch_contributions(linear: LinearBranch, batch: Batch, labels_B: Tensor) -> Tensor:
-    """Return the contributions of tokens to the logit of the linear branch, B x L.
-
-    They are the views of the expression times their weights, summed over the views.
-    """
-    w_BLVC = linear.weight(batch.genes_BL).unflatten(-1, (len(linear.powers), -1))
-    w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
-    return (linear.power_transforms(batch) * w_BLV).sum(-1)
 
 
 def encoder_contributions(

@@ -130,7 +130,6 @@ def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_ad
     expected = scp.annotate(cells.to_memory().copy(), model)
     assert scp.check(cells, model=model).problems == []
     np.testing.assert_array_equal(scp.embed(cells, model), expected.obsm["X_scperformer"])
-    assert scp.preprocess(cells).n_obs == cells.n_obs
     with (
         nullcontext()
         if kind == "backed"
@@ -177,13 +176,9 @@ def test_files_and_cells_in_memory_get_the_same_annotation(annotated, counts_ada
 def test_only_annotate_changes_cells_in_memory(annotated, model, tmp_path):
     before = contents(annotated)
     scp.check(annotated, model=model)
-    scp.preprocess(annotated, options={"data.min_genes": 0})
     scp.embed(annotated, model)
     scp.evaluate(annotated, "cell_type", output=tmp_path / "evaluation")
     assert contents(annotated) == before
-    prepared = scp.preprocess(annotated, options={"data.min_genes": 0})
-    again = scp.preprocess(prepared, options={"data.min_genes": 0})
-    assert again is not prepared  # it was prepared before, and is still a copy
 
 
 def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, model, capsys):

@@ -158,6 +158,15 @@ def test_the_batches_of_one_file_can_be_studies(studies, tmp_path):
     options = as_options([*QUICK, "studies=true"])
     made = scperformer.train(cells, "cell_type", output=tmp_path / "m", batch_key="study", options=options)
     assert [study.name for study in made.load().saved.studies] == ["first", "second"]
+    (tmp_path / "genes.txt").write_text("\n".join(cells.var_names[:150]))
+    panel = scperformer.train(
+        cells,
+        "cell_type",
+        output=tmp_path / "panel",
+        batch_key="study",
+        options=options | {"genes_path": tmp_path / "genes.txt"},
+    )
+    assert all(set(study.saved.genes) <= set(cells.var_names[:150]) for study in panel.load().saved.studies)
     with pytest.raises(InputError, match="studies=true with one file; expected batch_key"):
         scperformer.train(cells, "cell_type", output=tmp_path / "n", options=options)
 
