@@ -24,7 +24,7 @@ from scperformer.annotation.write import write_annotation
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.outputs import scratch_folder
 from scperformer.base.progress import progress
-from scperformer.cells.query import find_query, require_regular
+from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, fingerprint, open_cells
@@ -82,7 +82,6 @@ def annotate_file(path: str, output: Path, model: Model, cfg: AnnotationOptions,
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
-            require_regular(cells, path)
             require_not_annotated(cells, cfg.key_added, path, replace=cfg.replace_annotation)
         options = find_label_options(cells, model.saved, cfg, path)
         adapted = _adapted_to(cells, model, cfg, path)

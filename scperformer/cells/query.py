@@ -187,14 +187,3 @@ def find_query(
     for note in [findings.sentence, *plan.overlap.notes]:
         log.info("%s: %s", path, note)
     return Query(path, rows, plan, var, cfg)
-
-
-def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:
-    """Refuse an open file to whose obs, obsm or uns no annotation could be added, before any cell is annotated."""
-    if not isinstance(cells, BackedH5ad):
-        return
-    wrong = [place for place in ("obsm", "uns") if place in cells.file and not hasattr(cells.file[place], "keys")]
-    if wrong or "column-order" not in cells.file["obs"].attrs:
-        what = f"{wrong[0]} that is no group" if wrong else "obs without the order of its columns"
-        remedy = "read it with anndata and save it with write_h5ad, or write a table (output=... in .csv)"
-        raise InputError(f"{path} with {what}", "an h5ad file as anndata writes it", remedy)

@@ -91,6 +91,8 @@ class BackedH5ad:
         obs = file["obs"]
         if obs.attrs.get("encoding-version") != "0.2.0":
             raise ValueError("obs of an older format")
+        if any(is_array(file.get(place)) for place in ("obsm", "uns")) or "column-order" not in obs.attrs:
+            raise ValueError("no place for an annotation")
         self.index_name = str(obs.attrs["_index"])
         self._index = obs[self.index_name]
         # Nullable strings are a group of values and a mask.

@@ -15,7 +15,6 @@ from scipy.io import mminfo, mmread
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
 from scperformer.io.safety import reading
-from scperformer.io.tenx import expression_only
 
 MTX_FILE = re.compile(r"(?P<stem>.*)\.mtx(\.gz)?$", re.IGNORECASE)
 # The files of cells and genes of each tool, after a common prefix; each may end with .gz.
@@ -124,4 +123,4 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     obs = pd.DataFrame(index=pd.Index(cells[0].to_numpy(), dtype=object))
     adata = AnnData(x.T.tocsr() if genes_in_rows else x, obs=obs, var=var)
     notes = ["genes in rows" if genes_in_rows else "cells in rows", f"names in {cell_file.name}, {gene_file.name}"]
-    return expression_only(adata, notes, path)
+    return adata, notes

@@ -14,7 +14,6 @@ from scperformer.base.errors import InputError
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.safety import reading, require_valid_indices
 
-GENE_EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
 # Attributes of a loom file that may hold the names, the best first, in lower case.
 GENE_NAMES = (
@@ -39,7 +38,7 @@ def strings(dataset: h5py.Dataset) -> list[str]:
 
 
 def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
-    """Read the gene expression of a 10x HDF5 file; also return notes for the log.
+    """Read a 10x HDF5 file, with features of all types; also return notes for the log.
 
     Cell Ranger 2 names the group by the genome; a file with several genomes is refused.
     """
@@ -62,24 +61,8 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
             columns = {"gene_ids": strings(group["genes"]), "genome": [name] * num_genes}
             symbols = strings(group["gene_names"])
         obs = pd.DataFrame(index=pd.Index(strings(group["barcodes"]), dtype=object))
-    return expression_only(
-        AnnData(x, obs=obs, var=pd.DataFrame(columns, index=pd.Index(symbols, dtype=object))), [], path
-    )
-
-
-def expression_only(adata: AnnData, notes: list[str], path: Path) -> tuple[AnnData, list[str]]:
-    """Keep the features of the type gene expression, and add a note about features that are left out."""
-    if "feature_types" not in adata.var:
-        return adata, notes
-    types = adata.var["feature_types"].astype(str)
-    keep = (types == GENE_EXPRESSION).to_numpy()
-    others = ", ".join(f"{num} {name}" for name, num in types[~keep].value_counts().items())
-    if not keep.any():
-        found = f"no features of the type '{GENE_EXPRESSION}' in {path} ({others})"
-        raise InputError(found, "gene expression", "choose the file that contains it")
-    if others:
-        return adata[:, keep].copy(), [*notes, f"features of other types left out ({others})"]
-    return adata, notes
+        var = pd.DataFrame(columns, index=pd.Index(symbols, dtype=object))
+    return AnnData(x, obs=obs, var=var), []
 
 
 def read_loom(path: Path) -> tuple[AnnData, list[str]]:

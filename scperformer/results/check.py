@@ -25,7 +25,7 @@ from scperformer.base.progress import progress
 from scperformer.cells.detect import Findings, gene_table
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.quality import FEW_GENES, HIGH_SHARE, measure_quality
-from scperformer.cells.query import Query, find_expression, map_to_model, require_fit, require_regular
+from scperformer.cells.query import Query, find_expression, map_to_model, require_fit
 from scperformer.cells.reference import make_reference
 from scperformer.cells.reference_labels import label_columns, rare_labels, rare_note, require_labels
 from scperformer.config.annotation import AnnotationOptions
@@ -275,7 +275,6 @@ class Checker:
         result["notes"] += filter(None, [repeats.warning(cells)])
         if found := [_compared(*part) for part in parts]:
             self._add_shift(result, found, findings.text)
-        require_regular(cells, path)
         require_not_annotated(cells, AnnotationOptions.key_added, path)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
