@@ -197,7 +197,15 @@ def make_annotation(
         record["clusters"] = {"key": options.clusters, "how": how, "num_clusters": num_clusters}
         record["clusters"]["num_disagree"] = num_disagree
     if options.tree is not None:
-        record["tree"] = _tree_record(calls, options.tree, options.terms)
+        tree = options.tree
+        own = np.array([tree.nodes.index(label) for label in labels])[calls["best"]]
+        record["tree"] = {
+            "nodes": np.array(tree.nodes, dtype=object),
+            "parents": np.array([tree.parents.get(node, "") for node in tree.nodes], dtype=object),  # "": at the top
+            "ontology_term_ids": np.array(tree.ids(options.terms), dtype=object),
+            "num_levels": tree.num_levels,
+            "num_backed_off": int((calls["called"] != own).sum()),
+        }
     # Under constraints, the label that the linear branch alone would give is not known.
     if both_have_a_part(model.saved.scales) and not constraints:
         by_encoder = calls.loc[is_cell & ~calls["empty"], "by_encoder"]
@@ -226,18 +234,6 @@ def make_annotation(
     table = pd.DataFrame({f"{key}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
     has_own = model.saved.has_independent_labels
     return Annotation(key, table, pd.DataFrame(details), read, without_slashes(labels), record, has_own)
-
-
-def _tree_record(calls: pd.DataFrame, tree: LabelTree, terms: list[str]) -> dict[str, Any]:
-    """Return a label tree as arrays ("" is the parent of a node at the top), and how many calls are parents."""
-    own = np.array([tree.nodes.index(label) for label in tree.labels])[calls["best"]]
-    return {
-        "nodes": np.array(tree.nodes, dtype=object),
-        "parents": np.array([tree.parents.get(node, "") for node in tree.nodes], dtype=object),
-        "ontology_term_ids": np.array(tree.ids(terms), dtype=object),
-        "num_levels": tree.num_levels,
-        "num_backed_off": int((calls["called"] != own).sum()),
-    }
 
 
 def _trust(

@@ -65,7 +65,12 @@ def find_label_options(
     graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         if cfg.clusters == AUTO_CLUSTERS:
-            graph = _read_graph(cells)
+            stored = cells.file.get("obsp", {}) if isinstance(cells, BackedH5ad) else cells.obsp
+            if "connectivities" in stored:  # the neighbour graph that scanpy has stored with the cells
+                graph = stored["connectivities"]
+                graph = read_elem(graph) if isinstance(cells, BackedH5ad) else graph
+                if graph.shape != (cells.n_obs, cells.n_obs):
+                    raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)
     return LabelOptions(
@@ -80,17 +85,6 @@ def find_label_options(
         cluster_of_cell=clusters,
         graph=graph,
     )
-
-
-def _read_graph(cells: AnnData | BackedH5ad) -> sp.spmatrix | None:
-    """Return the neighbour graph that scanpy has stored with the cells; None if there is none."""
-    stored = cells.file.get("obsp", {}) if isinstance(cells, BackedH5ad) else cells.obsp
-    if "connectivities" not in stored:
-        return None
-    graph = stored["connectivities"] if isinstance(cells, AnnData) else read_elem(stored["connectivities"])
-    if graph.shape != (cells.n_obs, cells.n_obs):
-        raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
-    return graph
 
 
 def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categorical:

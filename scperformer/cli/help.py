@@ -101,13 +101,6 @@ def option_texts(name: str) -> list[OptionText]:
     return sorted(texts, key=lambda option: (option.default != "required", option.name == "overwrite"))
 
 
-def groups_of(step: str) -> list[str]:
-    """Return the groups of options that a step has; `files` has the options that replace the detection of a file."""
-    names = [option.name for option in fields(SCHEMAS[step])]
-    reads = issubclass(SCHEMAS[step], ExpressionOptions)
-    return [*(["files"] if reads else []), *(name for name in names if name in WITH_OPTIONS)]
-
-
 @cache
 def options_of(step: str) -> dict[str, tuple[Field, Any]]:
     """Return the field and the type of each option of a step by its full name, without those of a mechanism."""
@@ -155,7 +148,8 @@ def help_text(step: str, group: str | None = None) -> str:
     InputError
         The step has no such group.
     """
-    groups = groups_of(step)
+    groups = ["files"] if issubclass(SCHEMAS[step], ExpressionOptions) else []
+    groups += [option.name for option in fields(SCHEMAS[step]) if option.name in WITH_OPTIONS]
     if group is not None and group not in groups:
         raise InputError(f"'{group}' after --help", f"one of {', '.join(groups)}", f"try 'scperformer {step} --help'")
     lines = [f"options of {group} (with their defaults):"]

@@ -4,14 +4,10 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scperformer.base.outputs import require_absent
 from scperformer.config.options import ModelOptions
 from scperformer.config.training import DataOptions
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

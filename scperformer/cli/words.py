@@ -44,7 +44,11 @@ def sort_words(words: list[str], step: str) -> tuple[list[str], dict[str, str]]:
         elif word in FLAGS:
             flags[word] = _value_of(word, FLAGS[word], rest) if FLAGS[word] else ""
         elif word.startswith("-"):
-            raise _unknown_flag(word, step)
+            option = closest_option(word, step)
+            remedy = f"write {option}=VALUE" if option else "write a file name that starts with '-' as ./-name"
+            if word == PLUGIN:
+                remedy = f"write it before the step: scperformer --plugin FILE {step} ..."
+            raise InputError(f"'{word}'", "a file, option=value, --help, --cfg job or -m", remedy)
         # A file name may look like an option. Path.exists would raise an error for a value too long for a file name.
         elif not OVERRIDE.match(word) or os.path.exists(word):
             files.append(word)
@@ -66,15 +70,6 @@ def _value_of(flag: str, placeholder: str, rest: Iterator[str]) -> str:
     if not value or (flag == "--cfg" and value not in ("job", "hydra", "all")):
         raise InputError(f"{flag} {value}".rstrip(), f"{flag} {placeholder}", "add the value that it takes")
     return value
-
-
-def _unknown_flag(word: str, step: str) -> InputError:
-    """Return the error about a word that begins with '-' and is no flag."""
-    if word == PLUGIN:
-        return InputError(f"{word} after '{step}'", "it before the step", f"write scperformer --plugin FILE {step} ...")
-    name = closest_option(word, step)
-    remedy = f"write {name}=VALUE" if name else "write a file name that starts with '-' as ./-name"
-    return InputError(f"'{word}'", "a file, option=value, --help, --cfg job or -m", remedy)
 
 
 def own_presets(flags: dict[str, str]) -> Path | None:

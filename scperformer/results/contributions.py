@@ -61,7 +61,14 @@ class Contributions:
 def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, labels: np.ndarray) -> Contributions:
     """Find the contribution of each gene to the logit of one label per cell; `labels` are indices, int64 N."""
     if isinstance(network, ImportedNetwork):
-        return _imported_contributions(network, cells, labels)
+        try:
+            values, rest = network.contributions(cells.x, cells.measured, labels)
+        except ValueError as error:
+            remedy = "explain an annotation by a model of scperformer or CellTypist"
+            raise InputError(f"an imported model with {error}", "scores that are sums over genes", remedy) from error
+        exact = csr_matrix((values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape)
+        scores = network.scored(cells.x, cells.measured).scores
+        return Contributions(exact, rest, scores[np.arange(len(labels)), labels], None)
     indptr = cells.x.indptr
     contributions = np.zeros(cells.x.nnz, dtype=np.float32)
     performer = network.encoder if isinstance(network.encoder, Performer) and network.encoder.mechanisms else None
@@ -102,18 +109,6 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
         for values in (contributions, attention)
     )
     return Contributions(genes, bias, logits, weights)
-
-
-def _imported_contributions(network: ImportedNetwork, cells: Cells, labels: np.ndarray) -> Contributions:
-    """Return the contributions to the scores of a network of another tool, which are exact; refuse one without them."""
-    try:
-        values, bias = network.contributions(cells.x, cells.measured, labels)
-    except ValueError as error:
-        remedy = "explain an annotation by a model of scperformer or CellTypist"
-        raise InputError(f"an imported model with {error}", "scores that are sums over genes", remedy) from error
-    genes = csr_matrix((values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape)
-    scores = network.scored(cells.x, cells.measured).scores
-    return Contributions(genes, bias, scores[np.arange(len(labels)), labels], None)
 
 
 def encoder_contributions(

@@ -3,6 +3,7 @@
 import base64
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from anndata import AnnData
@@ -107,18 +108,6 @@ def dot_plot(explanation: AnnData, key: str, num_genes: int, ax: Axes | None = N
     return axes
 
 
-def draw_dots(explanation: AnnData, key: str) -> bytes:
-    """Return a dot plot of up to 60 genes as PNG."""
-    import matplotlib
-
-    num_labels = len(explanation.uns[key]["labels"])
-    num = int(np.clip(MAX_DRAWN // num_labels, 1, MAX_DRAWN_PER_LABEL))
-    with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):  # names of genes are no formulas
-        figure = Figure(figsize=(3 + 0.35 * num * num_labels, 1.2 + 0.35 * num_labels), dpi=DPI)
-        dot_plot(explanation, key, num, figure.subplots())
-        return png(figure)
-
-
 def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
     """Return a row of the page for each label: its cells, overlap with markers, and genes for, against and read."""
     overlap = marker_overlap(explanation, key)
@@ -141,6 +130,12 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
     """Return the HTML page of an explanation; `sample` is the name of the sample."""
     facts = explanation.uns[key]
     table = facts["deletion"]
+    num_labels = len(facts["labels"])
+    num = int(np.clip(MAX_DRAWN // num_labels, 1, MAX_DRAWN_PER_LABEL))
+    with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):  # names of genes are no formulas
+        figure = Figure(figsize=(3 + 0.35 * num * num_labels, 1.2 + 0.35 * num_labels), dpi=DPI)
+        dot_plot(explanation, key, num, figure.subplots())
+        dots = base64.b64encode(png(figure)).decode("ascii")
     rows = _rows(explanation, key)
     overlaps = [row["overlap"] for row in rows if row["overlap"] is not None]
     return render_page(
@@ -158,5 +153,5 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
         deletion=table.to_dict("records"),
         names=DELETED,
         at_20=table.set_index("num_genes").loc[NUM_TOP],
-        dots=base64.b64encode(draw_dots(explanation, key)).decode("ascii"),
+        dots=dots,
     )

@@ -115,7 +115,7 @@ def test_words_are_quoted_when_they_are_the_users_own():
         (["--cfg"], "--cfg; expected --cfg job: add the value"),
         (["--cfg", "all of it"], "--cfg all of it; expected --cfg job"),
         (["--config-dir"], "--config-dir; expected --config-dir FOLDER"),
-        (["--plugin", "a.py"], "--plugin after 'predict'; expected it before the step"),
+        (["--plugin", "a.py"], "write it before the step: scperformer --plugin FILE predict"),
     ],
 )
 def test_flags_that_are_refused(words, message):
