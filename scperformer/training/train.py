@@ -20,6 +20,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
 from scperformer.cells.normalisation import linear, recover_counts
 from scperformer.cells.on_disk import Sample, choose_storage
+from scperformer.cells.profiles import has_profiles, simulate_cells
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
@@ -103,11 +104,15 @@ def source_of(paths: Sequence[Path]) -> dict[str, str]:
 
 def load_reference(source: AnnData | Sequence[Path], cfg: TrainOptions) -> Reference:
     """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`)."""
-    if isinstance(source, AnnData):
-        return make_reference(Sample(source, Path("AnnData in memory")), cfg)
-    if cfg.data.in_memory is not False:
-        return make_reference(Sample(read_cells(source[0], cfg.orientation), source[0]), cfg)
-    return make_reference(source, cfg)
+    if not isinstance(source, AnnData) and cfg.data.in_memory is False:
+        return make_reference(source, cfg)
+    path = Path("AnnData in memory") if isinstance(source, AnnData) else source[0]
+    adata = source if isinstance(source, AnnData) else read_cells(path, cfg.orientation)
+    if not has_profiles(adata, cfg.label_key):
+        return make_reference(Sample(adata, path), cfg)
+    reference = make_reference(Sample(simulate_cells(adata, cfg, path), path), cfg)
+    reference.summary = f"cells simulated from {adata.n_obs} profiles of cell types; {reference.summary}"
+    return reference
 
 
 def settled(cfg: Config) -> Config:
