@@ -63,4 +63,5 @@ def simulate_cells(adata: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData
     cells = obs.iloc[kept].set_axis([f"simulated{number}" for number in range(len(kept))])
     text = "%s: %d profiles of %d cell types, %s; %s cells are simulated from them"
     log.info(text, path, len(obs), obs[cfg.label_key].nunique(), findings.kind, f"{len(cells):,}")
+    log.warning("scores on held-out cells will be about simulated cells, which are easier than real ones")
     return AnnData(sparse.vstack(counts, format="csr"), obs=cells, var=gene_table(adata, findings.source))
