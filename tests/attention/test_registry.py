@@ -147,7 +147,7 @@ def test_the_flag_stands_before_the_step_alone(own_file, command):
     Path("--plugin").touch()
     for words in (["train", "--plugin", "marks.py"], ["predict", "a.h5ad", "--plugin", "marks.py"]):
         ran = command(*words)
-        assert (ran.code, "write scperformer --plugin FILE" in ran.err) == (2, True)
+        assert (ran.code, "scperformer --plugin FILE" in ran.err) == (2, True)
     ran = command("--plugin", "marks.py", "workflow", "samples.tsv")
     assert (ran.code, "--plugin with a workflow; expected installed mechanisms alone" in ran.err) == (2, True)
     assert command("--plugin").code == 2
