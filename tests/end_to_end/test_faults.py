@@ -133,6 +133,24 @@ def test_kill_9_while_the_output_is_copied(inputs):
     assert left == ["annotated.h5ad", "cells.h5ad", "copying", "model", "out.h5ad"]
 
 
+@pytest.mark.slow
+def test_a_helper_process_that_dies_ends_the_training(inputs):
+    """The second process of two dies in its first step: no hang, no model, no exit code 0."""
+    die = (
+        "import os\nfrom scperformer.lab.supervised import Learner\n"
+        "Learner.training_step = lambda self, *_: os._exit(9) if self.global_rank == 1 else None"
+    )
+    (inputs / "sitecustomize.py").write_text(
+        f"import os\nif os.environ.get('LOCAL_RANK') == '1':\n    exec({die!r})\n", encoding="utf-8"
+    )
+    words = ("train", "cells.h5ad", *TRAIN, "trainer=ddp", "trainer.devices=2", "output=cut")
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(inputs), ENVIRONMENT.get("PYTHONPATH", "")])}
+    line = [sys.executable, "-m", "scperformer", *words]
+    done = subprocess.run(line, cwd=inputs, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode != 0, done.stderr
+    assert not (inputs / "cut").exists()
+
+
 # Inputs that change
 
 
