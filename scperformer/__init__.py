@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from scperformer.attention.base import AttentionOptions as AttentionOptions
     from scperformer.attention.registry import register_attention as register_attention
     from scperformer.base.errors import InputError as InputError
-    from scperformer.classifier import PerformerClassifier as PerformerClassifier
     from scperformer.model.load import load_model as load_model
 
 __version__ = version("scperformer")
@@ -55,7 +54,6 @@ _MODULES = {
     "attention.base": ("Attention", "AttentionOptions"),
     "attention.registry": ("register_attention",),
     "base.errors": ("InputError",),
-    "classifier": ("PerformerClassifier",),
     "model.load": ("load_model",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -107,7 +107,6 @@ def test_public_names():
         "import_model",
         "tokens",
         "load_model",
-        "PerformerClassifier",
         "InputError",
         "register_attention",
     }
