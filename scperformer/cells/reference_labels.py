@@ -74,17 +74,6 @@ def deepest_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path) -
     return labels
 
 
-def rare_labels(labels: pd.Series, min_cells: int) -> dict[str, int]:
-    """Return the labels with fewer than `min_cells` cells and their numbers of cells, sorted by name."""
-    counts = labels.value_counts()
-    return {str(label): int(counts[label]) for label in sorted(counts.index[counts < min_cells])}
-
-
-def rare_note(rare: dict[str, int], min_cells: int) -> str:
-    """Return a sentence, without its full stop, with the number and the names of rare labels."""
-    return f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {min_cells} cells: {named(rare)}"
-
-
 @dataclass
 class LabelSelection:
     """The labels to train on, and how rare labels were treated."""
@@ -105,11 +94,13 @@ def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> 
             found = f"label '{label[:MAX_SHOWN_CHARACTERS]}' of {path} {reason}"
             remedy = "rename it: adata.obs[...].cat.rename_categories"
             raise InputError(found, "labels that are a short line of text", remedy)
-    rare = rare_labels(labels, data.min_cells_per_label)
+    counts = labels.value_counts()
+    rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < data.min_cells_per_label])}
     if not rare:
         return LabelSelection(labels)
     done = {"policy": data.rare_labels, "min_cells": data.min_cells_per_label, "labels": rare}
-    note = rare_note(rare, data.min_cells_per_label)
+    note = f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {data.min_cells_per_label} cells"
+    note += f": {named(rare)}"
     if data.rare_labels == "drop":
         note += f"; their {sum(rare.values())} cells are left out"
         log.warning("%s", note)

@@ -3,7 +3,6 @@
 `check` takes the same steps as `predict` or `train`, so that it refuses the same files with the same messages.
 """
 
-import math
 import shlex
 import shutil
 import sys
@@ -11,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +25,17 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.cells.query import Query, find_expression, map_to_model, require_fit
 from scperformer.cells.reference import make_reference
-from scperformer.cells.reference_labels import label_columns, rare_labels, rare_note, require_labels
+from scperformer.cells.reference_labels import label_columns, require_labels
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions, ModelOptions
-from scperformer.config.training import DataConfig, ReferenceOptions
+from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
-from scperformer.model.arrays import ReferenceCells
-from scperformer.model.folder import load_reference_cells, parts_of, read_model, require_annotator, resolve_model
-from scperformer.model.novelty import novelty_share
+from scperformer.model.folder import read_model, require_annotator, resolve_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.model.shift import file_text, file_warning
-from scperformer.training.condition import (
-    adapting_pays,
-    depth_share,
-    find_condition,
-    find_repeats,
-    find_shift,
-    joined_repeats,
-    known_cells,
-    known_when_adapted,
-)
+from scperformer.training.condition import find_condition
 
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 
@@ -75,9 +61,6 @@ class Checks:
     def __repr__(self) -> str:
         return self.text
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.text)}</pre>"
-
 
 def check_all(
     sources: Sequence[str | AnnData],
@@ -101,10 +84,7 @@ def check_all(
     path, why = resolve_model(options.model_path)
     model = read_model(path)
     require_annotator(model, path)
-    parts = parts_of(model, path) if label_key is None else []
-    kept = [(part, load_reference_cells(part, place)) for part, place in parts]
-    known = [(part, cells) for part, cells in kept if cells is not None]
-    checker = Checker(options, model, f"{model.name} ({why})", known, label_key, doublets)
+    checker = Checker(options, model, f"{model.name} ({why})", label_key, doublets)
     checks = Checks({"name": model.name, "path": str(path), "why": why}, [], "")
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
@@ -147,7 +127,6 @@ class Checker:
     options: ModelOptions
     model: SavedModel
     model_text: str  # its name, and why it was chosen
-    known: Sequence[tuple[SavedModel, ReferenceCells]]  # the model or its studies, those that store reference cells
     label_key: str | None  # None: cells are to be annotated
     doublets: bool
 
@@ -227,14 +206,9 @@ class Checker:
             return
         with suppress(InputError):  # make_reference raises the same error later
             labels = require_labels(cells.obs, self.label_key, path)
-            counts = {str(label): int(num) for label, num in labels.value_counts().items()}
-            result["labels"] = {"cells": counts, "num_unlabelled": int(labels.isna().sum())}
-            result["labels"]["rare"] = rare_labels(labels, DataConfig.min_cells_per_label)
-            text = f"{len(counts)} in {self.label_key}, {sum(counts.values()):,} cells"
-            if num := result["labels"]["num_unlabelled"]:
+            text = f"{labels.nunique()} in {self.label_key}, {labels.notna().sum():,} cells"
+            if num := int(labels.isna().sum()):
                 text += f"; {num:,} cells without a label"
-            if rare := result["labels"]["rare"]:
-                text += f"; {rare_note(rare, DataConfig.min_cells_per_label)} (not for validation)"
             result["rows"]["labels"] = [text]
 
     def _add_genes(self, result: Checked, num_genes: int, kind: str, species: str) -> None:
@@ -267,14 +241,7 @@ class Checker:
         result["notes"] += overlap.notes
         self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
         require_fit(var, plan, self.model, predict, path)
-        query = Query(path, rows, plan, var, self.options)
-        find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
-        parts = [(query.of_model(part) if self.model.studies else query, part, kept) for part, kept in self.known]
-        repeats = joined_repeats([find_repeats(*part) for part in parts])
-        result["repeats"] = {"num_seen": repeats.num_seen, "num_cells": len(repeats.rows)}
-        result["notes"] += filter(None, [repeats.warning(cells)])
-        if found := [_compared(*part) for part in parts]:
-            self._add_shift(result, found, findings.text)
+        find_condition(Query(path, rows, plan, var, self.options))  # refuses damaged cells as predict does
         require_not_annotated(cells, AnnotationOptions.key_added, path)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
@@ -309,49 +276,7 @@ class Checker:
         if num_few := quality["num_few_genes"]:
             result["notes"].append(f"{_cells_and_share(num_few, num_seen)} with fewer than {FEW_GENES} genes")
 
-    def _add_shift(self, result: Checked, found: list[Checked], values: str) -> None:
-        """Add the comparison with the reference; of several studies, with the nearest one."""
-        nearest: Checked = min(found, key=lambda each: each["shift"].distance if "shift" in each else (math.inf,))
-        result |= nearest
-        condition = result["condition"]
-        depth = "an unknown depth"
-        if condition["depth"] is not None:
-            depth = f"{condition['depth_share']:.0%} of the depth of the reference"
-        plan = "refits the model to" if condition["adapts"] else "uses the model as it is:"
-        result["rows"]["condition"] = [f"predict {plan} {condition['num_genes']:,} genes and {depth}"]
-        if "shift" not in result:
-            return
-        shift = result["shift"]
-        model = self.model
-        warning = file_warning(shift.kind, result["unlike_share"], len(model.labels), model.tissue, values)
-        names = ("kind", "relative_novelty", "batch_effect", "num_cells")
-        numbers = {name: None if (value := getattr(shift, name)) != value else value for name in names}
-        result["shift"] = numbers | {"text": file_text(shift, warning)}
-        result["rows"]["shift"] = [result["shift"]["text"]]
-
 
 def _cells_and_share(num: int, total: int) -> str:
     """Return a number of cells with its share as text."""
     return f"{num:,} cell{'s' if num > 1 else ''} ({num / total:.1%})" if num and total else "no cell"
-
-
-def _compared(query: Query, model: SavedModel, reference_cells: ReferenceCells) -> Checked:
-    """Return genes and depth of the cells compared with a reference, and whether `predict` refits the model.
-
-    If the model stores out-of-fold predictions, also return the share of cells that are unlike its labels, and the
-    distribution shift.
-    """
-    condition = find_condition(query)
-    share = depth_share(reference_cells, condition)
-    num_genes = int(condition.measured.sum())
-    adapts = adapting_pays(query.plan.overlap.informative_share, share)
-    result: Checked = {
-        "condition": {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
-    }
-    known = known_when_adapted(model, reference_cells, condition) if adapts else known_cells(model)
-    if known is not None and query.rows.shape[0]:
-        seen = query.of_genes(condition.measured) if adapts else query
-        shift, _, scores = find_shift(seen, known, model, reference_cells, condition)
-        is_unlike = 1 - novelty_share(scores / shift.factor, known.scores) <= AnnotationOptions.unknown_fpr
-        result |= {"unlike_share": float(is_unlike.mean()) if len(scores) else 1.0, "shift": shift}
-    return result

@@ -1,7 +1,6 @@
 """The check of files: its verdict, its text and its JSON."""
 
 import json
-import logging
 import shlex
 from pathlib import Path
 from uuid import uuid4
@@ -22,8 +21,6 @@ from scperformer.cli.train import run as run_train
 from scperformer.model.folder import read_model
 from scperformer.results.check import check_all
 
-DATA = Path(__file__).parents[2] / "data"
-
 
 class Model:
     """A model with only the attributes that `check` uses."""
@@ -34,7 +31,6 @@ class Model:
     importance = None
     studies = ()
     has_reference_cells = False
-    reference_cells = None
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 
@@ -115,11 +111,10 @@ def test_reference(counts_adata, write, capsys):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].where(np.arange(120) != 3)
     counts_adata.var_names = [f"OTHER{i}" for i in range(200)]  # a reference need not fit the packaged model
     path = write(counts_adata)
-    results = checked(path, label_key="cell_type")
+    checked(path, label_key="cell_type")
     out = capsys.readouterr().out
     assert "labels       3 in cell_type, 119 cells; 1 cells without a label" in out
     assert f"ok           scperformer train {path} label_key=cell_type" in out
-    assert results[0]["labels"]["cells"] == {"B cell": 39, "T cell": 40, "Monocyte": 40}
 
 
 # The text
@@ -351,7 +346,7 @@ def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(raw_pbmc, few_
     monkeypatch.setattr("scperformer.results.check.read_model", read_model)
     (expected,) = checked(write(few_pbmc, "cells.h5ad"))
     (result,) = checked(write(raw_pbmc, "raw.h5ad"))
-    for name in ("quality", "condition", "unlike_share", "problem"):
+    for name in ("quality", "problem"):
         assert result[name] == expected[name]
     assert "droplets" not in expected
     assert result["droplets"]["num_empty"] == 600
@@ -359,33 +354,3 @@ def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(raw_pbmc, few_
     assert "91 % of barcodes have fewer than" in out
     assert "this looks like the unfiltered matrix" in out
     assert f"measured on 60 barcodes with {result['droplets']['floor']} counts or more" in out
-
-
-@pytest.mark.parametrize("foreign", [False, True], ids=["blood", "other cells"])
-def test_cells_unlike_the_labels_are_noted(write, monkeypatch, capsys, foreign):
-    """Cells like those of the packaged model; and the same cells with permuted genes."""
-    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
-    cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20].copy()
-    if foreign:
-        cells.var_names = np.random.default_rng(0).permutation(cells.var_names)
-    (result,) = checked(write(cells, "some.h5ad"))
-    assert (result["unlike_share"] > 0.9) == foreign
-    assert (result["unlike_share"] < 0.2) == (not foreign)
-    said = "look like none of the 9 labels of this model: is it the right tissue? This model was trained on blood."
-    assert (said in capsys.readouterr().out) == foreign
-
-
-@pytest.mark.parametrize("num_genes", [None, pytest.param(3000, marks=SLOW)], ids=["as it is", "refitted"])
-def test_check_and_predict_say_the_same_of_a_file(write, monkeypatch, caplog, num_genes):
-    monkeypatch.setattr("scperformer.results.check.read_model", read_model)
-    cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20, :num_genes].copy()
-    cells.X = cells.X.multiply(np.random.default_rng(0).integers(1, 4, cells.n_vars)).tocsr()  # another protocol
-    (result,) = checked(write(cells, "some.h5ad"))
-    caplog.set_level(logging.INFO, "scperformer")
-    (output,) = run_predict(PredictConfig(inputs=[result["file"]]))
-    found = ad.read_h5ad(output).uns["scperformer"]["shift"]
-    assert result["condition"]["adapts"] == (num_genes is not None)
-    assert {name: result["shift"][name] for name in ("kind", "relative_novelty", "batch_effect", "num_cells")} == {
-        name: found[name] for name in ("kind", "relative_novelty", "batch_effect", "num_cells")
-    }
-    assert f"{result['file']}: {result['shift']['text']}" in caplog.messages
