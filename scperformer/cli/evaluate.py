@@ -28,8 +28,6 @@ class EvaluateConfig(FileOptions):
     truth_key: str  # obs column, or column of `truth_path`, with the true labels
     # text tables with the true labels, one for each file; the first column names the cells; null: labels are in obs
     truth_path: list[str] | None = None
-    # a CSV or TSV file with two columns: a true label, and the label of the model that it means
-    label_map: str | None = None
     key_added: str = "scperformer"  # prefix of the annotation, if predict had another
     output: str | None = None  # a folder; null: FIRST_INPUT.evaluation beside it
 
@@ -61,7 +59,7 @@ def evaluate_cells(cfg: EvaluateConfig, sample: "Annotated | None" = None) -> "E
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite, EVALUATION)
     samples = [sample] if sample is not None else read_annotated(cfg.inputs, cfg.key_added)
-    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path, cfg.label_map)
+    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path)
     if cfg.output is not None:
         write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
     return evaluation

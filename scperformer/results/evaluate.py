@@ -3,7 +3,6 @@
 import json
 import logging
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.io.tables import read_texts
 from scperformer.labels.common import common_labels
-from scperformer.labels.ontology import packaged_ontology, read_pairs
+from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.confidence import calibration_error
@@ -51,11 +50,6 @@ class Evaluation:
         num_cells = self.metrics["num_cells"]
         key = self.metrics["truth_key"]
         return f"Evaluation of {num_cells:,} cells against '{key}'\n{self.scores.round(3)}"
-
-    def _repr_html_(self) -> str:
-        title = repr(self).partition("\n")[0]
-        per_class = self.per_class.round(3)
-        return f"<p>{escape(title)}</p>{self.scores.round(3).to_html()}{per_class.to_html(index=False)}"
 
 
 def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
@@ -230,12 +224,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
     return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion, path=folder)
 
 
-def evaluate_samples(
-    samples: list[Annotated],
-    truth_key: str,
-    truth_path: list[str] | None = None,
-    label_map: str | None = None,
-) -> Evaluation:
+def evaluate_samples(samples: list[Annotated], truth_key: str, truth_path: list[str] | None = None) -> Evaluation:
     """Score annotated samples against true labels, and log the scores; samples without true labels are left out.
 
     The arguments are the options of `scperformer evaluate`.
@@ -246,35 +235,16 @@ def evaluate_samples(
         samples = [sample for sample in samples if sample.name not in without]
     tables: list[str | None] = [*truth_path] if truth_path else [None] * len(samples)
     truths = [read_truth(sample, truth_key, table) for sample, table in zip(samples, tables, strict=True)]
-    if label_map is not None:
-        truths = _mapped(truths, label_map, truth_key)
     evaluation = compare(samples, truths, truth_key)
-    repeats = {}
+    evaluation.metrics["samples_without_truth"] = without
     for sample in samples:
-        found = sample.facts["repeats"]
-        repeats[sample.name] = {name: int(found[name]) for name in ("num_seen", "num_cells")}
-        if found["num_cells"]:
-            share = in_percent(found["num_cells"] / found["num_seen"])
+        repeats = sample.facts["repeats"]
+        if repeats["num_cells"]:
+            share = in_percent(repeats["num_cells"] / repeats["num_seen"])
             text = "%s: %s of the cells are cells of the reference, so the scores are too high"
             log.warning(text, sample.name, share)
-    evaluation.metrics |= {"samples_without_truth": without, "repeats": repeats}
     _log_scores(evaluation.metrics)
     return evaluation
-
-
-def _mapped(truths: list[npt.NDArray[np.object_]], path: str, truth_key: str) -> list[npt.NDArray[np.object_]]:
-    """Return true labels as a file of the user maps them; labels that are not in it stay."""
-    pairs = read_pairs(path, "a CSV or TSV file with two columns: a true label, and the label as which it counts")
-    to = dict(pairs)
-    known = {label for truth in truths for label in truth if label is not None}
-    if len(to) < len(pairs):
-        twice = next(label for number, (label, _) in enumerate(pairs) if label in dict(pairs[:number]))
-        raise InputError(f"'{twice}' twice in {path}", "one row for each true label", "remove the other rows")
-    if others := [label for label in to if label not in known]:
-        remedy = f"{did_you_mean(others[0], known)}correct or remove the row"
-        found = f"'{others[0]}' in {path}, which no cell has in '{truth_key}'"
-        raise InputError(found, f"true labels, e.g. {_quoted(sorted(known))}", remedy)
-    return [np.array([to.get(label, label) for label in truth], dtype=object) for truth in truths]
 
 
 def _log_scores(metrics: dict[str, Any]) -> None:
@@ -291,21 +261,13 @@ def _log_scores(metrics: dict[str, Any]) -> None:
     left_out = f" ({num_without:,} without a true label left out)" if num_without else ""
     num_samples = len(metrics["samples"])
     cells = f"{metrics['num_cells']:,} cells in {num_samples} sample{'s' if num_samples > 1 else ''}"
-    texts = []
-    for name, score in (("accuracy", "accuracy"), ("macro-F1", "macro_f1")):
-        text = f"{name} {metrics['model'][score]:.3f}"
-        texts.append(
-            f"{text} (logistic regression {metrics['baseline'][score]:.3f})" if "baseline" in metrics else text
-        )
-    log.info("%s against '%s'%s: %s", cells, metrics["truth_key"], left_out, ", ".join(texts))
-    if "coverage" in metrics:
-        text = "%.1f%% of the sets of labels contain the true label; their mean size is %.2f labels"
-        log.info(text, 100 * metrics["coverage"], metrics["mean_set_size"])
-    if cluster := metrics.get("cluster"):
-        log.info("cluster labels: accuracy %.3f, macro-F1 %.3f", cluster["accuracy"], cluster["macro_f1"])
-    if (calls := metrics.get("calls")) and calls["backed_off"] + calls["unknown"] > 0:
-        text = "calls: %.1f%% of the cells back off to a parent of their label, %.1f%% are unknown"
-        log.info(text, 100 * calls["backed_off"], 100 * calls["unknown"])
+    methods = {"": "model", "logistic regression: ": "baseline"}
+    texts = [
+        f"{name}accuracy {scores['accuracy']:.3f}, macro-F1 {scores['macro_f1']:.3f}"
+        for name, method in methods.items()
+        if (scores := metrics.get(method))
+    ]
+    log.info("%s against '%s'%s: %s", cells, metrics["truth_key"], left_out, "; ".join(texts))
 
 
 def _quoted(labels: list[str]) -> str:

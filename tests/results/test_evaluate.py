@@ -112,8 +112,7 @@ def test_cells_whose_true_label_means_none_are_left_out_and_named(tmp_path, samp
 
 def test_cells_of_the_reference_are_warned_of(tmp_path, samples, caplog):
     samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
-    metrics = scored(samples).metrics
-    assert metrics["repeats"] == {"s0": {"num_seen": 10, "num_cells": 0}, "s1": {"num_seen": 40, "num_cells": 10}}
+    scored(samples)
     assert "s1: 25 % of the cells are cells of the reference, so the scores are too high" in caplog.text
     assert "s0: " not in caplog.text
 
@@ -170,7 +169,6 @@ def test_calls_that_back_off_are_scored(tmp_path, caplog):
     # Wrong calls: an NK cell called T, and a mast cell called lymphocyte. One cell is unknown.
     assert calls["accuracy"] == pytest.approx(4 / 6)
     assert (calls["backed_off"], calls["unknown"]) == (pytest.approx(4 / 7), pytest.approx(1 / 7))
-    assert "57.1% of the cells back off to a parent of their label, 14.3% are unknown" in caplog.text
     config = ReportConfig(inputs=[str(tmp_path / "s0.annotated.h5ad")], evaluation=str(folder))
     page = run_report(config).read_text(encoding="utf-8")
     assert "5 cells with a low confidence got the parent label in the tree of labels" in page
@@ -194,7 +192,6 @@ def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
     labels = evaluation.metrics["labels"]
     theirs = scores_of(truth, obs["scperformer_cluster_label"])
     assert evaluation.metrics["cluster"] == pytest.approx(theirs)
-    assert f"cluster labels: accuracy {theirs['accuracy']:.3f}, macro-F1 {theirs['macro_f1']:.3f}" in caplog.text
     by_label = {"labels": labels, "average": None, "zero_division": 0}
     f1 = reference.f1_score(truth, obs["scperformer_cluster_label"], **by_label)
     np.testing.assert_allclose(evaluation.per_class["cluster_f1"].fillna(0), f1, atol=5e-7)
@@ -284,8 +281,8 @@ def test_scores_are_logged_with_those_of_logistic_regression(tmp_path, samples, 
     baseline = metrics["baseline"]
     assert (
         f"98 cells in 2 samples against 'bulk_labels' (2 without a true label left out): "
-        f"accuracy {model['accuracy']:.3f} (logistic regression {baseline['accuracy']:.3f}), "
-        f"macro-F1 {model['macro_f1']:.3f} (logistic regression {baseline['macro_f1']:.3f})"
+        f"accuracy {model['accuracy']:.3f}, macro-F1 {model['macro_f1']:.3f}; logistic regression: "
+        f"accuracy {baseline['accuracy']:.3f}, macro-F1 {baseline['macro_f1']:.3f}"
     ) in caplog.text
 
 
@@ -370,34 +367,3 @@ def test_true_labels_of_another_study_are_compared_as_what_both_mean(tmp_path, c
     assert metrics["labels"] == ["CD4 T", "CD8 T"]
     assert metrics["merged"] == {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}
     assert "CD4 T (Naive CD4 T, Memory CD4 T)" in caplog.text
-
-
-@pytest.mark.parametrize("separator", ["\t", ";"])
-def test_true_labels_are_mapped_by_a_file(tmp_path, separator):
-    sample = annotated_sample(num_cells=40)
-    names = sample.obs[TRUTH_KEY].astype(str)
-    first = sorted(set(names))[0]
-    sample.obs[TRUTH_KEY] = names.replace(first, "the first, type")
-    (tmp_path / "map.tsv").write_text(f"the first, type{separator}{first}\n")
-    expected = scores_of(names, sample.obs["scperformer_label"].astype(str))
-    metrics = json.loads(
-        (evaluate(tmp_path, [sample], label_map=str(tmp_path / "map.tsv")) / "metrics.json").read_text()
-    )
-    assert metrics["model"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        ("no such type,B\n", r"'no such type' in .*map.csv, which no cell has in"),
-        ("a\n", "row 1 of .*map.csv with 1 values"),
-        ("{first},B\n{first},T\n", "twice in .*map.csv; expected one row for each true label"),
-    ],
-)
-def test_a_wrong_map_is_refused(tmp_path, content, match):
-    sample = annotated_sample(num_cells=40)
-    first = sorted(set(sample.obs[TRUTH_KEY].astype(str)))[0]
-    (tmp_path / "map.csv").write_text(content.replace("{first}", first))
-    with pytest.raises(InputError, match=match):
-        evaluate(tmp_path, [sample], label_map=str(tmp_path / "map.csv"))
-    assert not (tmp_path / "evaluation").exists()
