@@ -355,7 +355,6 @@ def check(
     *,
     model: "Model | File | None" = None,
     label_key: str | None = CheckConfig.label_key,
-    quality: bool = CheckConfig.quality,
     options: Options | None = None,
 ) -> "Checks":
     """Describe cells, and check whether a model can annotate them or, with `label_key`, whether they can train one.
@@ -375,7 +374,7 @@ def check(
 
     cfg, several = read_arguments("check", locals())
     sources = [one if isinstance(one, AnnData) else os.fspath(one) for one in several]
-    return check_all(sources, cfg, label_key=cfg.label_key, doublets=cfg.quality)
+    return check_all(sources, cfg, label_key=cfg.label_key)
 
 
 @overload  # a text is a sequence of texts, too: the first signature that fits counts

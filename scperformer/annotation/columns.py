@@ -4,7 +4,6 @@ The names are here, too; `check` and the reports read them without torch.
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from scipy.special import softmax
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.detect import gene_table
-from scperformer.cells.quality import cell_quality, doublet_scores, low_quality, mitochondrial, why_no_doublets
+from scperformer.cells.quality import cell_quality, doublet_scores, low_quality, mitochondrial
 from scperformer.cells.query import Query
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
@@ -189,16 +188,10 @@ def _probabilities(held_out: HeldOut) -> np.ndarray:
 def quality_columns(cells: AnnData | BackedH5ad, query: Query) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return which cells are of low quality or likely doublets, by all genes of the file, and a record."""
     findings = query.plan.findings
-    scores = None
-    threshold = math.nan
     with reading(query.path) if isinstance(cells, BackedH5ad) else nullcontext():
         measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
-        note = why_no_doublets(findings)
-        if not note:
-            scores, threshold, note = doublet_scores(query.rows, findings.droplets)
+        scores, threshold, note = doublet_scores(query.rows, findings)
     low, least_genes, highest_share = low_quality(measured, findings.droplets)
-    if scores is None:
-        scores = np.full(len(low), np.nan)
     is_doublet = scores > threshold
     num_low = int(low.sum())
     num_doublets = int(is_doublet.sum())

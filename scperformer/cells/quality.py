@@ -81,16 +81,10 @@ def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[
     return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: bool = False) -> dict[str, Any]:
-    """Measure the quality of the cells of a file; count doublets on request.
+def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, Any]:
+    """Measure the quality of the cells of a file; a large file is described by 5,000 cells from all of it.
 
-    A large file is described by 5,000 cells from all of it. Barcodes that cannot be cells are ignored.
-
-    Returns
-    -------
-    num_seen; the numbers of cells without expression (num_empty), with fewer than 200 genes, and with a mitochondrial
-    share above 0.2; medians per cell, None if the file has no counts or no mitochondrial genes; num_doublets, or None
-    and the reason in doublet_note.
+    Barcodes that cannot be cells are ignored. Medians are None if the file has no counts, or no mitochondrial genes.
     """
     is_mito = mitochondrial(var)
     droplets = findings.droplets
@@ -99,22 +93,13 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
     cells = cell_quality(sampled, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0
-    num_doublets = None
-    note = why_no_doublets(findings) or ("" if doublets else "not counted: add quality=true (takes some seconds)")
-    if not note:
-        scores, threshold, note = doublet_scores(rows, droplets)
-        num_doublets = None if scores is None else int((scores > threshold).sum())
     return {
         "num_seen": len(cells),
-        "num_empty": int((~filled).sum()),
         "num_few_genes": int((num_genes < FEW_GENES).sum()),
         "median_genes": float(np.median(num_genes)),
         "median_counts": float(np.median(totals)) if findings.kind == "counts" else None,
-        "num_mitochondrial_genes": int(is_mito.sum()),
         "median_mitochondrial": float(np.median(shares[filled])) if is_mito.any() and filled.any() else None,
         "num_high_mitochondrial": int((shares > HIGH_SHARE).sum()),
-        "num_doublets": num_doublets,
-        "doublet_note": note,
     }
 
 
@@ -148,34 +133,30 @@ def technical(names: Iterable[str]) -> np.ndarray:
     return _has_symbol(pd.DataFrame(index=pd.Index(list(names), dtype=object)), TECHNICAL)
 
 
-def why_no_doublets(findings: Findings) -> str:
-    """Return the reason why doublets cannot be counted; empty if they can."""
-    num = findings.num_cells if findings.droplets is None else len(findings.droplets.cells)
-    if findings.kind != "counts":
-        return "not counted: Scrublet needs raw counts"
-    if num < MIN_DOUBLET_CELLS or num > MAX_DOUBLET_CELLS:
-        return f"not counted: Scrublet needs {MIN_DOUBLET_CELLS} to {MAX_DOUBLET_CELLS:,} cells"
-    return ""
-
-
-def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.ndarray | None, float, str]:
+def doublet_scores(rows: Rows, findings: Findings) -> tuple[np.ndarray, float, str]:
     """Score each cell with scanpy's Scrublet (Wolock, Lopez and Klein 2019).
 
     Returns
     -------
-    The score of each cell, or None; the threshold above which a cell is a likely doublet, the minimum between the two
-    modes of the scores of simulated doublets; the reason if there are no scores. Empty cells, and barcodes that cannot
-    be cells, have the score NaN.
+    The score of each cell, NaN for empty cells and barcodes that cannot be cells; the threshold above which a cell is a
+    likely doublet, the minimum between the two modes of the scores of simulated doublets; and the reason if all scores
+    are NaN, else "".
     """
-    import scanpy  # takes seconds to import
-
+    droplets = findings.droplets
     numbers = np.arange(rows.shape[0]) if droplets is None else np.sort(droplets.cells)
+    scores = np.full(rows.shape[0], np.nan)
+    if findings.kind != "counts":
+        return scores, math.nan, "not counted: Scrublet needs raw counts"
+    if not MIN_DOUBLET_CELLS <= len(numbers) <= MAX_DOUBLET_CELLS:
+        return scores, math.nan, f"not counted: Scrublet needs {MIN_DOUBLET_CELLS} to {MAX_DOUBLET_CELLS:,} cells"
     counts = sparse.csr_matrix(rows.some(numbers), dtype=np.float32)
     numbers = numbers[np.diff(counts.indptr) > 0]
     counts = counts[np.diff(counts.indptr) > 0]
     num_expressed = int((counts.getnnz(axis=0) > 0).sum())
     if counts.shape[0] < MIN_DOUBLET_CELLS or num_expressed < MIN_DOUBLET_GENES:
-        return None, math.nan, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"
+        return scores, math.nan, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"
+    import scanpy  # takes seconds to import
+
     cells = AnnData(counts)
     try:
         with warnings.catch_warnings():
@@ -183,11 +164,10 @@ def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.nda
             # Exact neighbours are faster for few cells. scanpy's own threshold needs scikit-image.
             scanpy.pp.scrublet(cells, threshold=1.0, use_approx_neighbors=False, random_state=0, verbose=False)
     except (ValueError, ArithmeticError, IndexError) as error:
-        return None, math.nan, f"Scrublet failed ({' '.join(str(error).split())[:100]})"
+        return scores, math.nan, f"Scrublet failed ({' '.join(str(error).split())[:100]})"
     threshold = valley(np.asarray(cells.uns["scrublet"]["doublet_scores_sim"]))
     if threshold is None:
-        return None, math.nan, "Scrublet found no threshold: the cells are too similar"
-    scores = np.full(rows.shape[0], np.nan)
+        return scores, math.nan, "Scrublet found no threshold: the cells are too similar"
     scores[numbers] = cells.obs["doublet_score"]
     return scores, threshold, ""
 

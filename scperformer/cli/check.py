@@ -26,8 +26,6 @@ class CheckConfig(ModelOptions):
     """Describe files, and check whether a model can annotate them."""
 
     label_key: str | None = None  # before training: check whether `train` would accept these labels
-    # also count likely doublets by Scrublet (`scanpy.pp.scrublet`) in up to 20,000 cells; takes seconds
-    quality: bool = False
     output: str | None = None  # a file for the findings as JSON, for programs
 
 
@@ -43,7 +41,7 @@ def run(cfg: CheckConfig) -> "list[Checked]":
 
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
-    checks = check_all(cfg.inputs, cfg, label_key=cfg.label_key, doublets=cfg.quality, tell=say)
+    checks = check_all(cfg.inputs, cfg, label_key=cfg.label_key, tell=say)
     results = checks.files
     if cfg.output is not None:
         text = json.dumps({"model": checks.model, "files": results}, indent=1, allow_nan=False)

@@ -67,7 +67,6 @@ def check_all(
     options: ModelOptions,
     *,
     label_key: str | None = None,
-    doublets: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Checks:
     """Check files or cells in memory.
@@ -76,15 +75,13 @@ def check_all(
     ----------
     label_key
         Check the cells as a reference with these labels, which need not fit the model; None: as cells to annotate.
-    doublets
-        Also look for likely doublets.
     tell
         Receives the text about each file as soon as it is known.
     """
     path, why = resolve_model(options.model_path)
     model = read_model(path)
     require_annotator(model, path)
-    checker = Checker(options, model, f"{model.name} ({why})", label_key, doublets)
+    checker = Checker(options, model, f"{model.name} ({why})", label_key)
     checks = Checks({"name": model.name, "path": str(path), "why": why}, [], "")
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
@@ -128,7 +125,6 @@ class Checker:
     model: SavedModel
     model_text: str  # its name, and why it was chosen
     label_key: str | None  # None: cells are to be annotated
-    doublets: bool
 
     def check(self, source: str | AnnData) -> Checked:
         """Return the findings about a file or cells in memory, and the next command.
@@ -223,7 +219,7 @@ class Checker:
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
             var = gene_table(cells, findings.source)
-            quality = measure_quality(rows, var, findings, self.doublets)
+            quality = measure_quality(rows, var, findings)
         self._add_expression(result, findings, quality)
         if self.label_key is not None:
             assert isinstance(cells, AnnData), "train reads the whole file"
@@ -245,7 +241,7 @@ class Checker:
         require_not_annotated(cells, AnnotationOptions.key_added, path)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
-        """Add the used and unused matrices, genes, counts, mitochondrial expression and doublets."""
+        """Add the used and unused matrices, genes, counts and mitochondrial expression."""
         droplets = findings.droplets
         values = asdict(replace(findings, droplets=None)) | {"text": findings.text}
         del values["droplets"]  # a JSON of its own, below
@@ -261,15 +257,11 @@ class Checker:
             text += f"; measured on {num_seen:,} barcodes with {droplets.floor:,} counts or more"
         elif num_seen < result["num_cells"]:
             text += f"; measured on {num_seen:,} cells, evenly spread over the file"
-        doublets = quality["doublet_note"]
-        if quality["num_doublets"] is not None:
-            doublets = f"about {_cells_and_share(quality['num_doublets'], result['num_cells'])} by Scrublet"
         unused = findings.unused
         result["rows"] |= {
             "expression": [f"{findings.text}: {findings.why}"],
             "not used": [f"{shortened(source)}: {why}" for source, why in unused.items()],
             "quality": [text],
-            "doublets": [doublets],
         }
         shown = {f"{source} is not used: {why}" for source, why in unused.items()}
         result["notes"] += [note for note in findings.notes if note not in shown]

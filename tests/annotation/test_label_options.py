@@ -169,7 +169,6 @@ def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny
 
 def test_cells_of_low_quality_and_doublets_are_flagged(counts_adata, folder, write, caplog, monkeypatch):
     scores = np.linspace(0, 1, counts_adata.n_obs)
-    monkeypatch.setattr("scperformer.annotation.columns.why_no_doublets", lambda *_: "")  # for so few cells
     monkeypatch.setattr("scperformer.annotation.columns.doublet_scores", lambda *_: (scores, 0.9, ""))
     x = counts_adata.X.toarray()
     x[7, 20:] = 0

@@ -59,7 +59,6 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
         "genes": "200, gene symbols, human",
         "expression": "counts in X: the only matrix",
         "quality": f"median {num_genes:,.0f} genes and {num_counts:,.0f} counts per cell",
-        "doublets": "not counted: add quality=true (takes some seconds)",
         "obs columns": "cell_type (3 values)",
         "model": "toy (packaged): 100 of 125 genes found (80.0%), with 80.0% of its informative expression; "
         "missing: GENE200, GENE202, GENE204 ...",
