@@ -22,6 +22,7 @@ from scperformer.config.training import ReferenceOptions
 log = logging.getLogger(__name__)
 
 MAX_PROFILES = 3  # of a label, on average; cells of a reference are at least ten times as many
+MAX_ROWS = 10_000  # more are cells
 NUM_CELLS = 150  # simulated cells of each label
 DEPTH = 10_000  # their median number of counts; models are refitted to shallower queries
 DEPTH_SD = 0.4  # standard deviation of the logarithm of their number of counts
@@ -33,7 +34,8 @@ def has_profiles(adata: AnnData, label_key: str) -> bool:
     labels = adata.obs.get(label_key)
     if labels is None:
         return adata.obs.shape[1] == 0
-    return labels.nunique() > 1 and len(labels) <= MAX_PROFILES * labels.nunique()
+    num_labels = labels.astype(str).nunique() if len(labels) <= MAX_ROWS else 0
+    return num_labels > 1 and len(labels) <= MAX_PROFILES * num_labels
 
 
 def simulate_cells(adata: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:

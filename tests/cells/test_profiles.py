@@ -12,7 +12,7 @@ from scperformer.cells import profiles
 from scperformer.cells.profiles import has_profiles, simulate_cells
 from scperformer.cli.compose import make_config
 
-OPTIONS = {"model": "pooled", "data.min_genes": 1, "logger": "none"}
+OPTIONS = {"experiment": "linear", "data.min_genes": 1, "logger": "none"}
 
 
 @pytest.fixture
