@@ -71,8 +71,10 @@ def sweep_table(folder: Path) -> pd.DataFrame:
             row["best_epoch"] = metrics["best_epoch"]
         rows.append(row | record)
     table = pd.DataFrame(rows, columns=None if rows else ["job"]).convert_dtypes()  # integers stay, also beside missing
-    scores = [name for name in table if name.startswith(("val_", "baseline_", "encoder_", "best_"))]
-    return table.reindex(columns=["job", "status", *chosen, *scores, *KILLED])
+    scores = [name for name in table if name.startswith(("val_", "baseline_", "encoder_"))]
+    table = table.astype(dict.fromkeys(scores, "Float64"))
+    epoch = [name for name in table if name == "best_epoch"]
+    return table.reindex(columns=["job", "status", *chosen, *scores, *epoch, *KILLED])
 
 
 def write_table(table: pd.DataFrame, folder: Path) -> None:
