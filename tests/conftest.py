@@ -223,15 +223,6 @@ def slurm() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """A folder of larger real data beside the repository; tests that need it are skipped where there is none."""
-    folder = Path(__file__).parents[2] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("no larger data on this machine")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def _few_pbmc() -> ad.AnnData:
     cells = ad.read_h5ad(Path(__file__).parents[1] / "data" / "pbmc3k.h5ad")[::44].copy()
     cells.obs, cells.uns = cells.obs[["cell_type"]], {}

@@ -30,60 +30,21 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code):
     assert loaded_by(START[code], HEAVY) == []
 
 
-# Modules that take a while to import, and those of them that each step may load: the others have no use there.
+# Modules that take a while to import, and those of them that a step may load: the others have no use there.
 SLOW_MODULES = (
     *("torch", "torch._dynamo", "pytorch_lightning", "tensorboard", "sklearn", "scanpy", "numba", "umap", "igraph"),
     *("matplotlib", "jinja2", "scipy.stats", "scipy.optimize", "scipy.signal"),
 )
-FITS = {
-    "torch",
-    "jinja2",
-    "torch._dynamo",
-    "sklearn",
-    "scipy.stats",
-    "scipy.optimize",
-}  # torch's optimisers load its compiler
-LIGHTNING = {"pytorch_lightning", "matplotlib", "scipy.signal"}  # it trains the encoder; torchmetrics loads the others
-SCANPY = {"scanpy", "numba", "sklearn", "matplotlib", "scipy.stats", "scipy.optimize"}  # it prepares references
-MAY_LOAD = {
-    "check PBMC": set(),
-    "preprocess PBMC output=FOLDER/prepared.h5ad": SCANPY,
-    "train PBMC label_key=cell_type output=FOLDER/model": {
-        *FITS,
-        *SCANPY,
-        *LIGHTNING,
-        "tensorboard",
-    },
-    "preprocess PBMC model_path=FOLDER/model output=FOLDER/aligned.h5ad": set(),
-    "predict PBMC output=FOLDER/by_packaged.h5ad": {"torch"},
-    "predict PBMC model_path=FOLDER/model output=FOLDER/annotated.h5ad": {"torch"},
-    "adapt FOLDER/model PBMC output=FOLDER/adapted": FITS | LIGHTNING,
-    "evaluate FOLDER/annotated.h5ad truth_key=cell_type output=FOLDER/evaluation": set(),
-    "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"} | SCANPY | {"umap", "igraph"},
-}
+MAY_LOAD = {"check PBMC": set(), "predict PBMC output=FOLDER/annotated.h5ad": {"torch"}}
 
 
-def require_useful(step: str, folder: Path) -> None:
-    """Run a step, and find the slow modules that it loads among those that it may load."""
-    cells = folder / "cells.h5ad"
-    if not cells.exists():
-        ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::8].copy().write_h5ad(cells)
-    words = step.replace("PBMC", str(cells)).replace("FOLDER", str(folder)).split()
-    found = loaded_by(f"from scperformer.cli.main import main\nassert main({words}) == 0", SLOW_MODULES)
-    assert set(found) <= MAY_LOAD[step], step
-
-
-@pytest.mark.parametrize(
-    "step", ["check PBMC", "predict PBMC output=FOLDER/by_packaged.h5ad"], ids=["check", "predict"]
-)
+@pytest.mark.parametrize("step", MAY_LOAD, ids=lambda step: step.split()[0])
 def test_cells_to_annotate_load_no_slow_module(step, tmp_path):
-    require_useful(step, tmp_path)
-
-
-@pytest.mark.slow
-def test_no_step_loads_a_slow_module_without_a_use(tmp_path):
-    for step in MAY_LOAD:
-        require_useful(step, tmp_path)
+    cells = tmp_path / "cells.h5ad"
+    ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::8].copy().write_h5ad(cells)
+    words = step.replace("PBMC", str(cells)).replace("FOLDER", str(tmp_path)).split()
+    found = loaded_by(f"from scperformer.cli.main import main\nassert main({words}) == 0", SLOW_MODULES)
+    assert set(found) <= MAY_LOAD[step]
 
 
 def test_public_names():

@@ -69,10 +69,9 @@ def test_threads_with_layers_of_attention_see_the_genes_of_their_own_file(tiny_m
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes(method, samples, expected):
+def test_processes(samples, expected):
     """Of a process that has annotated before, with threads of its own."""
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         found = list(pool.map(partial(confidences, model=None), samples))
         with pytest.raises(InputError, match=r"no folder at .nowhere"):
             pool.submit(scperformer.load_model, "nowhere").result()

@@ -65,15 +65,13 @@ def test_files_that_are_none(step, problem, tmp_path):
     assert mentions(problem(step), "bad.h5ad is a folder", "name the h5ad file itself")
 
 
-@pytest.mark.parametrize(("step", "share"), [("train", 0.2), ("predict", 0.99)])
-def test_truncated_file(step, share, sample, problem, tmp_path):
+def test_truncated_file(sample, problem, tmp_path):
     content = sample.read_bytes()
-    (tmp_path / "bad.h5ad").write_bytes(content[: int(share * len(content))])
-    assert mentions(problem(step), "bad.h5ad is truncated", "copy or download it again")
+    (tmp_path / "bad.h5ad").write_bytes(content[: int(0.99 * len(content))])
+    assert mentions(problem("predict"), "bad.h5ad is truncated", "copy or download it again")
 
 
-@pytest.mark.parametrize("what", ["cell", "gene"])
-@pytest.mark.parametrize("step", ["train", "predict"])
+@pytest.mark.parametrize(("step", "what"), [("train", "cell"), ("predict", "gene")])
 def test_no_cells_or_genes(step, what, counts_adata, write, problem):
     empty = counts_adata[:0] if what == "cell" else counts_adata[:, :0]
     write(empty.copy(), "bad.h5ad")
@@ -159,21 +157,10 @@ def test_output_exists(step, sample, model, tmp_path, refused):
 
 
 @pytest.mark.parametrize("name", ["bundle.json", "model.safetensors", "cells.npz"])
-@pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_damaged_model(name, damage, sample, model, refused):
-    file = model / name
-    content = file.read_bytes()
-    file.unlink()
-    if damage != "missing":
-        file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"\xff\x00garbage")
+def test_damaged_model(name, sample, model, refused):
+    content = (model / name).read_bytes()
+    (model / name).write_bytes(content[: len(content) // 2])
     assert mentions(refused("predict", sample, "model_path=model"), "model", name)
-
-
-@pytest.mark.parametrize("path", ["nowhere", "sample.h5ad", "folder"])
-def test_no_model_there(path, sample, tmp_path, refused):
-    (tmp_path / "folder").mkdir()
-    error = refused("predict", sample, f"model_path={path}")
-    assert mentions(error, f"at '{path}'", "a model folder", "scperformer train")
 
 
 # Options
@@ -181,17 +168,13 @@ def test_no_model_there(path, sample, tmp_path, refused):
 
 OPTIONS = {
     "unknown key": ("train", ["colour=red"], ("option colour", "--help' lists")),
-    "unknown key in a group": ("train", ["trainer.max_epoch=5"], ("option trainer.max_epoch=5;", "trainer.max_epochs")),
     "text for a number": ("train", ["trainer.max_epochs=many"], ("trainer.max_epochs=many", "a whole number")),
     "broken syntax": ("train", ["head.hidden=[1,"], ("head.hidden=[1,",)),
-    "missing value": ("train", ["label_key=???"], ("no label_key", "label_key=...")),
-    "interpolation": ("train", ["seed=${no_such}"], ("no_such",)),
     "NaN": ("train", ["optim.lr=nan"], ("optim.lr=nan", "a number")),
     "no branch": ("train", ["model.linear=false", "model.encoder=false"], ("model.linear or model.encoder on",)),
     "too many tokens": ("train", ["attention=softmax", "attention.max_length=3"], ("at most 3", "attention=favor")),
     "filter of cells": ("train", ["data.min_genes=99999"], ("drops all 120 cells", "lower it")),
     "device": ("predict", ["device=tpu"], ("device=tpu", "auto, cpu, cuda")),
-    "slash in key": ("predict", ["key_added=a/b"], ("key_added='a/b'", "without '/'")),
     "standard input": ("predict", ["-"], ("'-'", "a file")),
     "one output for two files": ("predict", ["b.h5ad", "output=a.h5ad"], ("{sample}",)),
 }

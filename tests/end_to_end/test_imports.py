@@ -122,8 +122,10 @@ def watched(commands: list[list[str]]) -> list[tuple[int, list[str]]]:
     return json.loads(Path("seen.json").read_text())
 
 
-def test_no_file_imports_anything(commands):
-    assert len(commands) > 80
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_file_imports_anything(every, commands):
+    commands = commands[::every]
+    assert len(commands) > 80 / every
     for words, (code, seen) in zip(commands, watched(commands), strict=True):
         assert (code, seen) == (2, []), words
     assert not Path("marked").exists()

@@ -10,8 +10,6 @@ import pytest
 
 from scperformer.results.evaluate import read_evaluation
 
-TEXTS = ["<script>alert(1)</script>", "=1+1", "+cmd|' /C calc'!A0", "../../x", "a/b", "a|b", 'q"uo"te', "a,b;c\td"[:5]]
-
 
 @pytest.mark.slow
 def test_hostile_names_from_training_to_prediction(counts_adata, write, command):
@@ -46,7 +44,7 @@ def test_hostile_names_from_training_to_prediction(counts_adata, write, command)
     assert sorted(path.name for path in Path("..").iterdir() if path.name in ("x", "etc")) == []
 
 
-@pytest.mark.parametrize("label", ["a\nb", "x" * 10_000, "\x1b[2J"])
+@pytest.mark.parametrize("label", ["a\nb", "x" * 10_000])
 def test_labels_that_no_line_can_hold_are_refused_before_training(label, counts_adata, write, command):
     counts_adata.obs["cell_type"] = np.array([label, "B", "C"])[np.arange(120) % 3]
     ran = command("train", write(counts_adata), "label_key=cell_type", "model=tiny", "output=m")
@@ -61,20 +59,12 @@ BYTES = os.fsdecode(b"s\xff\xe9")  # of a name in Latin-1, as old disks have the
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["predict", f"{BYTES}.h5ad"],
-        ["train", f"{BYTES}.h5ad", "label_key=cell_type"],
-        ["report", f"{BYTES}.h5ad"],
-        ["predict", "ok.h5ad", f"output={BYTES}.h5ad"],
-    ],
-    ids=" ".join,
+    "words", [["report", f"{BYTES}.h5ad"], ["preprocess", "ok.h5ad", f"output={BYTES}.h5ad"]], ids=" ".join
 )
-def test_names_that_are_not_utf8_are_one_line(words, command, counts_adata, write, tiny_model, tmp_path):
+def test_names_that_are_not_utf8_are_one_line(words, command, counts_adata, write, tmp_path):
     os.rename(write(counts_adata, "ok.h5ad"), tmp_path / f"{BYTES}.h5ad")
     write(counts_adata, "ok.h5ad")
-    more = [f"model_path={tiny_model}"] if words[0] in ("predict", "check") else []
-    ran = command(*words, *more)
+    ran = command(*words)
     assert ran.code == 2
     assert "a name that is not UTF-8" in ran.err + ran.out
     assert "Traceback" not in ran.err

@@ -51,7 +51,6 @@ def require_same(found: ad.AnnData, expected: ad.AnnData) -> None:
 
 
 STORED = {
-    "csr": lambda x: x,
     "int csc": lambda x: x.astype(np.int64).tocsc(),
     "dense float64": lambda x: x.toarray().astype(np.float64),
 }

@@ -25,8 +25,6 @@ from scperformer.lab.pretrain import (
 )
 from scperformer.model.batches import Cells
 from scperformer.model.folder import CARD, read_model
-from scperformer.model.load import rebuild
-from scperformer.model.performer import Performer
 
 FAST = ["logger=none", "data.min_genes=0", "trainer.max_epochs=2"]
 GENES = [f"GENE{number}" for number in range(NUM_GENES)]
@@ -150,17 +148,6 @@ def encoder(tmp_path_factory):
     adata = make_counts()[:, np.random.default_rng(1).permutation(200)[:150]].copy()
     folder = tmp_path_factory.mktemp("encoder") / "enc"
     return scperformer.pretrain(adata, output=folder, options=as_options(FAST)).path
-
-
-def test_the_folder_is_that_of_an_encoder(encoder):
-    saved = read_model(encoder)
-    assert not saved.is_annotator
-    assert saved.config["model"]["positions"] == "coexpression"
-    assert isinstance(rebuild(saved, encoder), Performer)
-    assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
-    assert {"loss", "naive_loss", "best_epoch"} <= set(saved.metrics)
-    card = (encoder / CARD).read_text()
-    assert "to predict the expression of 15% of the genes, in each step others,\n  from the others" in card
 
 
 def test_train_takes_the_vectors_of_the_genes_that_it_knows(encoder, tmp_path, caplog):

@@ -4,10 +4,8 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import make_counts
-from support.distributed import said
 from support.words import as_options
 
 import scperformer
@@ -30,24 +28,6 @@ def corpus(counts_adata, write):
     """Two files of half of the cells each; no labels."""
     del counts_adata.obs["cell_type"]
     return [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
-
-
-@pytest.mark.slow
-def test_from_the_shell_to_labels(command, corpus, counts_adata, write, tmp_path):
-    ran = command("pretrain", *corpus, *FAST, "tokens=bins", "output=my_encoder")
-    assert ran.code == 0, ran.err
-    assert "naive guess" in ran.err
-    assert sorted(path.name for path in (tmp_path / "my_encoder").iterdir()) == sorted(
-        [".scperformer.json", "MODEL_CARD.md", "bundle.json", "genes.tsv", "model.safetensors"]
-    )
-    counts_adata.obs["cell_type"] = np.array(["a", "b", "c"])[np.arange(120) % 3]
-    reference = write(counts_adata, "reference.h5ad")
-    words = ["train", reference, "label_key=cell_type", *FAST, "init=my_encoder", "init_mode=last_layer"]
-    ran = command(*words, "output=my_model")
-    assert ran.code == 0, ran.err
-    assert "encoder starts from my_encoder, which knows 200 of 200 genes; init_mode=last_layer" in ran.err
-    ran = command("predict", reference, "model_path=my_model", "output=out.h5ad")
-    assert ran.code == 0, ran.err
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +93,11 @@ def test_learning_nothing_is_said(corpus, tmp_path, caplog):
 
 REFUSED = {
     "no file": ([], [], r"no input file; expected at least one file: .*scperformer pretrain"),
-    "no such file": (["none.h5ad"], [], "no file none.h5ad"),
-    "twice": (["part0.h5ad", "part0.h5ad"], [], "the same file twice"),
-    "no encoder": (["part0.h5ad"], ["model.encoder=false"], r"model\.encoder=False; expected true with pretrain"),
     "both": (["part0.h5ad"], ["init=x", "genes_path=y"], "genes_path=y; expected no genes_path beside init"),
-    "no start": (["part0.h5ad"], ["init=x"], r"no bundle\.json at init='x'"),
     "no vectors": (["part0.h5ad"], ["model=scbert"], r"no model\.gene2vec_path"),
     "memory": (["part0.h5ad"], ["tokens.unexpressed=memory", "attention=softmax"], "unexpressed=memory with"),
     "diverges": (["part0.h5ad"], ["optim.lr=1e12"], r"diverged.*lower optim\.lr"),
     "automatic": (["part0.h5ad"], ["trainer.batch_size=auto"], r"batch_size=auto; expected a whole number.*pretrain"),
-    "too few": (["part0.h5ad"], ["data.min_genes=199"], r"drops all 60 cells"),
 }
 
 
@@ -133,15 +108,3 @@ def test_refusals(command, corpus, tmp_path, case):
     assert ran.code == 2
     assert re.search(message, ran.err.splitlines()[-1])
     assert not list(tmp_path.glob("enc*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("in_memory", ["true", "false"])
-def test_two_processes_pretrain_one_encoder(corpus, tmp_path, in_memory):
-    options = [*FAST, f"data.in_memory={in_memory}", "output=enc"]
-    errors = said(tmp_path, "pretrain", *map(str, corpus), *options)
-    for line in ("written:", "pretraining on", "epoch 1/1: training loss"):
-        assert errors.count(line) == 1, errors
-    saved = read_model(tmp_path / "enc")
-    assert np.isfinite(saved.metrics["loss"])
-    assert saved.provenance["num_cells"] == 120

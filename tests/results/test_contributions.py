@@ -9,7 +9,7 @@ from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.results import contributions
-from scperformer.results.contributions import SUM_TOLERANCE, find_contributions, mean_gradient
+from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
 
 GENES = 30
 LABELS = 3
@@ -146,9 +146,7 @@ ENCODERS = {
     "continuous": {"depth": 2},
     "full": {"depth": 1, "tokens": TokensConfig(name="scbert", unexpressed="full"), "pool": "conv"},
     "memory": {"depth": 1, "tokens": TokensConfig(unexpressed="memory"), "pool": "cls"},
-    "bins": {"depth": 1, "tokens": TokensConfig(name="bins", num_bins=40)},
     "post-norm": {"depth": 1, "norm": "post"},
-    "softmax": {"depth": 1, "attention": "softmax"},
 }
 
 
@@ -197,18 +195,3 @@ def test_a_cell_depends_neither_on_other_cells_nor_on_the_mode(monkeypatch):
     assert network.training
     alone = find_contributions(network.eval(), Cells(cells.x[[3]], cells.tokens), LABEL_OF_CELL[[3]])
     np.testing.assert_allclose(together.genes[[3]].toarray(), alone.genes.toarray(), rtol=1e-4, atol=1e-5)
-
-
-def test_steps_are_doubled_only_for_cells_that_need_it():
-    calls = []  # the cells of each call
-
-    def logits(points, rows):
-        calls.append(rows.tolist())
-        steep = torch.tanh(200 * (points[:, 0] - 0.7))
-        return torch.where(rows == 1, steep, points[:, 0])
-
-    mean, _ = mean_gradient(logits, torch.zeros(3, 1), torch.ones(3, 1))
-    assert mean[1].item() == pytest.approx(2, abs=3 * SUM_TOLERANCE)  # from -1 to 1
-    assert calls[:34] == [[0, 1, 2]] * 34  # start, stop and 32 steps
-    assert calls[34:]
-    assert all(rows == [1] for rows in calls[34:])

@@ -2,27 +2,11 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 from anndata import AnnData
 from scipy import sparse
-from support.colours import linear, oklab
 
 from scperformer.base.pictures import colour_of
 from scperformer.results import figures
-
-
-@pytest.mark.parametrize(
-    "stops", [figures.CONFIDENCE_STOPS, figures.EXPRESSION_STOPS], ids=["confidence", "expression"]
-)
-def test_lightness_of_colour_scales_falls_evenly(stops):
-    lightness = oklab(linear(stops))[:, 0]
-    assert (np.diff(lightness) < -0.05).all()
-
-
-def test_labels_have_unique_pairs_of_colour_and_symbol():
-    pairs = [(colour_of(place), figures.symbol_of(place)) for place in range(60)]
-    assert len(set(pairs)) == 60
-    assert {figures.symbol_of(place) for place in range(10)} == {"circle"}
 
 
 def test_long_names_are_shortened_and_tags_are_escaped():
@@ -62,14 +46,6 @@ def test_novelty_beyond_its_limit_has_another_colour():
     assert beyond == [1, 2]
     even, limit = figure["layout"]["shapes"]
     assert (even["y0"], limit["x0"]) == (5 / figures.NUM_NOVELTY_BINS, 0.95)
-
-
-def test_cells_of_the_confusion_matrix():
-    counts = pd.DataFrame([[399, 1], [0, 5]], index=["A", "B"], columns=["A", "B"])
-    [trace] = figures.confusion(counts)["data"]
-    assert trace["z"] == [[0.9975, 0.0025], [0, 1]]
-    assert trace["text"] == [["100", "<1"], ["", "100"]]
-    assert trace["hovertext"][0][1] == "A called B<br>1 cells"
 
 
 def test_columns_of_the_map_have_colours_and_no_tags():

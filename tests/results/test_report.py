@@ -12,7 +12,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
+from support.annotated import TRUTH_KEY, annotated_sample, write_sample
 
 from scperformer.base.errors import InputError
 from scperformer.cli.evaluate import EvaluateConfig
@@ -171,13 +171,6 @@ def test_page_loads_nothing_and_runs_no_other_scripts(text, page):
     assert policy.endswith(f"script-src {allowed} 'unsafe-eval'")
 
 
-def test_figures_and_tables_have_a_name(page):
-    assert all(attrs.get("aria-label") for _, attrs in page.elements if attrs.get("role") in ("img", "region"))
-    places = {attrs["id"] for _, attrs in page.elements if (attrs.get("id") or "").startswith("figure-")}
-    assert set(page.figures) == {"composition", "confidence", "confusion-matrix"}
-    assert places == {f"figure-{name}" for name in page.figures}
-
-
 @pytest.fixture(scope="module")
 def obs(folder) -> pd.DataFrame:
     """The obs of both samples, in the order of the page."""
@@ -239,30 +232,6 @@ def test_map_holds_every_cell(tmp_path):
     np.testing.assert_allclose(columns["Confidence"]["numbers"], sample.obs["scperformer_confidence"], atol=1e-3)
 
 
-def test_the_expected_accuracy_is_shown(tmp_path, plain):
-    sample = annotated_sample(num_cells=20)
-    sample.uns["scperformer"]["condition"] = {
-        "key": "0" * 16,
-        "adapted": True,
-        "depth": 1.0,
-        "expected_accuracy": 0.876,
-    }
-    page = page_of(write_sample(tmp_path, "s", sample))
-    assert page.tables["samples-table"][1][1:5] == ["annotated by a refitted model", "20", "0.0%", "88%"]
-    assert "Expected accuracy" not in plain.tables["samples-table"][0]
-
-
-def test_a_failed_sample_has_a_row(tmp_path):
-    path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
-    page = page_of(path, str(tmp_path / "s2.h5ad"))
-    rows = page.tables["samples-table"][1:]
-    assert [row[0] for row in rows] == ["s", "s2"]
-    assert rows[1][1].startswith("failed: ")
-    assert "s2.h5ad" in rows[1][1]
-    assert "in 1 sample; 1 failed" in page.words
-    assert page.tables["failed"] == [["Sample", "Reason"], ["s2", rows[1][1].removeprefix("failed: ")]]
-
-
 def test_page_without_evaluation(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
     assert "No cell is unknown." in plain.words
@@ -272,16 +241,6 @@ def test_page_without_evaluation(plain):
     assert "X holds scaled values (negative), which cannot be used." in plain.words  # a note about the input
     assert "No map: no raw in" in plain.words  # the recorded place of the expression
     assert plain.data["map"] is None
-
-
-def test_evidence_on_reference_cells_is_shown(tmp_path):
-    sample = annotated_sample(num_cells=14)
-    add_trust(sample)
-    page = page_of(write_sample(tmp_path, "s", sample))
-    mean = sample.obs["scperformer_confidence"].mean()
-    row = ["s", "400", "0.020", "0.86", f"{mean:.2f}", "14.3%", "5.0%"]  # two of 14 cells are novel
-    assert page.tables["trust-table"][1] == row
-    assert sum(page.figures["novelty"]["data"][0]["y"]) == 14
 
 
 def test_same_input_same_page(folder, text):

@@ -65,25 +65,6 @@ def test_labels_are_ordered_by_frequency_then_as_in_the_model(labels):
     assert [label.in_model for label in labels] == [True, True, True, False, True]
 
 
-def test_true_labels_that_the_model_lacks_come_last(samples):
-    truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
-    labels = tables.order_labels(samples, compare(samples, truths, "truth"))
-    assert (labels[-1].name, labels[-1].in_model) == ("mast", False)
-
-
-def test_confidence_per_call(cells, labels):
-    table = tables.confidence_table(cells, labels)
-    assert [row[0] for row in table.rows] == ["T", "B", "NK", "unknown"]
-    assert table.rows[0] == ["T", 3, 3 / 9, *(pytest.approx(value) for value in (0.85, 0.9, 0.925))]
-
-
-def test_composition_has_samples_as_rows(samples, cells, labels):
-    table = tables.composition_table(tables.sample_of_cells(samples, cells, None), cells, labels)
-    assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK", "unknown"]
-    assert table.rows == [["one", 4, 2, 1, 0, 1], ["two", 5, 1, 1, 1, 2]]
-    assert table.total == ["All samples", 9, 3, 2, 1, 3]
-
-
 def test_samples_of_a_column_are_in_natural_order(samples, cells, labels):
     samples[0].obs["donor"] = ["d10", "d2", "d2", "d1"]
     samples[1].obs["donor"] = "d2"
@@ -91,11 +72,6 @@ def test_samples_of_a_column_are_in_natural_order(samples, cells, labels):
     assert [row[:2] for row in table.rows] == [["d1", 1], ["d2", 7], ["d10", 1]]
     with pytest.raises(InputError, match=r"no column 'doner' in obs of one; .*did you mean 'donor'"):
         tables.sample_of_cells(samples, cells, "doner")
-
-
-def test_unknown_cells_have_a_most_probable_label(cells):
-    assert tables.unknown_table(cells).rows == [["T", 2, 2 / 5, pytest.approx(0.25)], ["B", 1, 1 / 3, 0.4]]
-    assert tables.unknown_table(cells.assign(unknown=False)).rows == []
 
 
 def test_a_sample_and_a_failed_one_have_a_row(samples, cells):
@@ -133,13 +109,6 @@ def test_things_to_check(samples):
     assert "present: two (30%)." in "\n".join(found_in(samples))
 
 
-def test_an_unfiltered_matrix_has_no_warnings_about_its_shares(samples):
-    samples[1].facts["droplets"] = {"floor": 100.0}
-    found = "\n".join(found_in(samples[1:]))
-    assert "Unfiltered matrix: most barcodes are empty droplets: two." in found
-    assert "unknown" not in found
-
-
 @pytest.mark.parametrize(("unknown", "kind"), [(3, None), (0, "another tissue")], ids=["unknown cells", "shift"])
 def test_another_tissue_is_asked_for(unknown, kind):
     sample = make_sample("s", "T T B B", "B B B B", [*[0.2] * unknown, *[0.9] * (4 - unknown)])
@@ -164,30 +133,9 @@ def test_samples_are_grouped_by_their_distance_to_the_reference(samples, cells):
     assert (group["title"], group["expected"]) == ("Not known", "")
 
 
-def test_a_refitted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(samples):
-    one, two = (sample.facts for sample in samples)
-    one["condition"] = {"adapted": True, "expected_accuracy": 0.79}
-    two["condition"] = {"adapted": True, "expected_accuracy": 0.81}
-    found = "\n".join(found_in(samples))
-    text = "Low accuracy on reference cells that were reduced to the genes and the depth of the sample: one (79%)."
-    assert text in found
-    assert "informative genes" not in found  # the control is in test_things_to_check
-    two["condition"] = {"adapted": False, "expected_accuracy": float("nan")}
-    found = "\n".join(found_in(samples[1:]))
-    assert "Low accuracy" not in found
-    assert "informative genes" in found
-
-
 def test_confidence_far_below_that_of_out_of_fold_predictions_is_a_warning(samples):
     bins = {"num_cells": np.array([20, 80]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
     for sample in samples:  # mean confidences: 0.75 and 0.57
         sample.facts["calibration"] = {"bins": bins}  # mean confidence: 0.82
     text = "The mean confidence is far below the out-of-fold confidence of the reference: two (0.57)."
     assert text in found_in(samples)
-
-
-def test_values_of_a_tree_have_colours_of_their_own(labels):
-    colours = tables.value_colours(["T", "lymphocyte", "unknown"], labels)
-    assert colours["T"] == labels[0].colour
-    assert colours["unknown"] == tables.UNKNOWN_COLOUR
-    assert colours["lymphocyte"] not in {label.colour for label in labels}

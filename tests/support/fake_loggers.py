@@ -1,4 +1,4 @@
-"""Stand-ins for wandb and mlflow, which may not be installed; they note the calls of Lightning's loggers."""
+"""A stand-in for wandb, which may not be installed; it notes the calls of Lightning's logger."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -6,7 +6,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from pytorch_lightning.loggers import mlflow as of_mlflow
 from pytorch_lightning.loggers import wandb as of_wandb
 
 
@@ -30,17 +29,3 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     module(monkeypatch, "wandb.wandb_run", Run=type("Run", (), {}))
     monkeypatch.setattr(of_wandb, "_WANDB_AVAILABLE", True)
     return init
-
-
-def fake_mlflow(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """Install an mlflow; its client notes its address and what it gets."""
-    client = MagicMock()
-    entities = {name: lambda **values: SimpleNamespace(**values) for name in ("Metric", "Param")}
-    module(monkeypatch, "mlflow", set_tracking_uri=lambda uri: None)
-    module(monkeypatch, "mlflow.tracking", MlflowClient=client)
-    module(monkeypatch, "mlflow.tracking.context", resolve_tags=dict)
-    module(monkeypatch, "mlflow.entities", **entities)
-    module(monkeypatch, "mlflow.utils")
-    module(monkeypatch, "mlflow.utils.mlflow_tags", MLFLOW_RUN_NAME="name")
-    monkeypatch.setattr(of_mlflow, "_MLFLOW_AVAILABLE", True)
-    return client

@@ -39,38 +39,22 @@ def model(body: bytes) -> bytes:
 
 CALLS = {
     "os.system": ("os", "system", COMMAND),
-    "os.execv": ("os", "execv", "/bin/touch"),
-    "subprocess.Popen": ("subprocess", "Popen", COMMAND),
-    "pty.spawn": ("pty", "spawn", COMMAND),
     "builtins.eval": ("builtins", "eval", PYTHON),
-    "__builtin__.eval": ("__builtin__", "eval", PYTHON),
-    "builtins.open": ("builtins", "open", CANARY, "w"),
     "builtins.getattr": ("builtins", "getattr", "os", "system"),
-    "builtins.__import__": ("builtins", "__import__", "antigravity"),
     "importlib": ("importlib", "import_module", "antigravity"),
-    "operator.methodcaller": ("operator", "methodcaller", "system"),
     "functools.partial": ("functools", "partial", "x"),
-    "types.CodeType": ("types", "CodeType", "x"),
-    "pickle.loads": ("pickle", "loads", "x"),
-    "torch.load": ("torch", "load", CANARY),
     "numpy.f2py": ("numpy.f2py.crackfortran", "getlincoef", PYTHON, ""),
-    "ctypes": ("ctypes", "CDLL", "libc.so.6"),
-    "socket": ("socket", "create_connection", "127.0.0.1"),
     "dunder name": ("builtins", "object.__subclasses__", "x"),
     "dotted name": ("numpy", "core.os.system", COMMAND),
     "our own module": ("scperformer.base.outputs", "remove_folder", CANARY),
     "sklearn beside": ("sklearnx.utils", "system", COMMAND),
-    "loss beside": ("_losses", "system", COMMAND),
 }
 
 
 # Globals that a model may name, which would do harm if they were called.
 DISGUISED = {
     "an estimator that runs a test": call("sklearn.utils._testing", "ignore_warnings", COMMAND),
-    "a download of scikit-learn": call("sklearn.datasets", "fetch_openml", "x"),
-    "a download of CellTypist": call("celltypist.models", "download_models", "x"),
     "a name with dots in scikit-learn": call("sklearn.utils", "os.system", COMMAND),
-    "a generator of NumPy": call("numpy.random", "bytes", "x"),
     "a reconstruction of a class of Python": named("copyreg", "_reconstructor")
     + named("builtins", "object")
     + b"\x85R",
@@ -80,11 +64,9 @@ HOSTILE: dict[str, bytes] = {
     **{f"{name} in a model": model(body) for name, body in DISGUISED.items()},
     "a call of os.system in a model": model(call("os", "system", COMMAND)),
     "GLOBAL of protocol 0": whole(b"cos\nsystem\n(V" + COMMAND.encode() + b"\ntR", 2),
-    "GLOBAL of two modules": whole(b"cos.path\nos.system\n(V" + COMMAND.encode() + b"\ntR", 2),
     "INST": whole(b"(V" + COMMAND.encode() + b"\nios\nsystem\n", 2),
     "OBJ": whole(b"(" + named("os", "system") + text(COMMAND) + b"o"),
     "NEWOBJ": whole(named("os", "system") + text(COMMAND) + b"\x85\x81"),
-    "NEWOBJ_EX": whole(named("subprocess", "Popen") + text(COMMAND) + b"\x85}\x92"),
     "BUILD with __setstate__": model(
         named("sklearn.linear_model", "LogisticRegression")
         + b")\x81}"
@@ -92,26 +74,19 @@ HOSTILE: dict[str, bytes] = {
         + named("os", "system")
         + b"sb"
     ),
-    "BUILD of a text": whole(text("x") + b"}b"),
     "BUILD twice": model(named("sklearn.x", "Y") + b")\x81}b}b"),
     "EXT1": whole(b"\x82\x01"),
-    "EXT4": whole(b"\x84\x01\x00\x00\x00"),
     "PERSID": whole(b"(Px\n", 2),
     "a persistent id as a model": model(text("x") + b"Q"),
     "out-of-band buffer": whole(b"\x97\x98", 5),
     "a call of a text": whole(text("os") + b")R"),
-    "a call of the result of a call": model(call("sklearn.x", "y") + b")R"),
-    "a call without a tuple": model(named("sklearn.x", "y") + b"]R"),
     "GET before PUT": whole(b"h\x07"),
     "a memo number beyond all memory": whole(b"Nr\xff\xff\xff\xff"),
     "a text of 4 GB that is not there": whole(b"X\xff\xff\xff\xff" + b"x"),
-    "bytes of 8 EB that are not there": whole(b"\x8e" + struct.pack("<Q", 2**63 - 1) + b"x"),
     "a bytearray of 1 TB that is not there": whole(b"\x96" + struct.pack("<Q", 2**40) + b"x", 5),
     "a frame of 8 EB": whole(b"\x95" + struct.pack("<Q", 2**63 - 1) + b"N"),
-    "a number of a million digits": whole(b"\x8b" + struct.pack("<i", 400_000) + b"\x7f" * 400_000),
     "a number of a million digits as text": whole(b"(L" + b"9" * 1_000_000 + b"L\n", 2),
     "twenty thousand lists in lists": whole(b"]" * 20_000 + b"a" * 19_999),
-    "twenty thousand tuples in tuples": whole(b")" + b"\x85" * 20_000),
     "a list in itself": whole(b"]\x94h\x00a"),
     "a key whose hash never ends": whole(
         b"}"
@@ -120,24 +95,11 @@ HOSTILE: dict[str, bytes] = {
         + b"".join(b"q" + bytes([number]) + b"h" + bytes([number]) + b"\x86" for number in range(1, 60))
         + b"Ns"
     ),
-    "a set of tuples whose hash never ends": whole(
-        b"\x8f("
-        + b")"
-        + b"".join(b"q" + bytes([number]) + b"h" + bytes([number]) + b"\x86" for number in range(1, 60))
-        + b"\x90"
-    ),
     "a key that is a list": whole(b"}]Ns"),
-    "an odd number of items": whole(b"}(Nu"),
-    "items of a text": whole(text("x") + b"(NNu"),
-    "an append to a mapping": whole(b"}Na"),
     "a mark as a value": whole(b"(\x85"),
     "an empty stack": whole(b""),
-    "two values": whole(b"NN"),
     "no end": b"\x80\x04N",
     "protocol 6": whole(b"N", 6),
-    "protocol 255": whole(b"N", 255),
     "an unknown opcode": whole(b"\xff"),
-    "a name that is a number": whole(text("os") + b"K\x01\x93"),
-    "a plain list": pickle.dumps(["Model", "Scaler_"]),
     "a mapping without an estimator": pickle.dumps({"Model": 1, "Scaler_": 2, "description": None}),
 }

@@ -148,10 +148,6 @@ def write_mtx_old(adata, folder: Path) -> Path:
     return write_mtx(adata, folder, features="genes.tsv", zipped=False)
 
 
-def write_mtx_geo(adata, folder: Path) -> Path:
-    return write_mtx(adata, folder, prefix="GSM1_")
-
-
 def write_mtx_file(adata, folder: Path) -> Path:
     return write_mtx(adata, folder, prefix="GSM1_") / "GSM1_matrix.mtx.gz"
 
@@ -204,11 +200,6 @@ def write_csv_genes(adata, folder: Path) -> Path:
     return folder / "run.csv.gz"
 
 
-def write_tsv(adata, folder: Path) -> Path:
-    adata.to_df().T.to_csv(folder / "run.tsv", sep="\t")
-    return folder / "run.tsv"
-
-
 def write_txt_of_r(adata, folder: Path) -> Path:
     """Write as R's write.table: names in quotes, the first row one field shorter; line ends of Windows."""
     table = adata.to_df().T
@@ -231,7 +222,6 @@ WRITERS = {
     "10x h5 v3": write_tenx_v3,
     "10x folder": write_mtx,
     "10x folder v2": write_mtx_old,
-    "GEO folder": write_mtx_geo,
     "mtx file": write_mtx_file,
     "mtx of cells x genes": write_mtx_transposed,
     "loom": write_loom,
@@ -239,7 +229,6 @@ WRITERS = {
     "zarr 3": write_zarr_3,
     "csv": write_csv,
     "csv.gz of genes x cells": write_csv_genes,
-    "tsv of genes x cells": write_tsv,
     "txt of R": write_txt_of_r,
     "semicolons and BOM": write_semicolons,
 }

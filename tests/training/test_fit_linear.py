@@ -18,8 +18,7 @@ def noisy_cells(num_labels, num_cells=240, num_genes=30):
     return sparse.csr_matrix(x.astype(np.float32)), labels
 
 
-@pytest.mark.parametrize("class_weights", ["none", "sqrt", "balanced"])
-@pytest.mark.parametrize("num_labels", [2, 3, 6])
+@pytest.mark.parametrize(("num_labels", "class_weights"), [(2, "none"), (3, "sqrt"), (6, "balanced")])
 def test_equals_scikit_learn(num_labels, class_weights):
     x, labels = noisy_cells(num_labels)
     train, rest = x[:150], x[150:]
@@ -52,7 +51,7 @@ def cells(num_cells=90, num_genes=40, num_labels=3, telling=4, seed=0):
     return sparse.csr_matrix(np.log1p(rng.poisson(means[labels])).astype(np.float32)), labels
 
 
-@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("power", [0.5, 2.0])
 def test_view_equals_a_loop(power):
     x, _ = cells()
     x = sparse.vstack([x, sparse.csr_matrix((1, x.shape[1]), dtype=np.float32)], format="csr")
@@ -118,18 +117,6 @@ def test_the_choice_is_the_likelier_one(monkeypatch):
     monkeypatch.setattr(linear, "held_out_losses", lambda x, labels, folds, options, _: losses[options.weighting])
     chosen = linear.choose_linear_options(x, labels, POWERS, seed=0)
     assert (chosen.weighting, chosen.class_weights) == ("standard", "balanced")
-
-
-def test_folds_leave_no_label_out_of_training():
-    labels = np.array([0] * 7 + [1] * 2 + [2] + [3] * 900)
-    rows, folds = linear.label_folds(labels, seed=0)
-    assert len(set(rows)) == len(rows) == 7 + 2 + 1 + 200
-    for fold in range(3):
-        assert set(labels[rows[folds != fold]]) == {0, 1, 2, 3}
-    assert folds[labels[rows] == 2].tolist() == [-1]
-    again, _ = linear.label_folds(labels, seed=0)
-    other, _ = linear.label_folds(labels, seed=1)
-    assert again.tolist() == rows.tolist() != other.tolist()
 
 
 def test_held_out_loss_never_looks_at_its_own_fold():

@@ -134,21 +134,16 @@ def test_the_model_travels_in_an_archive(folder, tmp_path, monkeypatch, command)
     ("change", "match"),
     [
         (lambda info: info["files"].pop("study2/bundle.json"), "without the checksum of study2"),
-        (lambda info: info["studies"].pop(), "unused|changed|other|labels|study"),
-        (lambda info: info["studies"][0].update(meaning=[[0]]), "without the meaning of each label"),
         (lambda info: info["studies"][0]["meaning"].__setitem__(0, [99]), "stand for no label"),
         (lambda info: info["files"].update({"../study1/bundle.json": "0"}), "missing or changed"),
     ],
-    ids=["checksum", "fewer", "labels", "beyond", "outside"],
+    ids=["checksum", "beyond", "outside"],
 )
 def test_a_damaged_folder_is_refused(change, match, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     info = json.loads((copy / INFO).read_text())
     change(info)
     (copy / INFO).write_text(json.dumps(info))
-    if match.startswith("unused"):
-        assert len(read_model(copy).studies) == 2  # whole in itself, though not as it was written
-        return
     with pytest.raises(InputError, match=match):
         read_model(copy)
 
@@ -158,15 +153,6 @@ def test_the_batches_of_one_file_can_be_studies(studies, tmp_path):
     options = as_options([*QUICK, "studies=true"])
     made = scperformer.train(cells, "cell_type", output=tmp_path / "m", batch_key="study", options=options)
     assert [study.name for study in made.load().saved.studies] == ["first", "second"]
-    (tmp_path / "genes.txt").write_text("\n".join(cells.var_names[:150]))
-    panel = scperformer.train(
-        cells,
-        "cell_type",
-        output=tmp_path / "panel",
-        batch_key="study",
-        options=options | {"genes_path": tmp_path / "genes.txt"},
-    )
-    assert all(set(study.saved.genes) <= set(cells.var_names[:150]) for study in panel.load().saved.studies)
     with pytest.raises(InputError, match="studies=true with one file; expected batch_key"):
         scperformer.train(cells, "cell_type", output=tmp_path / "n", options=options)
 
@@ -179,18 +165,14 @@ def renamed(cells: ad.AnnData, seed: int) -> ad.AnnData:
     return cells
 
 
-@pytest.mark.parametrize(
-    ("part", "logged"), [(slice(None), False), (slice(0, 120), True)], ids=["a copy", "half of it, normalised"]
-)
-def test_a_study_whose_cells_are_all_in_another_one_is_refused(part, logged, studies, command, tmp_path):
-    copy = renamed(made_cells(240, 1)[part], 0)
-    if logged:
-        per_cell = np.asarray(copy.X.sum(axis=1))
-        copy.X = sparse.csr_matrix(np.log1p(copy.X.toarray() / per_cell * 1e4), dtype=np.float32)
+def test_a_study_whose_cells_are_all_in_another_one_is_refused(studies, command, tmp_path):
+    """Half of its cells, normalised."""
+    copy = renamed(made_cells(240, 1)[:120], 0)
+    copy.X = sparse.csr_matrix(np.log1p(copy.X.toarray() / np.asarray(copy.X.sum(axis=1)) * 1e4), dtype=np.float32)
     copy.write_h5ad(tmp_path / "copy.h5ad")
     done = command("train", str(studies[0]), str(tmp_path / "copy.h5ad"), "label_key=cell_type", *QUICK)
     assert done.code == 2
-    assert f"({100 if part == slice(None) else 50} %) are also in copy.h5ad, such as 's1c" in done.err
+    assert "(50 %) are also in copy.h5ad, such as 's1c" in done.err
     assert "', there 'other" in done.err
     assert "alone: leave one of the two files out" in done.err
 

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import anndata as ad
@@ -31,10 +31,9 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.cli.train import run as run_train
 from scperformer.model.arrays import ReferenceCells
-from scperformer.model.content import INFO
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.run_folder import Diverged, training_run
+from scperformer.training.run_folder import training_run
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
 
@@ -43,7 +42,7 @@ def config(path, *overrides):
     return make_config("train", [f"inputs=['{path}']", "label_key=cell_type", *FAST, *overrides])
 
 
-def test_model_folder_says_everything(counts_adata, write, tmp_path):
+def test_the_folders_of_model_and_run_say_everything(counts_adata, write, tmp_path):
     counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map(
         {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
     )
@@ -63,6 +62,21 @@ def test_model_folder_says_everything(counts_adata, write, tmp_path):
     np.testing.assert_allclose(saved.gene_means, np.asarray(logged)[:, columns].mean(0), rtol=1e-4)
     assert (tmp_path / "model.run" / "csv" / "version_0" / "metrics.csv").is_file()
     assert not (tmp_path / "model.run" / "checkpoints").exists()
+    run = tmp_path / "model.run"
+    options = yaml.safe_load((run / "config.yaml").read_text())
+    given = config(tmp_path / "reference.h5ad", f"output='{tmp_path / 'model'}'", "seed=3")
+    assert options == asdict(given)
+    origin = json.loads((run / "provenance.json").read_text())
+    assert origin == saved.provenance
+    assert len(origin["reference_sha256"]) == 64
+    assert {"scperformer", "torch", "python"} <= set(origin["versions"])
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics == saved.metrics
+    assert set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
+    assert set(metrics["encoder_alone"]) == set(metrics["model"])  # both branches are on
+    assert (run / "metrics.csv").read_bytes() == (output / "metrics.csv").read_bytes()
+    [epoch] = pd.read_csv(run / "metrics.csv").to_dict("records")
+    assert epoch["val_macro_f1"] == pytest.approx(metrics["model"]["macro_f1"], abs=1e-6)  # as written: six digits
 
 
 def test_the_users_own_file_is_recorded_through_preprocess(counts_adata, write, tmp_path, command):
@@ -84,42 +98,6 @@ def test_the_users_own_file_is_recorded_through_preprocess(counts_adata, write, 
         assert f"- Trained on `{named}` (SHA-256 `{digest}`)" in (output / "MODEL_CARD.md").read_text()
 
 
-def test_run_folder_says_everything(counts_adata, write, tmp_path):
-    output = run_train(config(write(counts_adata, "reference.h5ad"), f"output='{tmp_path / 'model'}'", "seed=3"))
-    run, saved = tmp_path / "model.run", read_model(output)
-    options = yaml.safe_load((run / "config.yaml").read_text())
-    given = config(tmp_path / "reference.h5ad", f"output='{tmp_path / 'model'}'", "seed=3")
-    assert options == asdict(given)
-    origin = json.loads((run / "provenance.json").read_text())
-    assert origin == saved.provenance
-    assert len(origin["reference_sha256"]) == 64
-    assert {"scperformer", "torch", "python"} <= set(origin["versions"])
-    metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics == saved.metrics
-    assert set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
-    assert set(metrics["encoder_alone"]) == set(metrics["model"])  # both branches are on
-    assert (run / "metrics.csv").read_bytes() == (output / "metrics.csv").read_bytes()
-    [epoch] = pd.read_csv(run / "metrics.csv").to_dict("records")
-    assert epoch["val_macro_f1"] == pytest.approx(metrics["model"]["macro_f1"], abs=1e-6)  # as written: six digits
-
-
-def test_cells_keep_their_deepest_label(counts_adata, caplog):
-    """T cells have no label on the finest level, and one of them none on the middle one."""
-    kind = counts_adata.obs["cell_type"].astype(object)
-    subtype = np.where(np.arange(120) < 60, " 1", " 2")
-    counts_adata.obs["middle"] = kind.where(kind != "Monocyte", "unassigned")
-    counts_adata.obs["coarse"] = kind.where(kind == "Monocyte", "lymphoid")
-    counts_adata.obs["fine"] = (kind + subtype).where(kind != "T cell", None)
-    with caplog.at_level("INFO", logger="scperformer"):
-        cfg = make_config("train", ["inputs=[x]", "label_keys=[coarse,middle,fine]", "experiment=linear"])
-        reference = make_reference(Sample(counts_adata, Path("x")), cfg)
-    assert reference.label_names == ["B cell 1", "B cell 2", "Monocyte 1", "Monocyte 2", "T cell"]
-    assert reference.counts.tolist() == [20, 20, 20, 20, 40]
-    assert reference.terms.tree.path("T cell") == ["lymphoid", "T cell"]
-    assert reference.terms.tree.path("B cell 1") == ["lymphoid", "B cell", "B cell 1"]
-    assert reference.terms.tree.path("Monocyte 1") == ["Monocyte", "Monocyte 1"]
-
-
 def test_labels_that_vanish_are_named(counts_adata, caplog):
     """Not only their number of cells: those that the filters drop, and those that only test cells have."""
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
@@ -134,16 +112,6 @@ def test_labels_that_vanish_are_named(counts_adata, caplog):
     assert "labels whose cells are all dropped by data.min_genes=50: 'empty' (2)" in caplog.text
 
 
-def test_labels_follow_their_cells(counts_adata):
-    # The filters drop cells: the labels of those that stay must still be theirs.
-    x = counts_adata.X.tolil()
-    x[[0, 5, 50]] = 0
-    counts_adata.X = x.tocsr()
-    reference = make_reference(Sample(counts_adata, Path("x")), config("x", "data.min_genes=10"))
-    names = np.array(reference.label_names)[reference.labels]
-    assert list(names) == list(np.delete(counts_adata.obs["cell_type"].to_numpy(str), [0, 5, 50]))
-
-
 def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchanged):
     with torch_unchanged():
         scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST))
@@ -154,19 +122,13 @@ def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchang
 
 
 @pytest.mark.parametrize(("branch", "other"), [("linear", "encoder"), ("encoder", "linear")])
-def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog, branch, other):
-    with caplog.at_level("INFO", logger="scperformer"):
-        output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
+def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, branch, other):
+    output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
     assert set(read_model(output).scales) == {other}
     assert "encoder_alone" not in read_model(output).metrics
-    name = {"linear": "linear branch", "encoder": "encoder"}
-    how = {"linear": "best epoch 1", "encoder": "fitted, without training"}[branch]
-    assert re.search(rf"{how} \(\d\.\d\d x {name[other]}\): accuracy", caplog.text)
     assert (output / "metrics.csv").exists() == (branch == "linear")  # no epochs, no table
-    assert f"x {name[branch]}" not in caplog.text + (output / "MODEL_CARD.md").read_text()
     annotated = scperformer.annotate(counts_adata, scperformer.load_model(output))
     assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
-    assert "linear branch alone" not in caplog.text  # this was asked for
 
 
 # --- the cells that a model keeps ------------------------------------------------------------------------------
@@ -218,24 +180,6 @@ def test_a_part_of_the_cells_is_drawn_within_labels(counts_adata, tmp_path):
     assert all(len(draw) == 30 for draw in draws)
 
 
-def test_without_kept_cells_no_cell_of_the_reference_is_in_the_folder(counts_adata, tmp_path):
-    kept, saved = kept_of(counts_adata, tmp_path / "m", "keep_cells=0")
-    assert kept is None
-    assert "kept_cells" not in saved.provenance
-    with pytest.raises(InputError, match=r"keep_cells=-1; expected 0 to 50000"):
-        config("x", "keep_cells=-1")
-
-
-def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_path):
-    rng = np.random.default_rng(0)
-    counts_adata.X = counts_adata.X.multiply(rng.uniform(0.5, 2, counts_adata.n_vars)[None]).tocsr()
-    kept, saved = kept_of(counts_adata, tmp_path / "m", "input_kind=linear")
-    assert not kept.are_counts
-    given, found = counts_adata[:, saved.genes].X.toarray(), kept.values.toarray()
-    shares = [x / x.sum(axis=1, keepdims=True) for x in (given, found)]
-    np.testing.assert_allclose(*shares, rtol=1e-4, atol=1e-9)
-
-
 def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         options = as_options([*FAST[1:], "trainer.max_steps=30"])
@@ -248,12 +192,6 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
     assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
     assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
     assert fold["loss"] < min(branch["loss"] for branch in fold["branches"].values()) + 0.01
-    assert (
-        f"out-of-fold accuracy, macro-F1 and loss: linear branch {fold['branches']['linear']['accuracy']:.3f}"
-        in caplog.text
-    )
-    tokens = f"{len(saved.genes)} gene tokens, 2 heads x 16 features, 2 layers"
-    assert saved.metrics["encoder"] == {"kind": "Performer", "size": tokens, "attention": "favor", "device": "cpu"}
     assert f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}" in (path / "MODEL_CARD.md").read_text()
     assert not (path / "metrics.csv").exists()
 
@@ -275,7 +213,6 @@ def interrupted(cfg: TrainConfig, output: Path, data: str = "checksum") -> Path:
 
 BROKEN = {
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:100]), r"a damaged checkpoint \(last\.ckpt\)"),
-    "other content": (lambda path: torch.save([1], path), r"a damaged checkpoint \(last\.ckpt\)"),
     "best": (lambda path: path.with_name("best.ckpt").write_bytes(b""), r"a damaged checkpoint \(best\.ckpt\)"),
 }
 
@@ -332,14 +269,13 @@ def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
         run_train(config(path, *words, "resume=true", "seed=1"))
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "csv/notes", ".scperformer.json"])
-@pytest.mark.parametrize("words", [[], ["resume=true", "overwrite=true"]], ids=str)
-def test_a_folder_of_the_users_in_the_place_of_the_run_folder_stays(name, words, counts_adata, write, tmp_path):
+@pytest.mark.parametrize("name", ["thesis.txt", ".scperformer.json"])
+def test_a_folder_of_the_users_in_the_place_of_the_run_folder_stays(name, counts_adata, write, tmp_path):
     theirs = tmp_path / "m1.run" / name
     theirs.parent.mkdir(parents=True)
     theirs.write_text("years of work")
     with pytest.raises(InputError, match=r"m1\.run (is a folder|holds|has no).*: move it away, or choose"):
-        run_train(config(write(counts_adata), f"output={tmp_path}/m1", *words))
+        run_train(config(write(counts_adata), f"output={tmp_path}/m1", "resume=true", "overwrite=true"))
     assert theirs.read_text() == "years of work"
     assert not (tmp_path / "m1").exists()
 
@@ -364,35 +300,19 @@ def test_a_wrong_label_key_costs_neither_the_model_nor_the_logs_of_an_earlier_ru
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, Diverged], ids=str)
-def test_a_run_that_leaves_nothing_gives_back_the_logs_of_an_earlier_one(error, tmp_path):
+def test_a_run_that_leaves_nothing_gives_back_the_logs_of_an_earlier_one(tmp_path):
     """Also after a kill, as the next run finds them under their other name."""
     cfg = config("x", "overwrite=true")
     with training_run(cfg, tmp_path / "model", [], init_hash="checksum") as this:
         (this.folder / "metrics.json").write_text("earlier")
-    raised = Diverged("loss", cfg) if error is Diverged else error()
-    with pytest.raises(error), training_run(cfg, tmp_path / "model", [], init_hash="checksum"):
-        raise raised
+    with pytest.raises(MemoryError), training_run(cfg, tmp_path / "model", [], init_hash="checksum"):
+        raise MemoryError
     assert (tmp_path / "model.run" / "metrics.json").read_text() == "earlier"
     (tmp_path / "model.run").rename(tmp_path / ".scperformer-old-model.run")
-    with pytest.raises(error), training_run(cfg, tmp_path / "model", [], init_hash="checksum"):
-        raise raised
+    with pytest.raises(MemoryError), training_run(cfg, tmp_path / "model", [], init_hash="checksum"):
+        raise MemoryError
     assert [path.name for path in tmp_path.iterdir()] == ["model.run"]
     assert (tmp_path / "model.run" / "metrics.json").read_text() == "earlier"
-
-
-def test_a_model_is_not_taken_for_the_result_of_the_run_that_was_to_replace_it(counts_adata, write, tmp_path, caplog):
-    words = [write(counts_adata), f"output={tmp_path}/m1", "experiment=linear", "overwrite=true"]
-    run_train(config(*words))
-    made = (tmp_path / "m1" / INFO).read_bytes()
-    interrupted(replace(config(*words, "seed=1"), inputs=["x"]), tmp_path / "m1")
-    with training_run(
-        config("x", *words[1:], "seed=1", "resume=true"), tmp_path / "m1", [], init_hash="checksum"
-    ) as this:
-        assert this is not None
-    assert (tmp_path / "m1" / INFO).read_bytes() == made
-    (tmp_path / "m1.run" / "run.json").write_text("[]")
-    run_train(config(*words, "resume=true"))  # a damaged record is none
 
 
 def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypatch):
@@ -442,13 +362,7 @@ def test_two_processes_train_one_model(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
     options = [str(path), "label_key=cell_type", *FAST, "trainer.max_epochs=2", "resume=true"]
     errors = said(tmp_path, "train", *options, f"output={tmp_path}/model")
-    for line in (
-        "written:",
-        "training on 108 cells",
-        "training on cpu:",
-        "epoch 2/2: training loss",
-        "nothing to resume",
-    ):
+    for line in ("written:", "training on 108 cells", "epoch 2/2: training loss"):
         assert errors.count(line) == 1, errors
     assert "distributed" not in errors
     info = json.loads((tmp_path / "model" / "bundle.json").read_text())
@@ -466,32 +380,18 @@ def test_training_that_diverged_gives_no_model(counts_adata, write, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_distributed_runs_trains_each_once(counts_adata, write, tmp_path):
-    options = [str(write(counts_adata)), "label_key=cell_type", *FAST]
-    assert said(tmp_path, "train", *options, "-m", "seed=3,4").count("written:") == 2
-    [sweep] = (tmp_path / "multirun").iterdir()
-    assert [read_model(sweep / job / "model").provenance["seed"] for job in "01"] == [3, 4]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, write, tmp_path, number, code):
-    options = [
-        str(write(counts_adata)),
-        "label_key=cell_type",
-        *FAST,
-        "trainer.max_epochs=2000",
-        "trainer.patience=2000",
-    ]
+def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, write, tmp_path):
+    long = ["trainer.max_epochs=2000", "trainer.patience=2000"]
+    options = [str(write(counts_adata)), "label_key=cell_type", *FAST, *long]
     words = command(*options, f"output={tmp_path}/model")
     process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     last = tmp_path / "model.run" / "checkpoints" / "last.ckpt"
     while not last.is_file():
         assert process.poll() is None, "the run ended before it could be stopped"
         time.sleep(0.01)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == 130
     assert "resume=true continues it" in errors
     assert not (tmp_path / "model").exists()
     assert last.is_file()
@@ -524,17 +424,6 @@ def test_unlabelled_cells_with_other_genes_are_refused(counts_adata, write, tmp_
             counts_adata, "cell_type", output=tmp_path / "a.model", options=as_options([f"unlabelled=['{few}']"])
         )
     assert not (tmp_path / "a.model").exists()
-
-
-@pytest.mark.parametrize("process", ["0", "1"])
-def test_only_the_first_process_writes_a_model_that_is_fitted(process, counts_adata, tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", process)
-    overrides = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.max_steps=30"]
-    with warnings.catch_warnings():
-        path = scperformer.train(
-            counts_adata, "cell_type", output=tmp_path / "a.model", options=as_options(overrides)
-        ).path
-    assert path.exists() == (process == "0")
 
 
 @pytest.mark.parametrize("model", ["model=performer", pytest.param("model=tiny", marks=pytest.mark.slow)])

@@ -67,29 +67,3 @@ def test_parts_share_no_cell_and_samples_no_label(example: Path, pbmc3k: ad.AnnD
         truth = pd.read_csv(example / f"truth/{name}.csv", index_col="cell")["cell_type"]
         pd.testing.assert_series_equal(truth, labels, check_names=False)
     assert sorted(cells) == sorted(pbmc3k.obs_names)
-
-
-def test_shallow_sample_has_a_third_of_each_count_by_binomial_draws(example: Path, pbmc3k: ad.AnnData) -> None:
-    shallow = ad.read_h5ad(example / "sample_shallow.h5ad")
-    assert list(shallow.var_names) == list(pbmc3k.var_names)
-    before, after = pbmc3k[shallow.obs_names].X.toarray(), shallow.X.toarray()
-    assert shallow.X.nnz == np.count_nonzero(after)
-    np.testing.assert_array_equal(after, np.round(after))
-    assert (after <= before).all()
-    # Binomial draws of n counts have mean n/3 and variance 2n/9; the sums are of 800,000 counts, so five standard
-    # deviations of the first are 0.3 % of it.
-    assert after.sum() == pytest.approx(before.sum() / 3, rel=0.005)
-    assert ((after - before / 3) ** 2).sum() == pytest.approx(before.sum() * 2 / 9, rel=0.02)
-    lost = after[before == 1] == 0
-    assert lost.mean() == pytest.approx(2 / 3, abs=0.005)
-
-
-def test_panel_has_the_genes_that_vary_most_in_the_reference(example: Path, pbmc3k: ad.AnnData) -> None:
-    panel = ad.read_h5ad(example / "sample_panel.h5ad")
-    counts = ad.read_h5ad(example / "reference.h5ad").to_df().astype(float)
-    dispersion = (counts.var(ddof=0) / counts.mean()).dropna()
-    assert len(set(panel.var_names)) == panel.n_vars == 1000
-    assert dispersion[panel.var_names].min() >= dispersion.drop(panel.var_names).max()
-    assert (panel.X != pbmc3k[panel.obs_names, panel.var_names].X).nnz == 0
-    # Markers of six labels, as Seurat's tutorial names them.
-    assert {"MS4A1", "GNLY", "NKG7", "LYZ", "FCGR3A", "FCER1A", "PPBP"} <= set(panel.var_names)

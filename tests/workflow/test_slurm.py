@@ -101,30 +101,3 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     for name in SAMPLES:
         require_same_calls(*(folder / f"results/annotated/{name}.h5ad" for folder in (here, cluster)))
     assert (cluster / "results/report.html").stat().st_size > 0
-
-
-def test_small_samples_share_a_job(tmp_path, pbmc, pbmc_model):
-    """The first job of the small samples hangs: Slurm ends it when its time is over, and it is tried again."""
-    many = ad.concat([pbmc.raw.to_adata()] * 30, index_unique="-")  # 21,000 cells: three blocks
-    many.write_h5ad(tmp_path / "large.h5ad")
-    for name in ("small", "tiny"):
-        pbmc[:50].copy().write_h5ad(tmp_path / f"{name}.h5ad")
-    rows = ["sample\tpath", "large\tlarge.h5ad", "small\tsmall.h5ad", "tiny\ttiny.h5ad"]
-    (tmp_path / "samples.tsv").write_text("\n".join(rows) + "\n")
-    config = ["annotate", "--config", "sample_sheet=samples.tsv", f"model_path={pbmc_model}", "predict_jobs=1"]
-    with first_run(tmp_path, "tiny.h5ad", "sleep 1000"):
-        finish(snakemake(tmp_path, *config, *HERE, "--set-resources", "predict:runtime=2"), tmp_path)
-    # Logs of jobs that ended well are not kept: this is the one that hung.
-    (log,) = tmp_path.glob(".snakemake/slurm_logs/rule_predict/**/*.log")
-    assert "DUE TO TIME LIMIT" in log.read_text()
-    assert (tmp_path / "results/benchmarks/predict/small~tiny.tsv").is_file()
-    local = tmp_path / "local"
-    local.mkdir()
-    finish(
-        snakemake(
-            local, "annotate", "--cores", "2", "--config", "sample_sheet=../samples.tsv", f"model_path={pbmc_model}"
-        ),
-        local,
-    )
-    for name in ("large", "small", "tiny"):
-        require_same_calls(*(folder / f"results/annotated/{name}.h5ad" for folder in (tmp_path, local)))

@@ -102,30 +102,3 @@ def test_a_requeued_job_continues_from_its_last_step(folder):
     assert "Restarts=2" in slurm_says("scontrol", "show", "job", job)
     whole = train(folder, "whole", *options, "trainer=ddp", "trainer.devices=1", "trainer.num_nodes=2", on=SRUN)
     assert same_weights(folder / "my_model", whole)
-
-
-def test_a_sweep_on_the_cluster_ends_with_one_table(folder):
-    """Four runs as four jobs, one of which is killed: it is in the table, and the others are waited for."""
-    slurm = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=2", "hydra.launcher.timeout_min=10"]
-    options = [*PLAIN, "trainer.max_epochs=25", "trainer.patience=25", "attention=favor,linformer", "seed=0,1"]
-    # submitit asks the accounting, which this Slurm has none of: squeue knows the same here.
-    (folder / "sacct").write_text("#!/bin/sh\necho 'JobID|State|NodeList'\nsqueue -h -r -t all -o '%F_%K|%T|%N'\n")
-    (folder / "sacct").chmod(0o755)
-    environment = ENVIRONMENT | {"PATH": f"{folder}:{ENVIRONMENT['PATH']}"}
-    command = ["scperformer", "train", "cells.h5ad", "label_key=cell_type", *options, "-m", *slurm]
-    with (folder / "log").open("w") as log:
-        sweep = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    wait_for(lambda: list(folder.glob("multirun/*/1/model.run/checkpoints")), sweep)
-    [job] = {line.split("_")[0] for line in slurm_says("squeue", "-h", "-r", "-o", "%i").split()}
-    subprocess.run(["scancel", "--signal=KILL", f"{job}_1"], check=True)
-    assert sweep.wait(timeout=LONGEST_WAIT) == 2, (folder / "log").read_text()
-    [table] = folder.glob("multirun/*/runs.csv")
-    rows = list(csv.DictReader(table.open()))
-    assert [(row["attention"], row["seed"]) for row in rows] == [(a, s) for a in ("favor", "linformer") for s in "01"]
-    assert [row["status"] for row in rows] == ["ok", "failed", "ok", "ok"]
-    assert rows[1]["error"]
-    assert "4 runs, 1 failed" in (folder / "log").read_text()
-    for row in rows:
-        if row["status"] == "ok":
-            metrics = read_model(table.parent / row["output"]).metrics
-            assert row["val_macro_f1"] == f"{metrics['model']['macro_f1']:.4f}"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,13 +15,10 @@ import pandas as pd
 import pytest
 from support.fake_steps import write_fake_steps
 
-from scperformer.cli.compose import make_config
-
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("sample_full", "sample_shallow", "sample_panel")
 PLACED = ("settle", "deliver")  # what follows predict, for each sample
 PREDICTED = [f"{rule} {name}" for name in SAMPLES for rule in ("predict", *PLACED)]
-EITHER = (".h5a[d]", ".failed.jso[n]")  # patterns of a shell: whichever exists
 STEPS_AFTER_PREDICT = ["evaluate", "report"]
 
 
@@ -86,32 +82,6 @@ def user(tmp_path: Path) -> Path:
 
 def test_default_plan_is_the_embedded_example(tmp_path: Path) -> None:
     assert plan(tmp_path) == sorted(["example", "prepare reference", "train", *PREDICTED, *STEPS_AFTER_PREDICT])
-
-
-@pytest.mark.slow
-def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
-    jobs = plan(user, "all", "--config", "reference=reference.h5ad", "sample_sheet=samples.tsv", "label_key=cell type")
-    predicted = [f"{rule} {name}" for rule in ("predict", *PLACED) for name in "abc"]
-    assert jobs == sorted(["prepare reference", "train", *predicted, *STEPS_AFTER_PREDICT])
-
-
-@pytest.mark.slow
-def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
-    options = {
-        "train": {"label_keys": ["my lineage", "cell_type"], "ontology": "none"},
-        "predict": {"quality": True, "clusters": "my clusters", "deny_labels": ["B, T"], "min_confidence": 0.9},
-    }
-    (user / "my.yaml").write_text(json.dumps({"overrides": options}))
-    data = ["reference=reference.h5ad", "sample_sheet=samples.tsv"]
-    run = snakemake(user, "--dry-run", "--printshellcmds", "--configfile", "my.yaml", "--config", *data)
-    assert run.returncode == 0, run.stdout
-    commands = [re.search(rf"scperformer {step} .*", run.stdout) for step in options]
-    train, predict = (shlex.split(command[0]) for command in commands)
-    assert {"label_keys=['my lineage','cell_type']", "ontology=none"} <= set(train)
-    named = {"quality=true", "clusters='my clusters'", "deny_labels=['B, T']", "min_confidence=0.9"}
-    assert named <= set(predict)
-    made = make_config("predict", ["inputs=[cells]", *named])
-    assert (made.quality, made.clusters, made.deny_labels) == (True, "my clusters", ["B, T"])
 
 
 @pytest.mark.slow
@@ -181,19 +151,6 @@ def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_changed_option_concerns_its_step_and_those_after_it(done: Path) -> None:
-    of_samples = ["predict a~c", *(f"{rule} {name}" for rule in PLACED for name in "abc"), *STEPS_AFTER_PREDICT]
-    steps = {
-        "report: {seed: 1}": ["report"],
-        "evaluate: [key_added=mine]": STEPS_AFTER_PREDICT,
-        "predict: {alpha: 0.1}": of_samples,
-        "train: {seed: 1}": ["train", *of_samples],
-    }
-    for options, jobs in steps.items():
-        assert plan(done, "--config", *ONE_JOB, f"overrides={{{options}}}") == sorted(jobs), options
-
-
-@pytest.mark.slow
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
     options, steps = (checkout / "scperformer" / path for path in ("config/annotation.py", "cli/steps.py"))
@@ -258,6 +215,7 @@ rule both:
 """
 
 
+@pytest.mark.slow
 def test_as_modules_of_another_workflow(user: Path) -> None:
     """One with the keys that a user needs, from a folder of its own, and one without any."""
     (user / "Snakefile").write_text(MODULES.format(root=ROOT))
