@@ -12,9 +12,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.splits import values_of
 from scperformer.config.training import DataConfig, ReferenceOptions
-from scperformer.labels.ontology import find_terms, joined_by_terms, read_pairs
-from scperformer.labels.texts import first_container, label_texts, means_no_label, spelled_as, without_no_labels
-from scperformer.labels.tree import UNKNOWN_TERM, LabelTree, pairs_of_columns, tree_of_pairs
+from scperformer.labels.ontology import find_terms, joined_by_terms
+from scperformer.labels.texts import first_container, label_texts, without_no_labels
+from scperformer.labels.tree import UNKNOWN_TERM, LabelTree, tree_of_columns
 
 log = logging.getLogger(__name__)
 
@@ -146,14 +146,14 @@ class Terms:
 
 
 def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
-    """Find the ontology ids of labels, and their tree, from `label_tree`, `label_keys` or the ontology; log both.
+    """Find the ontology ids of labels, and their tree, from `label_keys` or the ontology; log both.
 
     `labels` is the label of each labelled cell in `obs`.
 
     Raises
     ------
     InputError
-        A file or column cannot be used, or the parents do not form a tree over the labels.
+        A column cannot be used, or the parents do not form a tree over the labels.
     """
     names = sorted(set(labels.tolist()))
     column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
@@ -168,7 +168,14 @@ def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, pat
     num_known = sum(term != UNKNOWN_TERM for term in terms)
     shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
     log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
-    tree = _given_tree(obs, labels, names, cfg, path)
+    tree = None
+    if cfg.label_keys:
+        levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
+        try:
+            tree = tree_of_columns(pd.DataFrame(dict(enumerate([*levels, labels]))), names)
+        except ValueError as error:
+            found = f"columns {', '.join(cfg.label_keys)} of {path} with {error}"
+            raise InputError(found, "at most one parent for each name", "correct them") from error
     if tree is not None and ontology is not None:
         inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
         tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
@@ -177,25 +184,3 @@ def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, pat
     if tree is not None:
         log.info("label tree of %d levels and %d nodes", tree.num_levels, len(tree.nodes))
     return Terms(terms, tree, None if ontology is None else ontology.version)
-
-
-def _given_tree(
-    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: ReferenceOptions, path: str | Path
-) -> LabelTree | None:
-    """Return the label tree from the file `label_tree` or the columns `label_keys`; None if neither is given."""
-    pairs = []
-    if cfg.label_tree is not None:
-        pairs = read_pairs(cfg.label_tree, "a CSV or TSV table with a child and its parent in each row")
-        pairs = pairs[1:] if pairs and [name.lower() for name in pairs[0]] == ["child", "parent"] else pairs
-        pairs = [pair for pair in pairs if not any(map(means_no_label, pair))]
-        columns = [spelled_as(names, column) for column in zip(*pairs, strict=True)]
-        pairs = list(zip(*columns, strict=True))
-    elif cfg.label_keys:
-        levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
-        pairs = pairs_of_columns(pd.DataFrame(dict(enumerate([*levels, labels]))))
-    try:
-        return tree_of_pairs(pairs, names) if pairs else None
-    except ValueError as error:
-        source = cfg.label_tree or f"columns {', '.join(cfg.label_keys)} of {path}"
-        expected = f"at most one parent for each name, and labels at the leaves ({listed(names)})"
-        raise InputError(f"{source} with {error}", expected, "correct it") from error

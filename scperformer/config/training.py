@@ -212,8 +212,6 @@ class ReferenceOptions(DataOptions):
     label_key: str  # obs column with the labels; the last of `label_keys`, if they are given
     # obs columns with labels of several levels, the coarsest first, such as [lineage,type,subtype]
     label_keys: list[str] = field(default_factory=list)
-    # a CSV or TSV file with a child and its parent in each row; see docs/labels.md#levels
-    label_tree: str | None = None
     # source of Cell Ontology ids: packaged (a table of ours), none, or a CL file (.obo)
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
@@ -228,8 +226,6 @@ class ReferenceOptions(DataOptions):
         super().__post_init__()
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
-        has_one_tree = self.label_tree is None or not self.label_keys
-        require(has_one_tree, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
 
 
 @dataclass(kw_only=True)

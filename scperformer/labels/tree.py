@@ -3,7 +3,7 @@
 Shape letters: N cells, C labels, K nodes (labels and their parents).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -129,23 +129,16 @@ class LabelTree:
         return called, np.where(called < 0, np.float32(0), sums[cells, called])
 
 
-def tree_of_pairs(pairs: Iterable[tuple[str, str]], labels: list[str]) -> LabelTree:
-    """Return the tree of pairs of child and parent; a `ValueError` states why they are not a tree."""
-    parents: dict[str, str] = {}
-    for child, parent in pairs:
-        if parents.setdefault(child, parent) != parent:
-            parts = (shortened(name) for name in (child, parents[child], parent))
-            raise ValueError("two parents of '{}' ('{}' and '{}')".format(*parts))
-    return LabelTree(labels, parents)
+def tree_of_columns(levels: pd.DataFrame, labels: list[str]) -> LabelTree | None:
+    """Return the tree of the labels of cells on several levels, the coarsest column first; None without parents.
 
-
-def pairs_of_columns(levels: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return pairs of child and parent from the labels of cells on several levels, the coarsest column first.
-
-    A missing value skips its level; equal values on two levels are one node.
+    A missing value skips its level; equal values on two levels are one node. A `ValueError` states why it is no tree.
     """
-    pairs: dict[tuple[str, str], None] = {}
+    parents: dict[str, str] = {}
     for row in levels.drop_duplicates().itertuples(index=False):
         path = [str(value) for value in row if not pd.isna(value)]
-        pairs |= {(child, parent): None for parent, child in pairwise(path) if child != parent}
-    return list(pairs)
+        for parent, child in pairwise(path):
+            if child != parent and parents.setdefault(child, parent) != parent:
+                parts = (shortened(name) for name in (child, parents[child], parent))
+                raise ValueError("two parents of '{}' ('{}' and '{}')".format(*parts))
+    return LabelTree(labels, parents) if parents else None

@@ -140,7 +140,7 @@ def adapt_model(
         expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
     shift = factors = None
     if with_shift and (known := known_cells(model.saved)) is not None:
-        shift, factors, _ = find_shift(seen, known, saved, reference_cells, condition, model)
+        shift, factors = find_shift(seen, known, saved, reference_cells, condition, model)
         model = with_encoder_weight(model, shift.encoder_weight)
     num_genes = int(condition.measured.sum())
     if is_adapted and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little

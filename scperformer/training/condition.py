@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from anndata import AnnData
 from scipy.sparse import csr_matrix
-from threadpoolctl import threadpool_limits
 
 from scperformer.base.messages import in_percent, shortened
 from scperformer.cells.normalisation import linear, normalise_counts, recover_counts, thin
 from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
-from scperformer.cells.splits import stratified_sample
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
 from scperformer.model.linear import linear_logits
-from scperformer.model.novelty import Profile, fit_novelty
+from scperformer.model.novelty import Profile
 from scperformer.model.saved_model import HASHES, SavedModel, both_have_a_part
 from scperformer.model.shift import MIN_CELLS, OTHER, Shift, estimate_shift
 
@@ -183,43 +181,23 @@ def known_cells(saved: SavedModel) -> KnownCells | None:
     return KnownCells(profile, saved.held_out.scores, both_have_a_part(saved.scales), saved.reference_batch_effect)
 
 
-def known_when_adapted(saved: SavedModel, reference_cells: ReferenceCells, condition: Condition) -> KnownCells | None:
-    """Return the same as `known_cells` of a model that is adapted to a condition, without adapting it."""
-    from scperformer.training.evidence import effects_of_batches, evidence_folds  # needs torch
-    from scperformer.training.fit_linear import MAX_DUAL
-
-    if saved.held_out is None:
-        return None
-    seed = int(saved.provenance["seed"])
-    cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_DUAL, seed))
-    labels = np.unique(cells.labels, return_inverse=True)[1]
-    x = reduced(cells, condition, saved.config["target_sum"], seed)
-    folds = evidence_folds(cells.labels, seed, cells.batches)
-    if not folds.is_dealt.any():
-        return None
-    with threadpool_limits(1):
-        profile, scores = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, seed)
-    effects = 0.0 if cells.batches is None else effects_of_batches(x, labels, cells.batches)
-    return KnownCells(profile, scores[folds.is_dealt], both_have_a_part(saved.scales), effects)
-
-
 def find_shift(
     query: Query,
     known: KnownCells,
     saved: SavedModel,
     reference_cells: ReferenceCells | None,
     condition: Condition,
-    model: "Model | None" = None,
-) -> tuple[Shift, np.ndarray | None, np.ndarray]:
-    """Return the shift of a query, for `check` and `predict` alike, and the factors of its genes for `predict`.
+    model: "Model",
+) -> tuple[Shift, np.ndarray | None]:
+    """Return the shift of a query, and the factors of its genes.
 
     `saved` is the model before adapting, with its stored cells, without which the batch effect is not known. The query
-    has the genes of `known`. `model` may have been adapted to the query; without it, factors are not wanted.
+    has the genes of `known`. `model` may have been adapted to the query.
 
     Returns
     -------
     The shift; the factors of genes for `correct_batch_effect`, float32 G, 1 for genes that the query does not measure,
-    or None if there is nothing to correct; the novelty scores of the sampled cells.
+    or None if there is nothing to correct.
     """
     rows = seen_rows(query)
     x = query.some(rows)
@@ -227,7 +205,7 @@ def find_shift(
     scores = known.profile.scores(x)
     of_model = known.has_both, known.reference_batch_effect
     if reference_cells is None or len(scores) < MIN_CELLS:
-        return estimate_shift(scores, known.scores, math.nan, *of_model), None, scores
+        return estimate_shift(scores, known.scores, math.nan, *of_model), None
     own = x
     # The kept cells of an imported model have its genes alone, and are normalised over these.
     if not query.measured.all() or saved.imported:
@@ -238,8 +216,8 @@ def find_shift(
     kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
     effects = batch_effect(own, kept, np.unique(reference_cells.labels, return_inverse=True)[1])
     shift = estimate_shift(scores, known.scores, effects, *of_model)
-    if model is None or shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
-        return shift, None, scores
+    if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
+        return shift, None
     # The labels of the cells are called, and once more after a correction by the first factors: by the linear branch,
     # which carries over better than the encoder and is faster, or by logistic regression if the encoder is alone.
     means = label_means(kept, reference_cells.labels, len(saved.labels))
@@ -253,4 +231,4 @@ def find_shift(
             assert model.baseline is not None  # only imported models have none
             calls = model.baseline.predict(corrected)
         factors[query.measured] = gene_factors(own, calls, means) ** shift.fraction
-    return shift, factors, scores
+    return shift, factors

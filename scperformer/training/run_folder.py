@@ -44,7 +44,7 @@ FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE,
 FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 # Options that are recorded without the folders of their files, like the inputs.
-PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_tree", "label_map", "ontology")
+PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 
 

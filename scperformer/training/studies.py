@@ -91,7 +91,7 @@ def _train_each(
 ) -> SavedModel:
     """Train a model of each study in a folder of its own, and join them."""
     has_files = all(isinstance(cells, Path) for cells in studies.values())
-    own = replace(cfg, label_map=None, label_tree=None, batch_key=cfg.batch_key if has_files else None)
+    own = replace(cfg, label_map=None, batch_key=cfg.batch_key if has_files else None)
     names = list(studies)
     options = [replace(own, inputs=[name]) for name in names]
     references = []

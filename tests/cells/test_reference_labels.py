@@ -105,7 +105,7 @@ def test_ontology_ids_come_from_the_column_or_else_from_the_names():
     assert terms("label_key=fine", "ontology=none").release is None
 
 
-def test_a_tree_comes_from_columns_a_file_or_the_ontology(tmp_path, caplog):
+def test_a_tree_comes_from_columns_or_the_ontology(caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         tree = terms("label_keys=[coarse,middle,fine]").tree
     assert tree.parents == {"naive B": "B", "memory B": "B", "B": "lymphoid", "NK": "lymphoid"} | {
@@ -115,10 +115,6 @@ def test_a_tree_comes_from_columns_a_file_or_the_ontology(tmp_path, caplog):
     }
     assert tree.terms == {"B": "CL:0000236", "myeloid": "CL:0000763"}  # myeloid cell
     assert "label tree of 3 levels and 9 nodes" in caplog.text
-    path = tmp_path / "tree.csv"
-    path.write_text("child,parent\nnaive B,B\nmemory B,B\n")
-    assert terms("label_key=fine", f"label_tree='{path}'", "ontology=none").tree.terms == {}
-    assert terms("label_key=fine", f"label_tree='{path}'").tree.parents == {"naive B": "B", "memory B": "B"}
     by_name = terms("label_key=fine", "ontology_key=ids", "ontology=none").tree
     assert by_name is None
 
@@ -130,28 +126,11 @@ def test_a_tree_comes_from_columns_a_file_or_the_ontology(tmp_path, caplog):
         (["label_keys=[none,fine]"], r"no column 'none' in obs of r\.h5ad"),
         (["label_key=fine", "ontology_key=none"], r"no column 'none' .*; expected a column with ontology ids"),
         (["label_key=coarse", "label_keys=[coarse,fine]"], r"label_key=coarse; expected fine, the last of label_keys"),
-        (
-            ["label_keys=[coarse,fine]", "label_tree=t.csv"],
-            r"label_tree=t\.csv; expected no label_tree beside label_keys",
-        ),
     ],
 )
 def test_wrong_columns_for_a_tree_are_an_error_of_one_line(options, match):
     with pytest.raises(InputError, match=match):
         terms(*options)
-
-
-@pytest.mark.parametrize(
-    ("rows", "match"),
-    [
-        ("NK,a\na,NK", r"tree\.tsv with a cycle \(NK > a > NK\); expected at most one parent .*\(Mono, NK, memory B"),
-        ("NK,a,b", r"row 1 of .* with 3 values; expected a CSV or TSV table with a child and its parent"),
-    ],
-)
-def test_a_file_that_is_no_tree_is_an_error_of_one_line(rows, match, tmp_path):
-    (tmp_path / "tree.tsv").write_text(rows)
-    with pytest.raises(InputError, match=match):
-        terms("label_key=fine", f"label_tree='{tmp_path}/tree.tsv'")
 
 
 # batches

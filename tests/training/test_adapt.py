@@ -17,8 +17,6 @@ import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cli.adapt import AdaptConfig
 from scperformer.cli.adapt import run as run_adapt
-from scperformer.cli.check import CheckConfig
-from scperformer.cli.check import run as run_check
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows
@@ -277,19 +275,6 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
     wanted = annotated(panel, linear, "adapt=true")
     assert condition(wanted)["depth_share"] == 1  # the file is as deep, too
     assert same_bits(annotated(panel, folder), wanted)
-
-
-def test_check_says_whether_predict_adapts(linear, panel, sample, write):
-    """By the record of predict, also for values without a depth."""
-    rounded = sample.copy()
-    rounded.X = rounded.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
-    for cells in (panel, sample, simulated(120, seed=3, depth=0.2), rounded):
-        path = str(write(cells, "cells.h5ad"))
-        [found] = run_check(CheckConfig(inputs=[path], model_path=str(linear)))
-        record = condition(annotated(cells, linear))
-        assert {name: record[name] for name in ("num_genes", "depth_share")}.items() <= found["condition"].items()
-        assert found["condition"]["adapts"] == record["adapted"]
-        assert (found["condition"]["depth"] is None) == math.isnan(record["depth"]) == (cells is rounded)
 
 
 # --- models that keep no cells ---------------------------------------------------------------------------------
