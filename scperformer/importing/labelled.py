@@ -56,7 +56,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     has_expression = np.diff(x.indptr) > 0
     x = x[has_expression]
     own = labels[rows][has_expression]
-    scores = network.scored(x, query.measured if not query.measured.all() else None).scores
+    scores = network.scored(x, query.measured if not query.measured.all() else None)
     scale, metrics, held_out = evidence_of(scores, x, own, SEED)
     baseline = baseline_scores(x, own, SEED)
     fold = metrics["out_of_fold"]

@@ -126,7 +126,7 @@ class SavedModel:
     @property
     def has_independent_labels(self) -> bool:
         """Whether each label has a probability of its own, which need not add up to 1, as in CellTypist."""
-        return self.config.get("network", {}).get("name") == STANDARDISED
+        return "network" in self.config
 
     @property
     def scales(self) -> dict[str, float]:

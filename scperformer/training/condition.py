@@ -93,7 +93,7 @@ def adapting_pays(informative_share: float, share_of_depth: float) -> bool:
     return informative_share < PAYS_GENES or share_of_depth < PAYS_DEPTH
 
 
-def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: float | None, seed: int) -> csr_matrix:
+def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
     """Return the expression of kept cells as the file would have measured them: N x measured genes, ln(1 + cp10k)."""
     values = reference_cells.values[:, condition.measured]
     share = depth_share(reference_cells, condition)
