@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 import anndata as ad
+import pandas as pd
 import pytest
 from conftest import LABELS, Ran, make_counts
 
 import scperformer as scp
+from scperformer.base.errors import InputError
 
 TRAIN = ("experiment=linear", "logger=none", "ontology=none", "output=m")
 
@@ -51,6 +53,16 @@ def test_ragged_levels_keep_their_types(write, command, tmp_path):
     write(types_and_groups([None, "CD4 T", "NA"]), "ref.h5ad")
     logged(command("train", "ref.h5ad", "label_keys=[l1,l2]", *TRAIN))
     assert sorted(labels_of(tmp_path / "m")) == ["B cell", "CD4 T", "Monocyte"]
+
+
+def test_objects_as_labels_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = make_counts()
+    values = [[text] for text in cells.obs["cell_type"].astype(str)]
+    cells.obs["cell_type"] = pd.Series(values, index=cells.obs_names, dtype=object)
+    with pytest.raises(InputError, match="cell_type"):
+        scp.train(cells, "cell_type", output="m")
+    assert list(tmp_path.iterdir()) == []
 
 
 # The same type in other words
