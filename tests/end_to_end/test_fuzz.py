@@ -21,7 +21,7 @@ from scperformer.cli import main as cli
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model
 
-FUZZED = int(os.environ.get("FUZZED", 15))
+FUZZED = int(os.environ.get("FUZZED", 45))
 STEPS = ("check", "predict", "preprocess", "train")
 OUTPUTS = {
     "check": [".json"],

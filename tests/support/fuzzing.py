@@ -65,14 +65,14 @@ def anndatas(draw) -> ad.AnnData:
     genes = draw(names(num_genes, GENES[draw(st.sampled_from(["model"] * 4 + sorted(GENES)))]))
     columns = draw(st.lists(st.sampled_from(COLUMNS), max_size=2, unique=True))
     obs = {name: OBS[draw(st.sampled_from(sorted(OBS)))](num_cells) for name in columns}
-    place = draw(st.sampled_from(["X", "X", "X", "layers", "raw", "nowhere"]))
+    place = draw(st.sampled_from(["X", "X", "X", "layers", "raw"]))
     x = draw(matrices(num_cells, num_genes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names that repeat
         index = pd.Index(cells, dtype=object)
         frame = pd.DataFrame(obs, index=index)
         var = pd.DataFrame(index=pd.Index(genes, dtype=object))
-        adata = ad.AnnData(x if place in ("X", "raw") else None, obs=frame, var=var)
+        adata = ad.AnnData(None if place == "layers" else x, obs=frame, var=var)
         if place == "layers":
             adata.layers[draw(st.sampled_from(["counts", "<odd>", "log1p"]))] = x
         if place == "raw":

@@ -103,9 +103,8 @@ def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
     """Cells of a third batch are like the reference if its two batches differ as much."""
     parts = {"d1": made_cells(150, 1), "d2": made_cells(150, 2, 0.4)}
     cells = ad.concat(parts, label="donor", index_unique="-")
-    options = as_options(QUICK)
     model = scperformer.train(
-        cells, "cell_type", output=tmp_path / "batches", batch_key="donor", options=options
+        cells, "cell_type", output=tmp_path / "batches", batch_key="donor", options=as_options(QUICK)
     ).load()
     saved = model.saved
     assert saved.batch_names == ["d1", "d2"]
@@ -119,9 +118,6 @@ def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
     assert found["expected_lowest"] < found["expected_highest"]
     adapted = scperformer.annotate(new[:, :200].copy(), model, options={"adapt": "true"}).uns["scperformer"]["shift"]
     assert adapted["reference_batch_effect"] > 0.2
-    plain = scperformer.train(cells[:150].copy(), "cell_type", output=tmp_path / "plain", options=options).load()
-    other = scperformer.annotate(new.copy(), plain).uns["scperformer"]["shift"]
-    assert other["kind"] == "another protocol or condition"
 
 
 @pytest.mark.parametrize(
