@@ -6,7 +6,7 @@
   not at all.
 - labelled: Labelled cells beside an imported model: calibration, novelty, expected accuracy, and cells with which
   it adapts.
-- name_files: Names of genes or labels from a file beside a model: text, a pickled or saved array, or the genes of
-  an h5ad file.
+- name_files: Names of genes or labels from a file beside a model: text, a pickled array, or the genes of an h5ad
+  file.
 - options: The options of importing a model.
 """

@@ -1,14 +1,12 @@
-"""Names of genes or labels from a file beside a model: text, a pickled or saved array, or the genes of an h5ad file."""
+"""Names of genes or labels from a file beside a model: text, a pickled array, or the genes of an h5ad file."""
 
 from pathlib import Path
-
-import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
 from scperformer.io.read import read_cells
 
-EXPECTED = "a text file with one name in each line, a pickled array or list of names, a .npy file or an h5ad file"
+EXPECTED = "a text file with one name in each line, a pickled array or list of names, or an h5ad file"
 ENCODER = "sklearn.preprocessing."  # of a fitted LabelEncoder
 
 
@@ -33,8 +31,6 @@ def read_names(path: str, what: str) -> list[str]:
     try:
         if file.suffix == ".h5ad":
             names = list(read_cells(file, "auto").var_names)
-        elif file.suffix == ".npy":
-            names = list(np.load(file, allow_pickle=False).ravel())
         elif looks_like_pickle(file):
             names = read_in_child(pickled, file.stat().st_size)
         else:

@@ -5,7 +5,6 @@ import logging
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from scperformer.model.load import Model, load_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
 from scperformer.results.explanation_page import (
-    NUM_FOR,
     NUM_TOP,
     attention_per_label,
     deletion_text,
@@ -88,10 +86,6 @@ class Explanation:
         num_cells, num_genes = self.adata.shape
         first = (f"  {label}: {', '.join(genes['gene'].head(5))}" for label, genes in self.genes.groupby("label"))
         return "\n".join([f"Explanation of {num_cells:,} cells by {num_genes:,} genes", *first])
-
-    def _repr_html_(self) -> str:
-        first = self.genes.groupby("label", observed=True).head(NUM_FOR)
-        return f"<p>{escape(repr(self).partition(chr(10))[0])}</p>{first.round(3).to_html(index=False)}"
 
 
 def explain_cells(

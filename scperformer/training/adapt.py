@@ -35,13 +35,10 @@ from scperformer.training.condition import (
     Condition,
     Repeats,
     adapted_model,
-    adapting_pays,
     depth_share,
     find_condition,
     find_repeats,
     find_shift,
-    joined_repeats,
-    known_cells,
     reduced,
 )
 from scperformer.training.evidence import fill_network, fit_branches
@@ -50,6 +47,9 @@ from scperformer.training.fit_linear import MAX_DUAL, PENALTY_C, SOLVER_TOLERANC
 
 log = logging.getLogger(__name__)
 
+# From this share of the informative expression, and of the depth, on, adapting a model to a file does not pay.
+PAYS_GENES = 0.98
+PAYS_DEPTH = 0.75
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
 MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
 
@@ -128,7 +128,7 @@ def adapt_model(
         has_depth = saved.provenance.get("depth") in (None, condition.depth)
         if "adapted_from" in saved.provenance and condition.measured.all() and has_depth:
             expected_accuracy = own_accuracy
-    elif cfg.adapt == "auto" and not adapting_pays(seen.plan.overlap.informative_share, share):
+    elif cfg.adapt == "auto" and seen.plan.overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
         log.info("%s: the model is used as it is, as the file has its genes and depth", query.path)
         expected_accuracy = own_accuracy
     else:
@@ -139,8 +139,8 @@ def adapt_model(
         found_accuracy = model.saved.provenance["expected_accuracy"]
         expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
     shift = factors = None
-    if with_shift and (known := known_cells(model.saved)) is not None:
-        shift, factors = find_shift(seen, known, saved, reference_cells, condition, model)
+    if with_shift and (held_out := model.saved.held_out) is not None:
+        shift, factors = find_shift(seen, held_out, saved, reference_cells, condition, model)
         model = with_encoder_weight(model, shift.encoder_weight)
     num_genes = int(condition.measured.sum())
     if is_adapted and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
@@ -205,8 +205,9 @@ def _adapt_members(
             "relative_novelty": ratios,
         },
     }
-    repeats = joined_repeats([member.adapted.repeats for member in members])
-    return Adapted(model, query, record, nearest.shift, members=members, repeats=repeats)
+    repeats = [member.adapted.repeats for member in members]
+    joined = Repeats(repeats[0].num_seen, np.unique(np.concatenate([each.rows for each in repeats])))
+    return Adapted(model, query, record, nearest.shift, members=members, repeats=joined)
 
 
 def _adapted_to(

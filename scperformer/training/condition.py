@@ -5,7 +5,6 @@ The distribution shift of a query is estimated from some of its cells (model/shi
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from scperformer.cells.normalisation import linear, normalise_counts, recover_co
 from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
 from scperformer.io.h5ad import BackedH5ad
-from scperformer.model.arrays import ReferenceCells
+from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
 from scperformer.model.linear import linear_logits
 from scperformer.model.novelty import Profile
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 SEEN_CELLS = 2000
 SEEN_BLOCKS = 20
 REPEAT_CELLS = 1000  # cells of a query that are compared with the reference, at most
-# Below this share of the informative expression, or of the depth, adapting pays.
-PAYS_GENES = 0.98
-PAYS_DEPTH = 0.75
 NUM_ROUNDS = 2  # of calling some cells and finding the factors of their genes; a third changes nothing
 
 
@@ -86,11 +82,6 @@ def depth_share(reference_cells: ReferenceCells, condition: Condition) -> float:
     """Return the depth of a file as a share of the kept cells' on the same genes, at most 1; 1 if it is not known."""
     own = depth_class(reference_cells.values[:, condition.measured]) if reference_cells.are_counts else None
     return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
-
-
-def adapting_pays(informative_share: float, share_of_depth: float) -> bool:
-    """Whether a model is more accurate when it is adapted to a file with these shares of its genes and its depth."""
-    return informative_share < PAYS_GENES or share_of_depth < PAYS_DEPTH
 
 
 def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
@@ -158,32 +149,9 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
     return Repeats(len(rows), rows[is_repeat])
 
 
-def joined_repeats(found: Sequence[Repeats]) -> Repeats:
-    """Return the cells of a file that are cells of any of several references."""
-    return Repeats(found[0].num_seen, np.unique(np.concatenate([each.rows for each in found]))) if found else Repeats()
-
-
-@dataclass(frozen=True)
-class KnownCells:
-    """Reference cells in the condition of a file, for comparison with its cells."""
-
-    profile: Profile
-    scores: np.ndarray  # novelty scores of held-out cells
-    has_both: bool  # whether the model has a linear branch and an encoder
-    reference_batch_effect: float  # between batches of the reference
-
-
-def known_cells(saved: SavedModel) -> KnownCells | None:
-    """Return what the held-out calls of a model say about known cells; None for a model without them."""
-    if saved.held_out is None:
-        return None
-    profile = Profile(**saved.held_out.profile)
-    return KnownCells(profile, saved.held_out.scores, both_have_a_part(saved.scales), saved.reference_batch_effect)
-
-
 def find_shift(
     query: Query,
-    known: KnownCells,
+    held_out: HeldOut,
     saved: SavedModel,
     reference_cells: ReferenceCells | None,
     condition: Condition,
@@ -191,8 +159,8 @@ def find_shift(
 ) -> tuple[Shift, np.ndarray | None]:
     """Return the shift of a query, and the factors of its genes.
 
-    `saved` is the model before adapting, with its stored cells, without which the batch effect is not known. The query
-    has the genes of `known`. `model` may have been adapted to the query.
+    `saved` is the model before adapting, with its stored cells, without which the batch effect is not known. `model`
+    may have been adapted to the query, which has its genes; `held_out` are the held-out calls of `model`.
 
     Returns
     -------
@@ -202,10 +170,10 @@ def find_shift(
     rows = seen_rows(query)
     x = query.some(rows)
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
-    scores = known.profile.scores(x)
-    of_model = known.has_both, known.reference_batch_effect
+    scores = Profile(**held_out.profile).scores(x)
+    of_model = both_have_a_part(model.saved.scales), model.saved.reference_batch_effect
     if reference_cells is None or len(scores) < MIN_CELLS:
-        return estimate_shift(scores, known.scores, math.nan, *of_model), None
+        return estimate_shift(scores, held_out.scores, math.nan, *of_model), None
     own = x
     # The kept cells of an imported model have its genes alone, and are normalised over these.
     if not query.measured.all() or saved.imported:
@@ -215,7 +183,7 @@ def find_shift(
     x, own = x[alike], own[alike]
     kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
     effects = batch_effect(own, kept, np.unique(reference_cells.labels, return_inverse=True)[1])
-    shift = estimate_shift(scores, known.scores, effects, *of_model)
+    shift = estimate_shift(scores, held_out.scores, effects, *of_model)
     if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None
     # The labels of the cells are called, and once more after a correction by the first factors: by the linear branch,

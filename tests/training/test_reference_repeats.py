@@ -11,7 +11,7 @@ from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.condition import find_repeats, joined_repeats
+from scperformer.training.condition import find_repeats
 
 QUICK = ["experiment=linear", "logger=none", "data.min_genes=0"]
 
@@ -45,4 +45,3 @@ def test_a_file_with_some_of_the_genes_is_compared_with_stored_cells(counts_adat
 def test_new_cells_cause_no_warning(counts_adata, path):
     found = repeats_in(counts_adata[80:].copy(), read_model(path), path)
     assert (found.num_seen, len(found.rows), found.warning(counts_adata)) == (40, 0, "")
-    assert joined_repeats([]).warning(counts_adata) == ""
