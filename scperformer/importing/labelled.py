@@ -22,7 +22,7 @@ from scperformer.model.arrays import ReferenceCells
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.load import rebuild
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.fit_imported import KEPT_SCORES, MAX_KEPT, baseline_scores, baseline_weights, evidence_of
+from scperformer.training.fit_imported import KEPT_SCORES, MAX_KEPT, evidence_of
 
 log = logging.getLogger(__name__)
 
@@ -58,16 +58,12 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     own = labels[rows][has_expression]
     scores = network.scored(x, query.measured if not query.measured.all() else None)
     scale, metrics, held_out = evidence_of(scores, x, own, SEED)
-    baseline = baseline_scores(x, own, SEED)
-    fold = metrics["out_of_fold"]
-    metrics |= {"baseline": baseline, "model": {name: fold[name] for name in baseline}, "num_val_cells": len(own)}
-    text = "%s: accuracy %.3f on %d labelled cells (logistic regression on these, cross-validated: %.3f)"
-    log.info(text, path, fold["accuracy"], len(own), baseline["accuracy"])
+    log.info("%s: accuracy %.3f on %d labelled cells", path, metrics["out_of_fold"]["accuracy"], len(own))
     counts = recover_counts(x)
     kept = ReferenceCells(x if counts is None else counts, own, are_counts=counts is not None)
     if counts is None:
         kept.values.data = np.expm1(kept.values.data)
-    weights = baseline_weights(x, own, len(saved.labels)) | {KEPT_SCORES: scores.astype(np.float32)}
+    weights = {KEPT_SCORES: scores.astype(np.float32)}
     num_cells = dict(zip(saved.labels, np.bincount(own, minlength=len(saved.labels)).tolist(), strict=True))
     notes = ["If the labelled cells were among those that the model was trained on, its accuracy here is too high."]
     if missing := [label for label, num in num_cells.items() if num == 0]:

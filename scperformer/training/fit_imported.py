@@ -26,14 +26,12 @@ from scperformer.model.novelty import fit_novelty
 from scperformer.model.saved_model import CLIP, STANDARDISED, SavedModel
 from scperformer.training.condition import Condition, adapted_model, reduced
 from scperformer.training.evidence import branch_scales, evidence_folds
-from scperformer.training.fit_linear import SOLVER_TOLERANCE, fit_logistic
 
 KEPT_SCORES = "kept.scores"  # weights of a model folder: the scores of its kept cells by the whole model, N x C
 MAX_KEPT = 2000  # labelled cells that are kept; the time of an adaptation grows with their number cubed
 # Of the ridge regression, relative to the mean inner product of a cell with itself.
 PENALTIES = 10.0 ** np.arange(-3, 4)
 BLOCK_GENES = 1024
-ABSENT = -1e6  # bias of a label that logistic regression has not seen
 
 
 def evidence_of(
@@ -56,30 +54,6 @@ def evidence_of(
     fold["loss"] = negative_log_likelihood(logits, labels)
     metrics = {"scales": {}, "out_of_fold": fold, "calibration": calibration(logits, labels)}
     return scale, metrics, held_out
-
-
-def baseline_weights(x: csr_matrix, labels: np.ndarray, num_labels: int) -> dict[str, np.ndarray]:
-    """Return the weights of logistic regression on labelled cells; labels without cells get no cell."""
-    present, codes = np.unique(labels, return_inverse=True)
-    fitted = fit_logistic(x, codes, tolerance=SOLVER_TOLERANCE)
-    weight = np.zeros((x.shape[1], num_labels), dtype=np.float32)
-    bias = np.full(num_labels, ABSENT, dtype=np.float32)
-    weight[:, present] = fitted.weight
-    bias[present] = fitted.bias
-    return {"baseline.weight": weight, "baseline.bias": bias}
-
-
-def baseline_scores(x: csr_matrix, labels: np.ndarray, seed: int) -> dict[str, float]:
-    """Return the scores of logistic regression, each cell called by a fit to the cells of other folds."""
-    folds = evidence_folds(labels, seed)
-    x = x[folds.rows]
-    labels = labels[folds.rows]
-    called = labels.copy()
-    for fold in folds.numbers:
-        is_called = folds.fold_of_row == fold
-        present, codes = np.unique(labels[~is_called], return_inverse=True)
-        called[is_called] = present[fit_logistic(x[~is_called], codes).predict(x[is_called])]
-    return score(labels[folds.is_dealt], called[folds.is_dealt])
 
 
 @progress("fitting the imported model to the genes and the depth of a file")
@@ -112,8 +86,7 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
         metrics["out_of_fold"]["accuracy"],
         config=saved.config | {"network": {"name": STANDARDISED, "clip": CLIP, "scale": scale}, "own_totals": True},
         metrics=metrics,
-        weights={f"model.{name}": array for name, array in weights.items()}
-        | baseline_weights(x, labels, len(saved.labels)),
+        weights={f"model.{name}": array for name, array in weights.items()},
         held_out=held_out,
     )
 
