@@ -25,8 +25,6 @@ from scperformer.io.rows import Rows
 FEW_MADS = 5  # below the median of ln(1 + genes)
 HIGH_MADS = 3  # above the median of the mitochondrial share
 MIN_HIGH_SHARE = 0.08  # a lower mitochondrial share is never high
-FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
-HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher share usually means a dying cell
 # Symbols in upper case. R writes a dot for the dash. RPS6KA1 and its kin are kinases, not ribosomal proteins.
 MITOCHONDRIAL = re.compile(r"MT[-.]")
 TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
@@ -95,11 +93,9 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[s
     filled = num_genes > 0
     return {
         "num_seen": len(cells),
-        "num_few_genes": int((num_genes < FEW_GENES).sum()),
         "median_genes": float(np.median(num_genes)),
         "median_counts": float(np.median(totals)) if findings.kind == "counts" else None,
         "median_mitochondrial": float(np.median(shares[filled])) if is_mito.any() and filled.any() else None,
-        "num_high_mitochondrial": int((shares > HIGH_SHARE).sum()),
     }
 
 

@@ -22,7 +22,7 @@ from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
 from scperformer.cells.detect import Findings, gene_table
 from scperformer.cells.on_disk import Sample
-from scperformer.cells.quality import FEW_GENES, HIGH_SHARE, measure_quality
+from scperformer.cells.quality import measure_quality
 from scperformer.cells.query import Query, find_expression, map_to_model, require_fit
 from scperformer.cells.reference import make_reference
 from scperformer.cells.reference_labels import label_columns, require_labels
@@ -250,8 +250,7 @@ class Checker:
         counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
         text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
         if quality["median_mitochondrial"] is not None:
-            high = _cells_and_share(quality["num_high_mitochondrial"], num_seen)
-            text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
+            text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial"
         if droplets is not None:
             result["droplets"] = {"floor": droplets.floor, "num_empty": droplets.num_empty}
             text += f"; measured on {num_seen:,} barcodes with {droplets.floor:,} counts or more"
@@ -265,10 +264,3 @@ class Checker:
         }
         shown = {f"{source} is not used: {why}" for source, why in unused.items()}
         result["notes"] += [note for note in findings.notes if note not in shown]
-        if num_few := quality["num_few_genes"]:
-            result["notes"].append(f"{_cells_and_share(num_few, num_seen)} with fewer than {FEW_GENES} genes")
-
-
-def _cells_and_share(num: int, total: int) -> str:
-    """Return a number of cells with its share as text."""
-    return f"{num:,} cell{'s' if num > 1 else ''} ({num / total:.1%})" if num and total else "no cell"

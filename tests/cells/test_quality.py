@@ -50,11 +50,9 @@ def naive(x: np.ndarray) -> dict:
             shares.append(sum(row[:10]) / totals[-1])
     return {
         "num_seen": len(x),
-        "num_few_genes": sum(num < 200 for num in genes),
         "median_genes": pytest.approx(np.median(genes)),
         "median_counts": pytest.approx(np.median(totals)),
         "median_mitochondrial": pytest.approx(np.median(shares)),
-        "num_high_mitochondrial": sum(share > 0.2 for share in shares),
     }
 
 
@@ -63,8 +61,6 @@ def test_quality_equals_a_naive_loop(cells, make, monkeypatch):
     monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", 1000)
     x = cells.X.toarray()
     expected = naive(x)
-    assert 0 < expected["num_high_mitochondrial"] < 88
-    assert 0 < expected["num_few_genes"] < 90
     assert measured(cells, make(x)) == expected
 
 

@@ -62,7 +62,6 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
         "obs columns": "cell_type (3 values)",
         "model": "toy (packaged): 100 of 125 genes found (80.0%), with 80.0% of its informative expression; "
         "missing: GENE200, GENE202, GENE204 ...",
-        "note": "120 cells (100.0%) with fewer than 200 genes",
         "ok": f"scperformer predict '{path}'",
     }
     assert results[0]["problem"] is None
