@@ -52,7 +52,7 @@ class Alignment:
     mapping: GeneMap
     overlap: Overlap
     num_genes: int  # genes of the model
-    target_sum: float
+    target_sum: float | None  # None: counts stay as they are, and values are ln(1 + count)
     findings: Findings
     own_totals: bool = False  # cells are normalised over the model's genes alone
 
@@ -64,7 +64,7 @@ def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
     """
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     aligned = align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
-    if plan.own_totals:
+    if plan.own_totals and plan.target_sum is not None:
         return over_own_genes(aligned, plan.target_sum)
     return aligned
 

@@ -16,12 +16,12 @@ from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHAR
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 
-def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr_matrix:
+def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * share of the cell's total), with totals over the columns of `x`.
 
     Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
     total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
-    cell's values.
+    cell's values. Without `target_sum` the values are ln(1 + count).
 
     Returns
     -------
@@ -35,6 +35,7 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr
         total = findings.total or ASSUMED_TOTAL
         if not findings.relative and findings.log_base == math.e and total == target_sum:
             return rows
+        assert target_sum is not None, "find_query refuses values that are not counts"
         values = undo_log1p(rows.data.astype(np.float64), findings.log_base)
         if not findings.relative:
             rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
@@ -43,12 +44,14 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr
     return normalise_counts(rows, target_sum)
 
 
-def normalise_counts(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
+def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * count / total of the cell), with totals over the columns of `counts`.
 
-    The operations equal scanpy's `normalize_total` and `log1p`, in the
+    Without `target_sum` it is ln(1 + count). The operations equal scanpy's `normalize_total` and `log1p`, in the
     same order and precision. The result is CSR float32 with the indices of `counts`.
     """
+    if target_sum is None:
+        return counts.log1p().astype(np.float32)
     totals = (counts @ np.ones(counts.shape[1])).astype(counts.dtype)
     divisors = totals / float(target_sum)
     divisors[divisors == 0] = 1

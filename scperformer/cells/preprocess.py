@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
@@ -50,6 +51,9 @@ def prepare_for_model(adata: AnnData, cfg: ModelOptions, path: Path) -> AnnData:
     """Return all cells with the genes of the model `cfg.model_path`, normalised as the model expects it."""
     assert cfg.model_path is not None
     model = read_model(resolve_model(cfg.model_path)[0])
+    if model.config["target_sum"] is None:
+        remedy = "annotate the files with 'scperformer predict'; they need no preparation"
+        raise InputError(f"the model {model.name} of raw counts", "a model of normalised cells", remedy)
     query = find_query(adata, model, cfg, str(path))
     overlap = query.plan.overlap
     prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))

@@ -177,6 +177,10 @@ def find_query(
     A file without usable expression, or with too few of the model's genes, is refused.
     """
     findings, rows = find_expression(cells, cfg, path)
+    if model.config["target_sum"] is None and findings.kind != "counts":
+        remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
+        expected = f"raw counts, on which the model {model.name} was trained"
+        raise InputError(f"{findings.text} of {path}", expected, remedy)
     var = gene_table(cells, findings.source)
     plan = map_to_model(var, findings, model, cfg, path)
     require_fit(var, plan, model, cfg, path)

@@ -17,7 +17,7 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
-from scperformer.importing import celltypist
+from scperformer.importing import celltypist, scvi_tools
 from scperformer.importing.labelled import with_labelled_cells
 from scperformer.importing.name_files import read_names
 from scperformer.importing.options import ImportOptions
@@ -42,9 +42,10 @@ from scperformer.model.saved_model import SavedModel
 log = logging.getLogger(__name__)
 
 
-# Each has a NAME, says by `is_it` whether a file may be its model, and by `read`, in a child process, what
-# `_saved_model` needs. In this order: old files of torch begin as pickles do.
-FORMATS = (scbert, celltypist)
+# Each has a NAME, says by `is_it` whether a file or folder may be its model, and by `read`, in a child process, what
+# `_saved_model` needs. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
+# ones begin as pickles do.
+FORMATS = (scvi_tools, scbert, celltypist)
 MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FORMATS)}"
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
 
@@ -102,8 +103,10 @@ def _import_folder(path: Path, library: Path, cfg: ImportOptions) -> tuple[Saved
 def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportOptions) -> tuple[SavedModel, Path]:
     """Write a model of another tool as a model folder into the library."""
     names = {what: read_names(file, what) for what in ("genes", "labels") if (file := getattr(cfg, what)) is not None}
+    files = path.rglob("*") if path.is_dir() else [path]
+    size = sum(file.stat().st_size for file in files if file.is_file())
     try:
-        found = read_in_child(lambda: foreign.read(path, cfg, names), path.stat().st_size)
+        found = read_in_child(lambda: foreign.read(path, cfg, names), size)
         saved = _saved_model(path, cfg, found)
         target = _target(saved.name, path, library, cfg)  # refused before labelled cells are read
         if cfg.reference is not None and cfg.label_key is not None:
@@ -131,7 +134,7 @@ def _saved_model(path: Path, cfg: ImportOptions, found: Mapping[str, Any]) -> Sa
 
     It has the `genes`, the `labels` in the order of the scores (an encoder has none), the `weights` with the network's
     names, the `config` with `target_sum` and `network` (model/imported.py) or the parts of one of our networks, and the
-    `origin`: the tool, the file, and the versions in which the scores were compared (`tested`). It may have
+    `origin`: the tool, the file, and the versions in which the scores were compared (`tested`). It may have a `name`,
     `notes`, and `gene_means` of ln(1 + cp10k) where it was trained; without these, all genes weigh the same.
     """
     genes, labels, origin = found["genes"], found["labels"], found["origin"]
@@ -161,7 +164,7 @@ def _saved_model(path: Path, cfg: ImportOptions, found: Mapping[str, Any]) -> Sa
     }
     means = found.get("gene_means")
     return SavedModel(
-        name=cfg.name or path.name.removesuffix(path.suffix),
+        name=cfg.name or found.get("name", path.name.removesuffix(path.suffix)),
         genes=genes,
         gene_means=np.ones(len(genes), dtype=np.float32) if means is None else means.astype(np.float32),
         labels=labels,

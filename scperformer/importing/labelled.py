@@ -56,7 +56,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     has_expression = np.diff(x.indptr) > 0
     x = x[has_expression]
     own = labels[rows][has_expression]
-    scores = network.scored(x, query.measured if not query.measured.all() else None)
+    scores = network.scored(x, query.measured if not query.measured.all() else None).scores
     scale, metrics, held_out = evidence_of(scores, x, own, SEED)
     log.info("%s: accuracy %.3f on %d labelled cells", path, metrics["out_of_fold"]["accuracy"], len(own))
     counts = recover_counts(x)

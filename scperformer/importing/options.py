@@ -17,6 +17,8 @@ class ImportOptions(FileOptions):
     # import: labelled cells, for calibrated confidences, novelty, expected accuracy, and refits to panels and depth
     reference: str | None = None
     label_key: str | None = None  # import: the obs column of `reference` with the labels
+    # import: the batch of all cells, for a scANVI model that encodes batches
+    batch: str | None = option(None, LINE)
     species: str | None = option(None, LINE)  # import: of the model's genes; null: as its genes look
     tissue: str | None = option(None, LINE)  # import: of the model's cells
     licence: str | None = option(None, LINE)  # import: of the model

@@ -1,4 +1,7 @@
-"""Read files that torch has saved (.pt, .pth) without executing anything: by `torch.load` with `weights_only`."""
+"""Read files that torch has saved (.pt, .pth) without executing anything: by `torch.load` with `weights_only`.
+
+Objects of other packages in such a file, such as a table of pandas, are `Made`, inert stand-ins (pickles.py).
+"""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -25,8 +28,10 @@ def is_torch_file(path: Path) -> bool:
     return head.startswith(OLD_START) or (head.startswith(b"PK") and PICKLE.encode() in head)
 
 
-def read_torch(path: Path) -> Any:
+def read_torch(path: Path, others: tuple[str, ...] = ()) -> Any:
     """Return the content of a file that torch has saved: mappings, lists, plain values, and tensors as arrays.
+
+    It may name `others` than torch's own functions and classes, as in `stand_in`; their objects are `Made`.
 
     Raises
     ------
@@ -41,7 +46,7 @@ def read_torch(path: Path) -> Any:
         harmless: list[Any] = [(lambda *_: OrderedDict(), "collections.defaultdict")]
         with torch.serialization.safe_globals(harmless):
             for name in torch.serialization.get_unsafe_globals_in_checkpoint(path):
-                harmless.append((stand_in(name, ()), name))
+                harmless.append((stand_in(name, others), name))
         with torch.serialization.safe_globals(harmless):
             return _with_arrays(torch.load(path, map_location="cpu", weights_only=True))
     except UnpicklingError as error:

@@ -14,7 +14,8 @@
 - content: The content of a bundle.json, checked: it may come from anywhere.
 - folder: The folder that holds a model: where it is, written and read without torch.
 - fusion: The probabilities of several models of one tissue joined, each of which knows some of the labels.
-- imported: The network of CellTypist's models, which gives cells the scores that CellTypist gives them.
+- imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in
+  `KINDS`.
 - inference: Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
 - linear: The linear branch of a saved model, computed without torch.
 - load: Load a saved model into a network.

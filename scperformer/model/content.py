@@ -68,7 +68,7 @@ def _problems(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"with {len(terms)} ontology terms for {len(labels)} labels"
 
     total = config["target_sum"]
-    if not (_is_number(total) and total > 0):
+    if not (_is_number(total) and total > 0) and not (total is None and "network" in config):
         yield "with a target_sum that is not a number above 0"
     fold = metrics.get("out_of_fold", {})
     scales = metrics.get("scales", {})

@@ -308,10 +308,10 @@ def _predict_imported(
 
     def predicted(first: int) -> tuple[np.ndarray, np.ndarray]:
         some = row_subset(cells.x, np.arange(first, min(first + CELLS_PER_SUM, len(cells))))
-        scores = network.scored(some, cells.measured)
+        scored = network.scored(some, cells.measured)
         if done is not None:
             done(some.shape[0])
-        return network.probabilities(scores), scores
+        return network.probabilities(scored.scores), scored.embedding
 
     parts = _in_threads(predicted, range(0, len(cells), CELLS_PER_SUM), num_threads)
     proba, embedding = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -17,7 +17,7 @@ from scperformer.base.progress import progress
 from scperformer.config.options import checked
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.folder import damaged_model, parts_of, read_model, require_annotator, resolve_model
-from scperformer.model.imported import ImportedNetwork
+from scperformer.model.imported import ImportedNetwork, imported_network
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import CellTypeModel, LinearModel
 from scperformer.model.performer import Performer
@@ -95,7 +95,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
     def untrained() -> CellTypeModel | Encoder | Performer | ImportedNetwork:
         config = saved.config
         if "network" in config and saved.is_annotator:
-            return ImportedNetwork(len(saved.genes), len(saved.labels), config["network"])
+            return imported_network(len(saved.genes), len(saved.labels), config["network"])
         attention = dict(saved.config["attention"])
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
         model = checked(ModelConfig, config["model"], "model.")

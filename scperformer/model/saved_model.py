@@ -126,7 +126,7 @@ class SavedModel:
     @property
     def has_independent_labels(self) -> bool:
         """Whether each label has a probability of its own, which need not add up to 1, as in CellTypist."""
-        return "network" in self.config
+        return self.config.get("network", {}).get("name") == STANDARDISED
 
     @property
     def scales(self) -> dict[str, float]:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from scperformer.attention.tokens import Batch
+from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.model.batches import Cells, prediction_batches
 from scperformer.model.imported import ImportedNetwork
@@ -60,9 +61,13 @@ class Contributions:
 def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, labels: np.ndarray) -> Contributions:
     """Find the contribution of each gene to the logit of one label per cell; `labels` are indices, int64 N."""
     if isinstance(network, ImportedNetwork):
-        values, rest = network.contributions(cells.x, cells.measured, labels)
+        try:
+            values, rest = network.contributions(cells.x, cells.measured, labels)
+        except ValueError as error:
+            remedy = "explain an annotation by a model of scperformer or CellTypist"
+            raise InputError(f"an imported model with {error}", "scores that are sums over genes", remedy) from error
         exact = csr_matrix((values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape)
-        scores = network.scored(cells.x, cells.measured)
+        scores = network.scored(cells.x, cells.measured).scores
         return Contributions(exact, rest, scores[np.arange(len(labels)), labels], None)
     indptr = cells.x.indptr
     contributions = np.zeros(cells.x.nnz, dtype=np.float32)

@@ -84,7 +84,7 @@ def depth_share(reference_cells: ReferenceCells, condition: Condition) -> float:
     return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
 
 
-def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
+def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: float | None, seed: int) -> csr_matrix:
     """Return the expression of kept cells as the file would have measured them: N x measured genes, ln(1 + cp10k)."""
     values = reference_cells.values[:, condition.measured]
     share = depth_share(reference_cells, condition)

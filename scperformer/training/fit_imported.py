@@ -20,7 +20,7 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.confidence import calibration
-from scperformer.model.imported import ImportedNetwork
+from scperformer.model.imported import StandardisedLinear
 from scperformer.model.load import Model
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.saved_model import CLIP, STANDARDISED, SavedModel
@@ -68,14 +68,14 @@ def distilled(model: Model, reference_cells: ReferenceCells, condition: Conditio
     wanted = saved.weights[KEPT_SCORES].astype(np.float64)
     x = reduced(reference_cells, condition, saved.config["target_sum"], seed)
     weights = _starting_weights(saved, x, condition.measured)
-    network = ImportedNetwork(x.shape[1], len(saved.labels), {"name": STANDARDISED, "clip": CLIP})
+    network = StandardisedLinear(x.shape[1], len(saved.labels), {"clip": CLIP})
     network.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()})
     products = np.zeros((x.shape[0], x.shape[0]))  # of the standardised cells with each other
     for _, z in _blocks(x, weights):
         products += z @ z.T
     # The bias is fitted as the weight of one more gene: a mean over all cells would not leave out any of them.
     of_bias = float(products.diagonal().mean())
-    alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None))
+    alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
     weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
     weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
     scale, metrics, held_out = evidence_of(wanted - left_out, x, labels, seed)
@@ -97,6 +97,9 @@ def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) ->
     squares = np.asarray(x.multiply(x).mean(axis=0), dtype=np.float64).ravel()
     deviation = np.sqrt(np.maximum(squares - mean**2, 0))
     varies = deviation > 1e-6
+    if "model.deviation" not in saved.weights:  # a network of another kind has no weight for each gene
+        nothing = {"weight": np.zeros((x.shape[1], len(saved.labels))), "bias": np.zeros(len(saved.labels))}
+        return nothing | {"mean": mean, "deviation": np.where(varies, deviation, 1.0)}
     return {
         "weight": saved.weights["model.weight"][measured].astype(np.float64),
         "bias": saved.weights["model.bias"].astype(np.float64),

@@ -54,6 +54,13 @@ def test_normalised_values_stay_as_they_are_bit_for_bit(counts_adata, pbmc):
     np.testing.assert_array_equal(normalise(pbmc.raw.X, detect_expression(pbmc), 1e4).toarray(), pbmc.raw.X.toarray())
 
 
+def test_without_a_total_counts_keep_their_depth(counts_adata):
+    counts = sparse.csr_matrix(counts_adata.X)
+    found = normalise(counts, findings_of(counts), None)
+    np.testing.assert_allclose(found.toarray(), np.log(1 + counts.toarray().astype(np.float64)), rtol=1e-6)  # float32
+    assert found.dtype == np.float32
+
+
 def test_normalising_over_own_genes_equals_normalising_the_counts_of_these_genes(counts_adata):
     counts = counts_adata.X
     whole = normalise_counts(counts, 1e4)

@@ -1,17 +1,67 @@
-"""Descriptions of imported networks that are refused; tests/importing compares their scores with CellTypist's."""
+"""Networks of dense layers from other tools: the value of each step, and descriptions that are refused."""
 
+import numpy as np
 import pytest
+import torch
+from scipy.sparse import csr_matrix, vstack
 
-from scperformer.model.imported import ImportedNetwork
+from scperformer.model.imported import DenseLayers, imported_network
+
+NUM_GENES = 6
+
+
+def network(steps: list[dict], num_labels: int, scores: int, embedding: int) -> DenseLayers:
+    made = DenseLayers(NUM_GENES, num_labels, {"steps": steps, "scores": scores, "embedding": embedding})
+    rng = np.random.default_rng(0)
+    for buffer in made.buffers():
+        buffer.copy_(torch.from_numpy(rng.normal(size=buffer.shape)))
+    return made
+
+
+@pytest.fixture
+def x() -> csr_matrix:
+    rng = np.random.default_rng(1)
+    return csr_matrix(rng.poisson(1.0, (7, NUM_GENES)).astype(np.float32))
+
+
+STEPS = [
+    {"kind": "dense", "width": 5},
+    {"kind": "standardise", "epsilon": 1e-3},
+    {"kind": "relu"},
+    {"kind": "dense", "width": 2},
+]
+
+
+def test_steps_are_computed_as_written(x):
+    made = network(STEPS, 2, scores=4, embedding=3)
+    w = {name: buffer.numpy() for name, buffer in made.named_buffers()}
+    hidden = x.toarray().astype(np.float64) @ w["weight_1"] + w["bias_1"]
+    centred = hidden - hidden.mean(axis=1, keepdims=True)
+    normed = np.maximum(centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-3), 0)
+    found = made.scored(x, None)
+    # float64: rounding only; the embedding is float32
+    np.testing.assert_allclose(found.scores, normed @ w["weight_4"] + w["bias_4"], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.embedding, normed, rtol=1e-6, atol=1e-6)
+
+
+def test_no_cell_influences_another(x):
+    made = network(STEPS, 2, scores=4, embedding=3)
+    alone = made.scored(x[:1], None).scores[0]
+    together = made.scored(vstack([x[1:]] * 60 + [x[:1]], "csr"), None).scores[-1]  # more than one product
+    np.testing.assert_array_equal(alone, together)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("steps", "message"),
     [
-        ({"name": "dense"}, "a network of the unknown kind 'dense': update scperformer"),
-        ({"name": "standardised", "clip": -1}, "clip is not a number above 0"),
+        ([], "without a list of steps"),
+        ([{"kind": "eval"}], "a step of the unknown kind 'eval'"),
+        ([{"kind": "dense", "width": 10**12}], "a width that is not a whole number above 0"),
+        ([{"kind": "standardise", "epsilon": -1}], "epsilon is not a number above 0"),
+        ([{"kind": "dense", "width": 3}], "3 scores for 2 labels"),
     ],
 )
-def test_networks_that_cannot_be_made_are_refused(options, message):
+def test_descriptions_that_cannot_be_computed_are_refused(steps, message):
+    described = {"name": "dense", "steps": steps, "scores": len(steps), "embedding": len(steps)}
     with pytest.raises(ValueError, match=message):
-        ImportedNetwork(6, 2, options)
+        imported_network(NUM_GENES, 2, described)
