@@ -24,6 +24,8 @@ NAMES = (
     ("barcodes.txt", "genes.txt"),  # kb-python
     ("rows.txt", "cols.txt"),  # alevin-fry
     ("mtx_cols", "mtx_rows"),  # Expression Atlas
+    ("cell_metadata.csv", "all_genes.csv"),  # Parse; a .csv has a header
+    ("barcodes.csv", "genes.csv"),  # of R, as often in GEO, with a first column of row numbers
 )
 GZIP_SIGNATURE = b"\x1f\x8b"
 HEADER_BYTES = 2**20  # the sizes of a matrix are within these
@@ -64,7 +66,7 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
     stem = match["stem"] if match else matrix.name
     prefixes = [f"{stem}_", f"{stem}.", f"{stem}-", *re.findall(r"^.*[-_.]", stem), ""]
     if stem.lower().endswith("matrix"):
-        prefixes = [stem[: -len("matrix")]]
+        prefixes = [stem[: -len("matrix")]] if stem.lower() != "count_matrix" else [""]  # the latter is Parse's
     for prefix in prefixes:
         for pair in NAMES:
             choices = ([matrix.with_name(f"{prefix}{name}{zipped}") for zipped in ("", ".gz")] for name in pair)
@@ -97,8 +99,12 @@ def _read_names(path: Path) -> pd.DataFrame:
             raise InputError(found, "names", "check its content")
         if b"\0" in content:  # pandas would cut a name there
             raise ValueError("a null character")
-        options = {"header": None, "dtype": object, "na_filter": False, "quoting": csv.QUOTE_NONE}
-        return pd.read_csv(io.BytesIO(content), sep="\t", **options)
+        options = {"dtype": object, "na_filter": False}
+        if ".csv" in path.name.lower():
+            table = pd.read_csv(io.BytesIO(content), **options)
+            table = table.drop(columns=[name for name in table if str(name).startswith("Unnamed:")])
+            return table.iloc[:, :2].set_axis(range(min(2, table.shape[1])), axis=1)
+        return pd.read_csv(io.BytesIO(content), sep="\t", header=None, quoting=csv.QUOTE_NONE, **options)
 
 
 def read_mtx(path: Path) -> tuple[AnnData, list[str]]:

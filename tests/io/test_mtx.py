@@ -4,6 +4,7 @@ import gzip
 import hashlib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import scipy.io
 from scipy import sparse
@@ -112,6 +113,19 @@ def alevin_fry(folder, x, cells, names, ids):
     put(folder / "quants_mat_cols.txt", names)
 
 
+def parse(folder, x, cells, names, ids):
+    scipy.io.mmwrite(folder / "count_matrix.mtx", sparse.coo_matrix(x))
+    genes = pd.DataFrame({"gene_id": ids, "gene_name": names, "genome": "hg38"})
+    genes.to_csv(folder / "all_genes.csv", index=False)
+    pd.DataFrame({"bc_wells": cells, "sample": "s1"}).to_csv(folder / "cell_metadata.csv.gz", index=False)
+
+
+def geo_of_r(folder, x, cells, names, ids):
+    scipy.io.mmwrite(folder / "GSM1_matrix.mtx", sparse.coo_matrix(x.T))
+    for name, values in (("barcodes", cells), ("genes", names)):
+        pd.DataFrame({"x": values}, index=range(1, len(values) + 1)).to_csv(folder / f"GSM1_{name}.csv", quoting=2)
+
+
 def expression_atlas(folder, x, cells, names, ids):
     for kind in ("", "normalised_"):
         scipy.io.mmwrite(folder / f"E-1.aggregated_filtered_{kind}counts.mtx", x.T)
@@ -120,7 +134,10 @@ def expression_atlas(folder, x, cells, names, ids):
     return "E-1.aggregated_filtered_counts.mtx"
 
 
-@pytest.mark.parametrize("write", [kb_python, alevin_fry, expression_atlas], ids=lambda write: write.__name__)
+TOOLS = [kb_python, alevin_fry, expression_atlas, parse, geo_of_r]
+
+
+@pytest.mark.parametrize("write", TOOLS, ids=lambda write: write.__name__)
 def test_folders_of_other_tools(write, cells, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
