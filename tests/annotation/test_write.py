@@ -104,7 +104,6 @@ def test_labels_with_slashes_stay_distinct():
 
 NULLABLE = {
     "strings": {},
-    "strings of pyarrow": {"dtype": "string[pyarrow]"},
     "a cell without a name": {"missing": "obs"},
     "a gene without a name": {"missing": "var"},
     "names in raw": {"missing": "raw"},
