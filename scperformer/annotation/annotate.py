@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -184,28 +184,10 @@ def make_annotation(
         columns, record["sets"] = set_columns(read, labels, model.saved.held_out, options.alpha, is_cell)
         obs |= columns
     if options.clusters is not None:
-        how = f"obs['{options.clusters}']"
-        clusters = options.cluster_of_cell
-        if clusters is None:
-            clusters = find_clusters(read, options.graph, is_cell)
-            how = f"Leiden on {'the embedding' if options.graph is None else 'the neighbour graph of the file'}"
-        columns, num_disagree = cluster_columns(calls, labels, clusters, is_cell & ~unknown)
+        columns, record["clusters"] = _cluster_labels(calls, is_cell & ~unknown, is_cell, read, labels, options, path)
         obs |= columns
-        num_clusters = int(clusters.codes.max()) + 1
-        text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
-        log.info(text, path, options.clusters, num_clusters, how, num_disagree, 100 * num_disagree / len(calls))
-        record["clusters"] = {"key": options.clusters, "how": how, "num_clusters": num_clusters}
-        record["clusters"]["num_disagree"] = num_disagree
     if options.tree is not None:
-        tree = options.tree
-        own = np.array([tree.nodes.index(label) for label in labels])[calls["best"]]
-        record["tree"] = {
-            "nodes": np.array(tree.nodes, dtype=object),
-            "parents": np.array([tree.parents.get(node, "") for node in tree.nodes], dtype=object),  # "": at the top
-            "ontology_term_ids": np.array(tree.ids(options.terms), dtype=object),
-            "num_levels": tree.num_levels,
-            "num_backed_off": int((calls["called"] != own).sum()),
-        }
+        record["tree"] = _tree_record(options.tree, options, calls, labels)
     # Under constraints, the label that the linear branch alone would give is not known.
     if both_have_a_part(model.saved.scales) and not constraints:
         by_encoder = calls.loc[is_cell & ~calls["empty"], "by_encoder"]
@@ -214,17 +196,11 @@ def make_annotation(
         log.info("%s: the %s changed %s of %s labels", path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
     trust, warning = _trust(adapted, options.unknown_fpr, calls[is_cell], float(unknown[is_cell].mean()))
     record |= trust | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
-    warned = [adapted.repeats.warning(cells), warning]
     if droplets is not None:
         record["droplets"] = {"floor": droplets.floor, "num_empty": droplets.num_empty}
-        warned.insert(1, droplets.text)
-    if "min_genes" in model.saved.config:
-        tool = model.saved.imported.get("tool", "its tool")
-        warned.insert(-1, few_genes_warning(query, model.saved.config["min_genes"], tool))
-    depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
-    depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
-    if depends_on_file and "of" not in adapted.record:
-        warned.append(one_type_warning(calls["best"][~unknown].to_numpy(), options.tree or LabelTree(labels, {})))
+    called = calls["best"][~unknown].to_numpy()
+    warned = [adapted.repeats.warning(cells), "" if droplets is None else droplets.text, *_model_warnings(adapted)]
+    warned += [warning, _type_warning(adapted, called, options.tree or LabelTree(labels, {}))]
     record["warnings"] = np.array([text for text in warned if text], dtype=object)
     for text in record["warnings"]:
         log.warning("%s: %s", path, text)
@@ -234,6 +210,56 @@ def make_annotation(
     table = pd.DataFrame({f"{key}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
     has_own = model.saved.has_independent_labels
     return Annotation(key, table, pd.DataFrame(details), read, without_slashes(labels), record, has_own)
+
+
+def _cluster_labels(
+    calls: pd.DataFrame,
+    is_called: np.ndarray,
+    is_cell: np.ndarray,
+    read: Read,
+    labels: Sequence[str],
+    options: LabelOptions,
+    path: str,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns and the record of clusters, which `is_called` cells label by majority."""
+    how = f"obs['{options.clusters}']"
+    clusters = options.cluster_of_cell
+    if clusters is None:
+        clusters = find_clusters(read, options.graph, is_cell)
+        how = f"Leiden on {'the embedding' if options.graph is None else 'the neighbour graph of the file'}"
+    columns, num_disagree = cluster_columns(calls, labels, clusters, is_called)
+    record = {"key": options.clusters, "how": how, "num_clusters": int(clusters.codes.max()) + 1}
+    text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
+    share = 100 * num_disagree / len(calls)
+    log.info(text, path, options.clusters, record["num_clusters"], how, num_disagree, share)
+    return columns, record | {"num_disagree": num_disagree}
+
+
+def _tree_record(tree: LabelTree, options: LabelOptions, calls: pd.DataFrame, labels: Sequence[str]) -> dict[str, Any]:
+    """Return the record of a label tree, with the number of cells that got a parent of their label."""
+    own = np.array([tree.nodes.index(label) for label in labels])[calls["best"]]
+    return {
+        "nodes": np.array(tree.nodes, dtype=object),
+        "parents": np.array([tree.parents.get(node, "") for node in tree.nodes], dtype=object),  # "": at the top
+        "ontology_term_ids": np.array(tree.ids(options.terms), dtype=object),
+        "num_levels": tree.num_levels,
+        "num_backed_off": int((calls["called"] != own).sum()),
+    }
+
+
+def _model_warnings(adapted: Adapted) -> list[str]:
+    """Return the warning about cells with fewer genes than the tool of an imported model accepts."""
+    saved = adapted.model.saved
+    if "min_genes" not in saved.config:
+        return []
+    return [few_genes_warning(adapted.query, saved.config["min_genes"], saved.imported.get("tool", "its tool"))]
+
+
+def _type_warning(adapted: Adapted, called: np.ndarray, tree: LabelTree) -> str:
+    """Return the warning about a file of one cell type, if depth or batch effect were estimated on it."""
+    depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
+    depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
+    return one_type_warning(called, tree) if depends_on_file and "of" not in adapted.record else ""
 
 
 def _trust(

@@ -51,17 +51,7 @@ def render(
     if drawn.expression is not None:
         found = cell_map.find_markers(drawn.expression, cells["call"].to_numpy(object)[drawn.rows])
         markers = {label.name: found[label.name] for label in called if found.get(label.name)}
-    names = [label.name for label in called]
-    colours = [label.colour for label in called]
-    counts = np.array([row[2:] for row in composition.rows])
-    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
-    charts.append(figures.confidence(cells, names, colours))
-    if "novelty" in cells and cells["novelty"].notna().any():
-        alphas = {float(sample.facts.get("novelty", {}).get("unknown_fpr", 0)) for sample in samples}
-        limits = sorted(1 - alpha for alpha in alphas if alpha > 0)
-        charts.append(figures.novelty(cells["novelty"].dropna().to_numpy(float), limits))
-    if drawn.expression is not None and markers:
-        charts.append(figures.dots(markers, drawn.expression, cells["call"].to_numpy(object)[drawn.rows]))
+    charts = _charts(samples, cells, called, composition, drawn, markers)
     if evaluation is not None:
         evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
         confusion = evaluation.confusion.loc[evaluated, evaluated]
@@ -123,6 +113,29 @@ def render(
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     )
     return page, render_page("summary.html.jinja", **content)
+
+
+def _charts(
+    samples: Sequence[Annotated],
+    cells: pd.DataFrame,
+    called: Sequence[tables.Label],
+    composition: tables.Table,
+    drawn: cell_map.Drawn,
+    markers: dict[str, list[str]],
+) -> list[dict[str, Any]]:
+    """Return the figures of composition, confidence, novelty and markers; the last two only where they are known."""
+    names = [label.name for label in called]
+    colours = [label.colour for label in called]
+    counts = np.array([row[2:] for row in composition.rows])
+    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
+    charts.append(figures.confidence(cells, names, colours))
+    if "novelty" in cells and cells["novelty"].notna().any():
+        alphas = {float(sample.facts.get("novelty", {}).get("unknown_fpr", 0)) for sample in samples}
+        limits = sorted(1 - alpha for alpha in alphas if alpha > 0)
+        charts.append(figures.novelty(cells["novelty"].dropna().to_numpy(float), limits))
+    if drawn.expression is not None and markers:
+        charts.append(figures.dots(markers, drawn.expression, cells["call"].to_numpy(object)[drawn.rows]))
+    return charts
 
 
 def _map(
