@@ -1,5 +1,6 @@
 """Read h5ad files into memory or with matrices on disk; write h5ad files. A zarr store is opened in the same way."""
 
+import logging
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.safety import IORegistryError, quiet_anndata, reading, reason_of, require_contained
 from scperformer.io.writing import write_anndata
 
+log = logging.getLogger(__name__)
+
 PREPARED_KEY = "scperformer_prepared"  # key of uns with the record of `preprocess`
 WRITE_ERROR = re.compile("key '(.*)' of .* to /(.*)")  # anndata's note on an element that it could not write
 
@@ -39,13 +42,24 @@ def read_h5ad(path: str | Path) -> AnnData:
                 # anndata allocates a matrix of the declared shape, however large, before it reads the values.
                 if is_sparse and len(node["indptr"]) - 1 not in node.attrs["shape"]:
                     raise ValueError(f"the shape of {node.name} does not fit its values")
-            for name in ("layers", "obsm"):
-                parts = file.get(name, {})
-                nodes = [parts[part] for part in parts] if isinstance(parts, h5py.Group) else []
-                if wrong := [node for node in nodes if isinstance(node, h5py.Group) and not node.attrs]:
-                    found = f"a name with a slash in {path} ({wrong[0].name}/...), which anndata cannot read"
-                    raise InputError(found, "no slash", f"delete it with h5py (del file['{wrong[0].name}'])")
+            groups = [group for name in ("layers", "obsm") if isinstance(group := file.get(name), h5py.Group)]
+            nodes = [group[name] for group in groups for name in group]
+            nested = {node.name for node in nodes if isinstance(node, h5py.Group) and not node.attrs}
+            if nested:
+                return _read_without(nested, file, path)
         return ad.read_h5ad(path)
+
+
+def _read_without(nested: set[str], file: h5py.File, path: str | Path) -> AnnData:
+    """Read a file without layers whose names have a slash: anndata before 0.13 wrote and cannot read them."""
+    names = [name for name in ("X", "obs", "var", "uns", "varm", "obsp", "varp") if name in file]
+    parts = {name: read_elem(file[name]) for name in names}
+    for name in ("layers", "obsm"):
+        group = file.get(name, {})
+        parts[name] = {key: read_elem(group[key]) for key in group if group[key].name not in nested}
+    raw = {name: read_elem(file["raw"][name]) for name in ("X", "var")} if "raw" in file else None
+    log.warning("%s is read without %s: anndata cannot read names with a slash", path, ", ".join(sorted(nested)))
+    return AnnData(**parts, raw=raw)
 
 
 _lock = threading.RLock()
