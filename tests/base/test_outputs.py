@@ -213,7 +213,7 @@ def test_kill_9_while_cells_in_memory_are_written(tmp_path, counts_adata, tiny_m
     killed = subprocess.run([sys.executable, "-c", f"{die}\n{start}", *words], cwd=tmp_path, capture_output=True)
     assert killed.returncode == -9
     assert not (tmp_path / "out.h5ad").exists()
-    assert len(list(tmp_path.rglob(".scperformer-*"))) == 1
+    assert len(list(tmp_path.glob(".scperformer-*"))) == 1
     done = subprocess.run([sys.executable, "-c", start, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cells.csv", "out.h5ad"]

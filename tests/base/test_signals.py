@@ -43,7 +43,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
     "branches are fitted": (TRAIN, "scperformer.training.evidence", "fit_branches"),
     "a network learns": (TRAIN, "scperformer.lab.supervised", "training_step"),
-    "an adapted model is made": (ADAPT, "scperformer.training.adapted", "<module>"),
+    "an adapted model is made": (ADAPT, "scperformer.training.adapt", "fit_to_condition"),
 }
 FAST = ("the command line is imported", "HDF5 writes")
 
