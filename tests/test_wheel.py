@@ -1,6 +1,5 @@
 """The wheel, made from the sdist, works in an empty environment and another folder, with new and old dependencies."""
 
-import json
 import os
 import subprocess
 import sys
@@ -56,9 +55,11 @@ def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     assert (labels["scperformer_label"] == labels["cell_type"]).mean() > 0.8
     assert (away / "report.html").stat().st_size > 10_000
     (away / "mark.py").write_text("open('marked', 'w')")
-    words = ["+hydra.callbacks.x._target_=runpy.run_path", "+hydra.callbacks.x.path_name=mark.py"]
-    (away / "options.yaml").write_text(json.dumps({"overrides": {"check": words}}))
-    hostile = "check", "sample.h5ad", "--config", "options.yaml", "-m", "doublets=false"
+    preset = away / "own" / "experiment" / "evil.yaml"
+    preset.parent.mkdir(parents=True)
+    callback = "{_target_: runpy.run_path, path_name: mark.py}"
+    preset.write_text(f"# @package _global_\nhydra: {{callbacks: {{x: {callback}}}}}\n")
+    hostile = "train", "sample.h5ad", "label_key=cell_type", "--config-dir", "own", "+experiment=evil"
     ran = subprocess.run([programs / "scperformer", *hostile], cwd=away, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr.count("error: options.yaml: overrides: check")) == (2, 1)
+    assert (ran.returncode, ran.stderr.count("error: ")) == (2, 1)
     assert not (away / "marked").exists()
