@@ -49,14 +49,18 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _turn = threading.RLock()
 
 
-def _new_turn() -> None:
-    """Make a new lock in a forked process, as the thread that holds the old lock may not exist there."""
+def _after_fork() -> None:
+    """Make a new lock in a forked process, and use one thread there: other threads of this process do not exist in it.
+
+    A product in several threads of OpenMP would wait for them forever, if this process has used them.
+    """
     global _turn
     _turn = threading.RLock()
+    torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_turn)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Predictions(NamedTuple):

@@ -70,10 +70,14 @@ def test_threads_with_layers_of_attention_see_the_genes_of_their_own_file(tiny_m
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_processes(samples, expected):
-    """Of a process that has annotated before, with threads of its own."""
+    """Of a process that has annotated before, with threads of its own, for which a forked process would wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.zeros(10**6).fill_(1)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         found = list(pool.map(partial(confidences, model=None), samples))
         with pytest.raises(InputError, match=r"no folder at .nowhere"):
             pool.submit(scperformer.load_model, "nowhere").result()
+    torch.set_num_threads(threads)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
