@@ -19,7 +19,7 @@ from scperformer.attention.base import AttentionOptions, Sizes, widened
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option, require
 
 DEFAULT_EPSILON = 0.001  # added to features that can be 0, as in generalized attention
-FEATURES_OF_GENES = 16  # by default if the keys are those of genes, whose table has as many entries
+FEATURES_OF_GENES = 16  # by default if keys belong to genes, whose table has as many entries
 PROJECTION_NAMES = ("orthogonal", "gaussian", "fastfood", "identity", "kmeans")
 PROJECTIONS: Rule = (lambda name: name in PROJECTION_NAMES, f"one of {', '.join(PROJECTION_NAMES)}")
 LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials and stored as logarithms

@@ -60,8 +60,7 @@ def _absorb(
 ):  # fmt: skip
     """Add a tile of columns to the running maximum, total and sum of a softmax over columns.
 
-    With SINK the maximum is that of the logits without the bias, which is never above 0. A sum that underflows then is
-    nothing beside the sink.
+    With SINK the maximum leaves out the bias, which is never above 0: a sum that underflows is nothing beside the sink.
     """
     bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
     real = cols < stop if ALL_REAL else bias_L > -float("inf")

@@ -97,7 +97,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtyp
 
 
 def add_norm(h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return the sum of two tensors, with the dtype of `h`, and its layer norm, with that of `added`; no gradients."""
+    """Return the sum, with the dtype of `h`, and its layer norm, with the dtype of `added`; no gradients."""
     D = h.shape[-1]
     R = h.numel() // D
     total = torch.empty_like(h)

@@ -161,7 +161,7 @@ def _listed(features: Mapping[str, int]) -> str:
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Candidate:
-    """Judge the values of a place, without those of non-gene features."""
+    """Judge the values of the genes in a place."""
     _, is_gene, others = _features(adata, source)
     try:
         if is_gene is not None and not is_gene.any():

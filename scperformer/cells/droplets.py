@@ -57,7 +57,7 @@ def find_droplets(counts: np.ndarray, num_genes: int) -> Droplets | None:
     They are below the steepest point of the barcode-rank curve (its inflection, as in `barcodeRanks` of DropletUtils;
     Lun et al. 2019, Genome Biol. 20:63), between the size of the typical barcode and a quarter of the size of large
     cells. There may be another steep point, between barcodes of single counts and empty droplets: after one point is
-    found, the search is repeated above it. `counts` are those of each barcode.
+    found, the search is repeated above it. `counts` has the total of each barcode.
     """
     order = np.argsort(counts, kind="stable")
     ordered = np.asarray(counts, dtype=np.float64)[order]

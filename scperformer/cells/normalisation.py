@@ -1,6 +1,6 @@
 """Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over some genes alone.
 
-The values are those of scanpy's `normalize_total` and `log1p`, bit for bit, without the seconds that importing scanpy
+The values equal scanpy's `normalize_total` and `log1p` bit for bit, without the seconds that importing scanpy
 takes.
 """
 

@@ -41,7 +41,7 @@ def has_profiles(adata: AnnData, label_key: str) -> bool:
 def simulate_cells(adata: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
     """Simulate cells of each profile: counts, CSR float32, N x G.
 
-    The values of the profiles are recognised like those of cells. The columns of obs are repeated; without the label
+    Counts, CPM and logarithms are recognised as in cells. The columns of obs are repeated; without the label
     column, the names of the rows are the labels.
     """
     findings = detect_expression(

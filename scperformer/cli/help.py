@@ -103,7 +103,7 @@ def option_texts(name: str) -> list[OptionText]:
 
 @cache
 def options_of(step: str) -> dict[str, tuple[Field, Any]]:
-    """Return the field and the type of each option of a step by its full name, without those of a mechanism."""
+    """Return the field and the type of each option of a step by its full name; options of mechanisms are left out."""
     found: dict[str, tuple[Field, Any]] = {}
     hints = get_type_hints(SCHEMAS[step])
     for entry in fields(SCHEMAS[step]):

@@ -32,7 +32,7 @@ class ModelsConfig(ImportOptions):
     action: str = fixed(choice("list", "show", "import"))  # the first plain word
 
     def __post_init__(self) -> None:
-        Options.__post_init__(self)  # not that of FileOptions: the number of inputs depends on the action
+        Options.__post_init__(self)  # without the checks of FileOptions: the number of inputs depends on the action
         wanted = {"list": "none", "show": "a name", "import": "a model folder, archive or file"}[self.action]
         several = self.action == "import" and self.name is None and len(self.inputs) > 1
         if len(self.inputs) != (self.action != "list") and not several:

@@ -37,7 +37,7 @@ class Workflow:
 
     references: list[str]  # labelled files to train on; none with a model
     model: str  # the folder of a model; "": it is trained
-    samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: those of the embedded data
+    samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: the embedded data
     label_key: str
     truth_key: str  # the column with the true labels, of all samples that have any
     output_dir: str
@@ -95,8 +95,8 @@ def _words_of(content: Any) -> list[str]:
 def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
     """Return the workflow of a configuration with keys of config/config.yaml, which all may be missing.
 
-    Beside `folder`, that of the Snakefile, only a checkout has the data that replace missing samples. `where` is the
-    place of the configuration, for errors.
+    Only a checkout has the data that replace missing samples, beside the folder of the Snakefile, `folder`. `where` is
+    the place of the configuration, for errors.
     """
     cfg, options = workflow_options(config, where)
     assert cfg.label_key is not None

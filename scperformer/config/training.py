@@ -25,7 +25,7 @@ from scperformer.config.options import (
 
 @dataclass(kw_only=True)
 class DataConfig(Options):
-    """Which cells and genes of a reference are kept, how it is normalised and split."""
+    """Which cells and genes of a reference are kept, and its split: set for shallow cells, donors and test cells."""
 
     # counts per cell after normalisation (scanpy.pp.normalize_total)
     target_sum: float = fixed(option(1e4, ABOVE_ZERO))
@@ -57,7 +57,7 @@ class DataConfig(Options):
 
 @dataclass(kw_only=True)
 class TokensConfig(Options):
-    """How the expression of a gene becomes a token, and which genes become tokens."""
+    """How genes become tokens: set by method developers, with attention between tokens."""
 
     name: str = fixed(choice("continuous", "bins", "scbert"))  # kind of token
     num_bins: int = fixed(option(5, (lambda num: 1 <= num <= 1000, "1 to 1000")))  # highest bin (scbert: 5)
@@ -83,7 +83,7 @@ class TokensConfig(Options):
 
 @dataclass(kw_only=True)
 class ModelConfig(Options):
-    """Size and structure of the encoder, and which branches are on."""
+    """Size and structure of the encoder, and which branches are on: set by method developers."""
 
     dim: int = option(32, ONE_OR_MORE)  # width of the tokens
     # number of layers; 0: only with `model.positions=coexpression`
@@ -131,7 +131,7 @@ class ModelConfig(Options):
 
 @dataclass(kw_only=True)
 class HeadConfig(Options):
-    """How the encoded tokens of a cell become one vector and then labels."""
+    """How the encoded tokens of a cell become one vector and then labels: set by method developers."""
 
     # kind of head; conv: scBERT's; weighted: by expression, with model=performer or pooled
     name: str = fixed(choice("mean", "cls", "conv", "weighted"))
@@ -150,7 +150,7 @@ class MaskingConfig(Options):
 
 @dataclass(kw_only=True)
 class OptimConfig(Options):
-    """Loss, optimiser and learning-rate schedule."""
+    """Loss, optimiser and learning-rate schedule: set by method developers."""
 
     lr: float = option(3e-3, ABOVE_ZERO)  # highest learning rate
     weight_decay: float = fixed(option(0.01, ZERO_OR_MORE))  # weight decay of AdamW
@@ -161,7 +161,7 @@ class OptimConfig(Options):
 
 @dataclass(kw_only=True)
 class TrainerConfig(Options):
-    """Where and how long to train."""
+    """Where and how long to train: set for GPUs, clusters and attention between tokens."""
 
     accelerator: str = choice("auto", "cpu", "gpu")  # device that trains; auto: CUDA, else MPS, else the CPU
     devices: int = option(1, ONE_OR_MORE)  # processes per machine
@@ -210,17 +210,17 @@ class ReferenceOptions(DataOptions):
     # seed of every random choice: split, weights, projections, order, masked values, dropout
     seed: int = option(0, SEED)
     label_key: str  # obs column with the labels; the last of `label_keys`, if they are given
-    # obs columns with labels of several levels, the coarsest first, such as [lineage,type,subtype]
+    # for atlases with levels: obs columns of labels, the coarsest first, such as [lineage,type,subtype]
     label_keys: list[str] = field(default_factory=list)
     # source of Cell Ontology ids: packaged (a table of ours), none, or a CL file (.obo)
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
-    # obs column with the batch, donor or study of each cell; whole batches are held out to estimate accuracy
+    # with several donors: obs column of the batch, donor or study; whole batches are held out to estimate accuracy
     batch_key: str | None = None
-    # files of cells without labels, such as the query: `model=performer` learns gene vectors from up to 20,000 of these
-    # cells, too; `source` and the like apply to them
+    # with few labelled cells: files without labels, such as the query; `model=performer` also learns gene vectors from
+    # up to 20,000 of these cells; `source` and the like apply to them
     unlabelled: list[str] = field(default_factory=list)
-    genes_path: str | None = None  # a file with the only genes of the model; see docs/panels.md
+    genes_path: str | None = None  # for gene panels: a file with the only genes of the model; see docs/panels.md
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,7 +273,7 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
     label_map: str | None = None
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
-    # reference cells stored in the model folder, for refits to genes and depth; 0: none, and the model is not refitted
+    # reference cells stored in the model folder, for refits; 0, if cells must not leave your institute: no refits
     keep_cells: int = option(20000, (lambda num: 0 <= num <= 50_000, "0 to 50000"))
     # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
     init_mode: str = choice("full", "last_layer", "head")

@@ -3,7 +3,7 @@
 Encoders with attention between tokens predict hidden values of tokens. A Performer predicts genes that are hidden in
 all cells of a step, as if they had not been measured: a hidden gene is a query, from its key and the vector of the
 cell, and reads the sums over the other genes by the same mechanism as the cell. Its expression, ln(1 + cp10k), is
-predicted whether or not the cell expresses it. The loss is compared with that of a naive guess.
+predicted whether or not the cell expresses it. A naive guess is scored beside it.
 
 Every random choice is a function of (seed, step), and in validation of (seed, batch): a run that was cut off repeats
 the lost part exactly, and all epochs are compared on the same hidden values.

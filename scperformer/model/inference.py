@@ -169,7 +169,7 @@ def choose_precision(network: CellTypeModel | ImportedNetwork, cells: Cells, bat
     for precision in ("bf16-mixed", "tf32"):
         found = predict_cells(network, some, batch_size, device, precision).proba.argmax(1)
         num_equal = int((found == exact).sum())
-        log.info("precision %s: %d of %d labels are those of float32", precision, num_equal, len(exact))
+        log.info("precision %s gives %d of %d cells the label of float32", precision, num_equal, len(exact))
         if num_equal >= MIN_EQUAL_SHARE * len(exact):
             return precision
     return "32-true"

@@ -27,7 +27,7 @@ DPI = 140
 def gene_table(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
     """Return a row for each gene of each label of the cells, in descending order of the mean contribution.
 
-    The columns are those of genes_per_label.csv. Only `listed` genes are in it (column `listed` of var), or else all.
+    It has the columns of genes_per_label.csv. Only `listed` genes are in it (column `listed` of var), or else all.
     """
     tables = []
     means = {"mean_contribution": "contributions", "mean_attention": "attention", "marker_rank": "marker_ranks"}

@@ -61,10 +61,10 @@ class Adapted:
     model: Model
     query: Query
     record: dict[str, Any]
-    shift: Shift | None = None  # how far the cells are from the reference; None: not asked for, or not known
+    shift: Shift | None = None  # None: not asked for, or not known
     gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before calls; None: none are
     members: list[Member] = field(default_factory=list)  # of a model of several studies
-    repeats: Repeats = field(default_factory=Repeats)  # cells of the reference among those of the query
+    repeats: Repeats = field(default_factory=Repeats)  # cells that the query shares with the reference
     precision: str | None = None  # of the network's products, chosen with the first block of cells; None: not yet
 
 

@@ -90,7 +90,7 @@ def scales_if_significant(
 def score_alone(logits: dict[str, np.ndarray], name: str, labels: np.ndarray) -> dict[str, float]:
     """Return the scores of one of the branches without the other, and its loss with the best scale of its own.
 
-    `logits` are those of the branches `linear` and `encoder` on held-out cells, N x C.
+    `logits` of the branches `linear` and `encoder` are for held-out cells, N x C.
     """
     alone = {other: branch if other == name else np.zeros_like(branch) for other, branch in logits.items()}
     scales = dict(zip(("linear", "encoder"), branch_scales(**alone, labels=labels), strict=True))
