@@ -187,21 +187,13 @@ class Encoder(nn.Module):
         self.mechanisms = [layer.attention for layer in self.stack]
         for mechanism in self.mechanisms[1:]:
             mechanism.share_with(self.mechanisms[0])
-        is_coexpression = model.positions == "coexpression"
-        self.norm = nn.LayerNorm(model.dim) if model.norm == "pre" and not is_coexpression else nn.Identity()
-        if is_coexpression:  # the layers add nothing to the gene vectors at first
-            for layer in self.stack:
-                for part in (*layer.to_out.parameters(), *layer.feedforward[-1].parameters()):
-                    nn.init.zeros_(part)
+        self.norm = nn.LayerNorm(model.dim) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
-        self.has_memory = tokens.unexpressed == "memory" and bool(self.stack)
+        self.has_memory = tokens.unexpressed == "memory"
         self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was computed from, and the memory
         self.measured_G: Tensor | None = None  # bool, genes that occur in the file of the cells; None: all
-        self.redraw_interval = 0  # training steps between calls of `redraw`; 0: never
-        if not self.stack:
-            return
         first = self.mechanisms[0]
-        self.redraw_interval = first.redraw_interval
+        self.redraw_interval = first.redraw_interval  # training steps between calls of `redraw`; 0: never
         summable = isinstance(first, Additive) and first.can_subtract
         if self.has_memory and (first.is_causal or not summable):
             suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.additive)

@@ -113,12 +113,12 @@ def token_counts(cells: csr_matrix, tokens: TokensConfig) -> np.ndarray:
 class ContinuousEmbedding(nn.Module):
     """Embed a value with a two-layer network from one number to D."""
 
-    def __init__(self, dim: int, starts_at_zero: bool = False):
+    def __init__(self, dim: int):
         super().__init__()
         last = nn.Linear(dim, dim)
         self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
         # With larger weights the value would drown the gene embedding, and not even easy labels are learned.
-        nn.init.normal_(last.weight, std=0.0 if starts_at_zero else 2 * EMBEDDING_STD / dim**0.5)
+        nn.init.normal_(last.weight, std=2 * EMBEDDING_STD / dim**0.5)
         nn.init.zeros_(last.bias)
 
     def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
@@ -136,28 +136,27 @@ class Embedding(nn.Module):
     """The sum of a gene embedding and an expression embedding.
 
     `model.positions` decides about the gene embedding: `gene` learns it; `sinusoidal` and `gene2vec` (as in scBERT) fix
-    it; `none` leaves it out; `coexpression` learns it, starting from given vectors, with an expression embedding that
-    starts at 0. The vectors of `gene2vec` and `coexpression` are 0 until `set_gene_vectors`.
+    it; `none` leaves it out; `coexpression` learns it from given vectors, without an expression embedding. The vectors
+    of `gene2vec` and `coexpression` are 0 until `set_gene_vectors`.
     """
 
     def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
         super().__init__()
         self.num_genes = num_genes
         self.gene = None if model.positions == "none" else nn.Embedding(num_genes + 1, model.dim)
-        is_coexpression = model.positions == "coexpression"
         if self.gene is not None and model.positions == "gene":
             nn.init.normal_(self.gene.weight, std=EMBEDDING_STD)
-        elif self.gene is not None and is_coexpression:
+        elif self.gene is not None and model.positions == "coexpression":
             nn.init.zeros_(self.gene.weight)
         elif self.gene is not None and not self.gene.weight.requires_grad_(False).is_meta:
             fixed = sinusoids(num_genes + 1, model.dim)
             self.gene.weight.data = fixed if model.positions == "sinusoidal" else torch.zeros_like(fixed)
         self.expression: nn.Module | None = None  # left out if no token is a query
         if not model.reads_genes and tokens.name == "continuous":
-            self.expression = ContinuousEmbedding(model.dim, starts_at_zero=is_coexpression)
+            self.expression = ContinuousEmbedding(model.dim)
         elif not model.reads_genes:
             self.expression = nn.Embedding(mask_token(tokens) + 1, model.dim)
-            nn.init.normal_(self.expression.weight, std=0.0 if is_coexpression else EMBEDDING_STD)
+            nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         if self.expression is None:

@@ -84,10 +84,7 @@ def render(
         "metrics": evaluation.metrics if evaluation else None,
         "encoder": facts["model"].get("encoder", {}),
     }
-    plotly = importlib.util.find_spec("plotly")
-    assert plotly is not None, "plotly is installed with this package"
-    files = (Path(str(plotly.origin)).parent / "package_data" / "plotly.min.js", TEMPLATES / "report.js")
-    scripts = [path.read_text(encoding="utf-8").strip() for path in files]
+    scripts = _scripts()
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # In the HTML element `script`, which no text of a user can end.
     escaped = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -113,6 +110,14 @@ def render(
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     )
     return page, render_page("summary.html.jinja", **content)
+
+
+def _scripts() -> list[str]:
+    """Return the programs of the page: plotly.js and ours."""
+    plotly = importlib.util.find_spec("plotly")
+    assert plotly is not None, "plotly is installed with this package"
+    files = (Path(str(plotly.origin)).parent / "package_data" / "plotly.min.js", TEMPLATES / "report.js")
+    return [path.read_text(encoding="utf-8").strip() for path in files]
 
 
 def _charts(
