@@ -21,7 +21,7 @@ from scperformer.cells.reference_labels import (
     deepest_labels,
     read_batches,
     read_terms,
-    treat_rare_labels,
+    without_rare_labels,
 )
 from scperformer.cells.splits import (
     MAX_FIT_CELLS,
@@ -83,7 +83,7 @@ def _label(
     `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
     Returns the rows with a label to train on, and a reference without their expression.
     """
-    rare = treat_rare_labels(labels, cfg.data, path)
+    rare = without_rare_labels(labels, cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"

@@ -76,16 +76,16 @@ def deepest_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path) -
 
 @dataclass
 class LabelSelection:
-    """The labels to train on, and how rare labels were treated."""
+    """The labels to train on, and the rare labels that were left out."""
 
     labels: pd.Series  # label of each cell; NaN: the cell is left out
-    # Record with policy, min_cells, and labels (rare labels and their numbers of cells); {}: no label is rare.
+    # Record with min_cells and labels (rare labels and their numbers of cells); {}: no label is rare.
     done: dict[str, Any] = field(default_factory=dict)
     note: str = ""  # the record as a sentence; "": no label is rare
 
 
-def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
-    """Keep or drop labels with fewer than `data.min_cells_per_label` cells, as `data.rare_labels` says, and log it.
+def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
+    """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them.
 
     Labels that are too long or contain control characters are refused.
     """
@@ -98,16 +98,11 @@ def treat_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> 
     rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < data.min_cells_per_label])}
     if not rare:
         return LabelSelection(labels)
-    done = {"policy": data.rare_labels, "min_cells": data.min_cells_per_label, "labels": rare}
     note = f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {data.min_cells_per_label} cells"
-    note += f": {named(rare)}"
-    if data.rare_labels == "drop":
-        note += f"; their {sum(rare.values())} cells are left out"
-        log.warning("%s", note)
-        return LabelSelection(labels.where(~labels.isin(list(rare))), done, note)
-    note += "; kept, but the model will hardly recognise them"
-    log.warning("%s (data.rare_labels=drop leaves them out)", note)
-    return LabelSelection(labels, done, note)
+    note += f": {named(rare)}; their {sum(rare.values())} cells are left out"
+    log.warning("%s", note)
+    done = {"min_cells": data.min_cells_per_label, "labels": rare}
+    return LabelSelection(labels.where(~labels.isin(list(rare))), done, note)
 
 
 def read_batches(

@@ -131,7 +131,7 @@ def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray
         only = next(label for label in np.unique(labels) if len(np.unique(groups[labels == label])) == 1)
         group = names[groups[labels == only][0]]
         found = f"each of the {len(names)} values of {column} has all cells of some label, as '{group}' of"
-        advice = f"leave such labels out with data.rare_labels=drop and data.min_cells_per_label, or {remedy}"
+        advice = f"leave such labels out with data.min_cells_per_label, or {remedy}"
         raise InputError(f"{found} '{label_names[only]}'", "a group that is not the only one of any label", advice)
     is_val = np.isin(groups, chosen)
     held_out = [str(names[group]) for group in chosen]

@@ -38,8 +38,7 @@ class DataConfig(Options):
     # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names;
     split: str = choice("stratified", "group", "column")  # see docs/training.md#which-cells-validate
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
-    rare_labels: str = choice("keep", "drop")  # labels of fewer than `data.min_cells_per_label` cells
-    min_cells_per_label: int = option(2, ONE_OR_MORE)  # a label with fewer cells is rare
+    min_cells_per_label: int = option(1, ONE_OR_MORE)  # cells of labels with fewer cells are left out
     # true: load all cells; false: leave them on disk; auto: by size; see docs/training.md#more-cells-than-memory
     in_memory: Any = AUTO
 

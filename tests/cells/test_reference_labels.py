@@ -1,4 +1,4 @@
-"""Labels of a reference: likely columns, each policy for rare labels, ontology ids and the label tree."""
+"""Labels of a reference: likely columns, rare labels, ontology ids and the label tree."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from scperformer.cells.reference_labels import (
     read_batches,
     read_terms,
     require_labels,
-    treat_rare_labels,
+    without_rare_labels,
 )
 from scperformer.cli.compose import make_config
 from scperformer.config.training import DataConfig
@@ -18,23 +18,14 @@ from scperformer.config.training import DataConfig
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
 
 
-def settled(policy, min_cells=3, labels=LABELS):
-    return treat_rare_labels(labels, DataConfig(rare_labels=policy, min_cells_per_label=min_cells), "r.h5ad")
-
-
-def test_kept_rare_labels_are_unchanged_with_a_warning(caplog):
-    result = settled("keep")
-    pd.testing.assert_series_equal(result.labels, LABELS)
-    assert result.done == {"policy": "keep", "min_cells": 3, "labels": {"b": 1, "c": 2}}
-    assert "2 labels have fewer than 3 cells: 'b' (1), 'c' (2); kept" in caplog.text
-    assert "data.rare_labels=drop leaves them out" in caplog.text
-
-
-def test_dropped_rare_labels_are_missing(caplog):
-    result = settled("drop")
+def test_cells_of_rare_labels_are_left_out(caplog):
+    kept = without_rare_labels(LABELS, DataConfig(), "r.h5ad")
+    pd.testing.assert_series_equal(kept.labels, LABELS)
+    result = without_rare_labels(LABELS, DataConfig(min_cells_per_label=3), "r.h5ad")
     assert result.labels.tolist()[:5] == ["a"] * 5
     assert result.labels[5:].isna().all()
-    assert "their 3 cells are left out" in caplog.text
+    assert result.done == {"min_cells": 3, "labels": {"b": 1, "c": 2}}
+    assert "2 labels have fewer than 3 cells: 'b' (1), 'c' (2); their 3 cells are left out" in caplog.text
 
 
 # the column

@@ -79,7 +79,7 @@ def test_groups_that_cannot_be_split_are_refused():
     options = DataConfig(split="group", split_key="donor")
     with pytest.raises(InputError, match=r"one value \('d'\) in obs\['donor'\].*data\.split=stratified"):
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["d", "d"]), options, seed=0)
-    with pytest.raises(InputError, match=r"each of the 2 values .* as 'a' of 'x'; expected .*rare_labels=drop"):
+    with pytest.raises(InputError, match=r"each of the 2 values .* as 'a' of 'x'; expected .*min_cells_per_label"):
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["a", "b"]), options, seed=0)
     split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
     assert split.notes[0].endswith("(50.0% of the cells).")
@@ -194,14 +194,17 @@ def rare(counts_adata):
     return counts_adata
 
 
-@pytest.mark.parametrize("policy", ["keep", "drop"])
-def test_labels_of_one_cell_are_kept_or_dropped(policy, rare):
-    reference = make_reference(Sample(rare, Path("x")), config("x", f"data.rare_labels={policy}"))
-    extra = {"keep": {"Platelet": 1, "Mast cell": 1}, "drop": {}}[policy]
-    counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | extra
+@pytest.mark.parametrize("least", [1, 2])
+def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
+    reference = make_reference(Sample(rare, Path("x")), config("x", f"data.min_cells_per_label={least}"))
+    single = {"Platelet": 1, "Mast cell": 1}
+    counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | (single if least == 1 else {})
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
-    assert reference.rare.done["labels"] == {"Platelet": 1, "Mast cell": 1}
-    assert reference.split.done.get("labels_without_val_cells", {}) == (extra if policy == "keep" else {})
+    assert reference.rare.done.get("labels", {}) == ({} if least == 1 else single)
+    assert reference.split.done.get("labels_without_val_cells", {}) == (single if least == 1 else {})
+    if least == 2:
+        note = "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); their 2 cells are left out."
+        assert reference.notes == [note]
     terms = dict(zip(reference.label_names, reference.terms.ids, strict=True))
     assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
 
@@ -212,8 +215,7 @@ def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, 
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'", "model=tiny"]
     folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
-    assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
-    assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card
+    assert made["rare_labels"] == {}
     assert "No validation cell, and so no score, for these labels" in card
     split = made["split"]
     assert (split["how"], split["key"], split["num_groups"]) == ("group", "batch id", 8)

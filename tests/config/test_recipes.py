@@ -10,7 +10,7 @@ from scipy import sparse
 from scperformer.model.folder import read_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-QUICK = ["data.min_cells_per_label=2", "data.min_genes=1", "logger=none", "model.linear=true", "model.encoder=false"]
+QUICK = ["data.min_cells_per_label=1", "data.min_genes=1", "logger=none", "model.linear=true", "model.encoder=false"]
 IDS = {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
 GROUPS = {"hlca": "donor_id", "tabula_sapiens": "donor_id", "pancreas": "tech", "zheng68k": None}
 
