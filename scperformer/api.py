@@ -206,12 +206,13 @@ def train(
     overwrite: bool = TrainConfig.overwrite,
     options: Options | None = None,
 ) -> Trained:
-    """Train a model on labelled cells.
+    """Train a model on labelled cells, or on profiles of cell types.
 
     Parameters
     ----------
     cells
-        N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files.
+        N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files. Rows
+        may also be profiles or bulk samples; a file of profiles beside one of cells adds the types that these lack.
     output
         The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
     model

@@ -11,7 +11,7 @@
 - on_disk: Cells and genes of one or several files as one collection, in memory or on disk.
 - preprocess: Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a
   model.
-- profiles: References without cells: mean expression of cell types, from which cells are simulated.
+- profiles: References without cells: mean expression of cell types or bulk samples, from which cells are simulated.
 - quality: The quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. No cell is
   filtered.
 - query: The cells of a file with the genes of a model, block by block.

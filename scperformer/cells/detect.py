@@ -240,7 +240,8 @@ def _interpret(
         notes.append(f"used as log1p to base {input_base} as requested")
     if not candidate.log.confirmed:
         remedy = "set input_kind=... if that is wrong, or input_base=... if the base is another"
-        notes.append(f"used as natural log1p only because of the range of the values; {remedy}")
+        shown = BASE_NAMES[candidate.log.base or math.e]
+        notes.append(f"used as log1p ({shown}) only because of the range of the values; {remedy}")
     unknown = "the total to which cells were normalised is not recognised"
     if input_total is not None:
         notes.append(f"used as {input_total:g} counts per cell as requested")

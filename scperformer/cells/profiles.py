@@ -1,13 +1,19 @@
-"""References without cells: mean expression of cell types, from which cells are simulated.
+"""References without cells: mean expression of cell types or bulk samples, from which cells are simulated.
 
 The counts of a simulated cell are Poisson. Their rates are the shares of the genes in the profile, times log-normal
-factors of each gene in each cell, which stand for the differences between cells of a type and between studies.
+factors of each gene in each cell, which stand for the differences between cells of a type and between studies. Beside
+real cells, cells are simulated of the labels that these lack, with the depths of the real cells.
 
 Shape letters: T profiles, N cells, G genes.
 """
 
 import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,55 +21,262 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import listed
 from scperformer.cells.detect import detect_expression, gene_table, stored_expression
-from scperformer.cells.normalisation import normalise
+from scperformer.cells.normalisation import linear, normalise, recover_counts
+from scperformer.cells.on_disk import Sample, make_collection
+from scperformer.cells.reference import Reference, make_reference
+from scperformer.cells.reference_labels import MAX_LABELS, deepest_labels, read_terms
+from scperformer.cells.splits import TEST, TRAIN
+from scperformer.cells.values import are_bulk, evenly_spaced
+from scperformer.config.options import AUTO
 from scperformer.config.training import ReferenceOptions
+from scperformer.io.axes import AXIS_SHARE, axis_shares
+from scperformer.io.h5ad import BackedH5ad, open_stored
+from scperformer.io.read import open_cells, require_readable
+from scperformer.io.rows import Rows
+from scperformer.io.safety import reading
+from scperformer.labels.texts import label_texts
+from scperformer.labels.tree import UNKNOWN_TERM
+from scperformer.model.batch_effect import gene_factors, label_means
 
 log = logging.getLogger(__name__)
 
 MAX_PROFILES = 3  # of a label, on average; cells of a reference are at least ten times as many
 MAX_ROWS = 10_000  # more are cells
+NUM_LOOKED_AT = 50  # rows whose expressed genes are counted
 NUM_CELLS = 150  # simulated cells of each label
 DEPTH = 10_000  # their median number of counts; models are refitted to shallower queries
 DEPTH_SD = 0.4  # standard deviation of the logarithm of their number of counts
 GENE_SD = 0.5  # of the logarithm of the factors of genes
+NUM_DEPTHS = 2000  # real cells whose numbers of counts are taken
+MIN_SHARED_GENES = 50  # of cells and profiles
+SIMULATED_NOTE = "Scores on held-out simulated cells say little about real cells: they are too easy."
+SIMULATED = "simulated"  # batch or group of simulated cells
 
 
-def has_profiles(adata: AnnData, label_key: str) -> bool:
-    """Return whether rows are profiles of cell types: few for each label, or a table whose rows are named by them."""
-    labels = adata.obs.get(label_key)
-    if labels is None:
-        return adata.obs.shape[1] == 0
-    num_labels = labels.astype(str).nunique() if len(labels) <= MAX_ROWS else 0
-    return num_labels > 1 and len(labels) <= MAX_PROFILES * num_labels
+def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path) -> bool:
+    """Return whether rows are profiles or bulk samples, as `profiles` says or else by their labels and their genes.
+
+    Profiles are few for each label, or are named by it; bulk samples, of which there may be many, express more of the
+    genes than a single cell does.
+    """
+    if cfg.profiles != AUTO:
+        return cfg.profiles == "true"
+    if cells.n_obs > MAX_ROWS:
+        return False
+    if not len(cells.obs.columns):  # rows are named by types, neither by barcodes nor by numbers
+        names = list(map(str, cells.obs_names))
+        like_types = axis_shares(names)[1] < AXIS_SHARE and not any(map(str.isdecimal, names))
+        return like_types and 1 < len(set(names)) <= MAX_LABELS
+    if cfg.label_key not in cells.obs:
+        return False
+    num_labels = label_texts(cells.obs[cfg.label_key]).nunique()
+    if num_labels < 2:
+        return False
+    if cells.n_obs <= MAX_PROFILES * min(num_labels, MAX_LABELS):
+        return True
+    with reading(path):
+        matrix = next((x for x in (cells.X, *cells.layers.values()) if x is not None), None)
+        some = None if matrix is None else Rows(matrix).some(evenly_spaced(cells.n_obs, NUM_LOOKED_AT))
+    return some is not None and are_bulk(np.asarray((some != 0).sum(axis=1)).ravel(), cells.n_vars)
 
 
-def simulate_cells(adata: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
+def added_profiles(cfg: ReferenceOptions) -> list[Path]:
+    """Return the files of profiles beside a single file of cells, whose labels they complete; else none."""
+    files = [Path(name) for name in cfg.inputs]
+    if len(files) < 2 or cfg.profiles != AUTO:
+        return []
+    found = []
+    for path in files:
+        is_zarr = require_readable(path) == "zarr"  # which `open_cells` would read as a whole
+        with reading(path), nullcontext(open_stored(path)) if is_zarr else open_cells(path, cfg.orientation) as cells:
+            found += [path] if has_profiles(cells, cfg, path) else []
+    return found if len(files) - len(found) == 1 else []
+
+
+def reference_with_profiles(source: Sample, profiles: Sequence[Sample], cfg: ReferenceOptions) -> Reference:
+    """Make a reference of cells, which `profiles` complete, or of cells that are simulated of profiles alone."""
+    if not profiles and not has_profiles(source.adata, cfg, source.path):
+        return make_reference(source, cfg)
+    values: dict[str, Any] = {"input_kind": "counts", "input_total": None, "input_base": "auto"}
+    if profiles:
+        values = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
+        made, labels = add_profiles(source, profiles, cfg)
+    else:
+        made = simulate_cells(source.adata, cfg, source.path)
+        labels = sorted(set(made.obs[cfg.label_key]))
+    findings = detect_expression(made, "X", **values)
+    reference = make_reference(Sample(made, source.path, findings=findings), replace(cfg, source="X", **values))
+    num = len(reference.label_names)
+    note = f"cells of {len(labels)} of {num} labels are simulated from profiles ({listed(labels)})"
+    log.warning("%s: held-out ones among them are easier than real cells", note)
+    reference.summary = f"{note}, {reference.summary.partition(', ')[2]}"
+    reference.split.notes.append(SIMULATED_NOTE)
+    return reference
+
+
+def simulate_cells(profiles: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
     """Simulate cells of each profile: counts, CSR float32, N x G.
 
-    Counts, CPM and logarithms are recognised as in cells. The columns of obs are repeated; without the label
-    column, the names of the rows are the labels.
+    Counts, CPM, TPM and logarithms are recognised as in cells. The columns of obs are repeated; without any column, the
+    names of the rows are the labels.
     """
+    profiles = _labelled(profiles, cfg, path)
     findings = detect_expression(
-        adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
+        profiles, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
     )
-    rows, _ = stored_expression(adata, findings, path=path)
-    values = normalise(rows.block(0, adata.n_obs), findings, 1.0)
-    shares_TG = np.expm1(values.toarray().astype(np.float64))
-    if not (shares_TG.sum(1) > 0).all():
-        raise InputError(f"a profile without expression in {path}", "expression in each row", "leave it out")
-    obs = adata.obs if cfg.label_key in adata.obs else pd.DataFrame({cfg.label_key: adata.obs_names})
-    num_profiles = obs.groupby(cfg.label_key, observed=True)[cfg.label_key].transform("size").to_numpy(int)
+    rows, _ = stored_expression(profiles, findings, path=path)
+    shares = _shares(normalise(rows.block(0, profiles.n_obs), findings, 1.0), path)
     rng = np.random.default_rng(cfg.seed)
-    counts = []
-    for shares_G, num in zip(shares_TG, -(-NUM_CELLS // num_profiles), strict=True):
-        rates_NG = shares_G * np.exp(rng.normal(0, GENE_SD, (num, len(shares_G))))
-        depths_N1 = DEPTH * np.exp(rng.normal(0, DEPTH_SD, (num, 1)))
-        rates_NG *= depths_N1 / rates_NG.sum(1, keepdims=True)
-        counts.append(sparse.csr_matrix(rng.poisson(rates_NG), dtype=np.float32))
-    kept = np.repeat(np.arange(len(obs)), -(-NUM_CELLS // num_profiles))
-    cells = obs.iloc[kept].set_axis([f"simulated{number}" for number in range(len(kept))])
+    nums = _nums(profiles.obs[cfg.label_key])
+    counts = _simulate(shares, nums, _usual_depths(nums.sum(), rng), rng)
+    num_labels = profiles.obs[cfg.label_key].nunique()
     text = "%s: %d profiles of %d cell types, %s; %s cells are simulated from them"
-    log.info(text, path, len(obs), obs[cfg.label_key].nunique(), findings.kind, f"{len(cells):,}")
-    log.warning("scores on held-out cells will be about simulated cells, which are easier than real ones")
-    return AnnData(sparse.vstack(counts, format="csr"), obs=cells, var=gene_table(adata, findings.source))
+    log.info(text, path, len(nums), num_labels, findings.sentence, f"{len(counts.indptr) - 1:,}")
+    obs = profiles.obs.iloc[np.repeat(np.arange(len(nums)), nums)]
+    names = [f"{SIMULATED}{number}" for number in range(len(obs))]
+    return AnnData(counts, obs=obs.set_axis(names), var=gene_table(profiles, findings.source))
+
+
+def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOptions) -> tuple[AnnData, list[str]]:
+    """Add simulated cells of the labels that cells lack, and return these labels.
+
+    X is ln(1 + counts per 10,000), CSR float32, of the genes that all files measure. `source` and the like apply to the
+    cells. Labels with the same ontology id are the same label. Profiles are of another chemistry than the cells: their
+    expression of each gene is divided by its factor between the two in the labels that both have. Test cells are left
+    out.
+    """
+    if cfg.data.split == "column" and cfg.data.split_key in cells.adata.obs:
+        is_test = (label_texts(cells.adata.obs[cfg.data.split_key]) == TEST).to_numpy()
+        cells = Sample(cells.adata[~is_test].copy(), cells.path)
+    labelled = [replace(each, adata=_labelled(each.adata, cfg, each.path)) for each in profiles]
+    labelled = [replace(each, findings=detect_expression(each.adata, path=each.path)) for each in labelled]
+    (x, *expression), genes, shared = _read_together([cells, *labelled], cfg)
+    rng = np.random.default_rng(cfg.seed)
+    depths = _depths(x, rng)
+    labels = deepest_labels(cells.adata.obs, cfg, cells.path)
+    is_known = labels.notna().to_numpy()
+    names, codes = np.unique(labels[is_known].to_numpy(str), return_inverse=True)
+    means = label_means(x[is_known][:, shared], codes, len(names))
+    name_of_term = _label_of_term(cells.adata.obs[is_known], names[codes], cfg, cells.path)
+    blocks = [x[:, shared]]
+    tables = [cells.adata.obs]
+    known = set(names)
+    side = TRAIN if cfg.data.split == "column" else SIMULATED
+    for each, values in zip(labelled, expression, strict=True):
+        obs = each.adata.obs
+        own = _label_of_term(obs, obs[cfg.label_key].to_numpy(str), cfg, each.path)
+        same = {label: name_of_term[term] for term, label in own.items() if label not in names and term in name_of_term}
+        obs = obs.assign(**{cfg.label_key: obs[cfg.label_key].replace(same)})
+        shares = _shares(values, each.path)[:, shared]
+        factors = _factors_between(shares, obs[cfg.label_key], names, means, each.path)
+        is_new = ~obs[cfg.label_key].isin(known).to_numpy()
+        if not is_new.any():
+            remedy = "leave the file out, or add studies=true for a model of each file"
+            raise InputError(f"{each.path} without a label that the cells lack", "profiles of other labels", remedy)
+        known |= set(obs[cfg.label_key])
+        obs = obs[is_new]
+        nums = _nums(obs[cfg.label_key])
+        drawn = rng.choice(depths, nums.sum())
+        counts = _simulate(shares[is_new] @ sparse.diags(1 / factors), nums, drawn, rng)
+        blocks.append((sparse.diags(cfg.data.target_sum / drawn) @ counts).log1p().astype(np.float32))
+        table = obs.iloc[np.repeat(np.arange(len(obs)), nums)].copy()
+        for key, value in ((cfg.batch_key, SIMULATED), (cfg.data.split_key, side)):
+            if key is not None:
+                table[key] = value
+        tables.append(table)
+    obs = pd.concat([table.astype(object) for table in tables], ignore_index=True).rename(str)
+    made = AnnData(sparse.vstack(blocks, format="csr"), obs=obs, var=pd.DataFrame(index=genes[shared]))
+    return made, sorted(known.difference(names))
+
+
+def _read_together(
+    samples: Sequence[Sample], cfg: ReferenceOptions
+) -> tuple[list[sparse.csr_matrix], np.ndarray, np.ndarray]:
+    """Return ln(1 + cp10k) of each sample over the genes of all, these genes, and which of them all samples measure."""
+    whole = replace(cfg, data=replace(cfg.data, min_genes=0, min_cells=0))
+    collection = make_collection(samples, whole)
+    measured = [np.isin(np.arange(len(collection.genes)), mapping.target) for mapping in collection.maps]
+    shared = np.logical_and.reduce(measured)
+    if shared.sum() < MIN_SHARED_GENES:
+        found = f"{shared.sum()} genes that all of {listed(str(each.path) for each in samples)} measure"
+        raise InputError(found, f"{MIN_SHARED_GENES} or more", "give profiles of the same species and kind of gene id")
+    log.info("%d of %d genes are measured in all files", shared.sum(), len(shared))
+    ends = pairwise(collection.starts.tolist())
+    expression = [collection.read(np.arange(start, stop)) for start, stop in ends]
+    return expression, np.array(collection.genes, dtype=object), shared
+
+
+def _labelled(profiles: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
+    """Return the profiles with a label; without any column in obs, the names of the rows become the labels."""
+    profiles = profiles.copy()
+    if not len(profiles.obs.columns):
+        profiles.obs[cfg.label_key] = profiles.obs_names
+    profiles.obs[cfg.label_key] = deepest_labels(profiles.obs, cfg, path)
+    return profiles[profiles.obs[cfg.label_key].notna()].copy()
+
+
+def _label_of_term(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: Path) -> dict[str, str]:
+    """Return the label of each ontology id."""
+    ids = read_terms(obs, labels, cfg, path).ids
+    return {term: label for label, term in zip(np.unique(labels), ids, strict=True) if term != UNKNOWN_TERM}
+
+
+def _shares(x: sparse.csr_matrix, path: Path) -> sparse.csr_matrix:
+    """Return the share of each gene in profiles, T x G, from ln(1 + expression)."""
+    values = linear(x)
+    totals = np.asarray(values.sum(axis=1)).ravel()
+    if not (totals > 0).all():
+        raise InputError(f"a profile without expression in {path}", "expression in each row", "leave it out")
+    return sparse.csr_matrix(sparse.diags(1 / totals) @ values)
+
+
+def _nums(labels: pd.Series) -> np.ndarray:
+    """Return how many cells are simulated of each profile, T."""
+    return -(-NUM_CELLS // labels.groupby(labels, observed=True).transform("size").to_numpy(int))
+
+
+def _usual_depths(num: int, rng: np.random.Generator) -> np.ndarray:
+    return DEPTH * np.exp(rng.normal(0, DEPTH_SD, num))
+
+
+def _depths(x: sparse.csr_matrix, rng: np.random.Generator) -> np.ndarray:
+    """Return the counts of some cells, given ln(1 + counts per 10,000); usual ones if these do not come from counts."""
+    counts = recover_counts(x[evenly_spaced(x.shape[0], NUM_DEPTHS)])
+    totals = _usual_depths(NUM_DEPTHS, rng) if counts is None else np.asarray(counts.sum(axis=1)).ravel()
+    return totals[totals > 0]
+
+
+def _factors_between(
+    shares: sparse.csr_matrix, labels: pd.Series, names: np.ndarray, means: np.ndarray, path: Path
+) -> np.ndarray:
+    """Return the expression of each gene in T profiles relative to cells of the same labels, G; 1 without such labels.
+
+    `means` are the mean counts per 10,000 of the labels `names` of the cells.
+    """
+    both = np.flatnonzero(labels.isin(names))
+    if not len(both):
+        log.warning("%s: no label that the cells have, by which another chemistry could be corrected", path)
+        return np.ones(shares.shape[1])
+    rows = np.repeat(both, NUM_CELLS)  # a profile is as certain as many cells
+    log.info("%s: corrected for the expression of %s in the cells", path, listed(sorted(set(labels.iloc[both]))))
+    x = (1e4 * shares[rows]).log1p()
+    return gene_factors(x, np.searchsorted(names, labels.iloc[rows].to_numpy(str)), means)
+
+
+def _simulate(
+    shares: sparse.csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator
+) -> sparse.csr_matrix:
+    """Simulate cells of each of T profiles: counts, CSR float32, N x G.
+
+    `shares` are the shares of G genes in the counts of a cell, T x G. `nums` is the number of cells of each profile, T,
+    and `depths` the expected counts of each cell over all genes, N.
+    """
+    counts = []
+    for row, stop, num in zip(shares, np.cumsum(nums), nums, strict=True):
+        shares_G = row.toarray().ravel()
+        rates_NG = shares_G * np.exp(rng.normal(0, GENE_SD, (num, len(shares_G))))
+        rates_NG *= depths[stop - num : stop, None] * shares_G.sum() / rates_NG.sum(axis=1, keepdims=True)
+        counts.append(sparse.csr_matrix(rng.poisson(rates_NG), dtype=np.float32))
+    return sparse.vstack(counts, format="csr")

@@ -30,6 +30,7 @@ class TrainConfig(TrainOptions):
 
 def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
     """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
+    from scperformer.cells.profiles import added_profiles
     from scperformer.io.read import default_output
     from scperformer.model.inference import torch_state_kept
     from scperformer.training.studies import train_studies, trains_studies
@@ -37,11 +38,12 @@ def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
 
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
-        if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
+        profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
+        if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
             return train_studies(cells, cfg, output)
         encoder = None
         if cfg.init is not None or (cfg.model.encoder and not cfg.model.reads_genes):
             from scperformer.lab.supervised import TokenEncoder
 
             encoder = TokenEncoder(cfg)
-        return train_cells(cells, cfg, output, encoder)
+        return train_cells(cells, cfg, output, encoder, profiles)

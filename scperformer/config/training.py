@@ -220,8 +220,12 @@ class ReferenceOptions(DataOptions):
     # up to 20,000 of these cells; `source` and the like apply to them
     unlabelled: list[str] = field(default_factory=list)
     genes_path: str | None = None  # for gene panels: a file with the only genes of the model; see docs/panels.md
+    # whether rows are mean profiles or bulk samples, not cells; auto: by their number and genes; see
+    # docs/training.md#profiles-in-place-of-cells
+    profiles: str = choice("auto", "true", "false")
 
     def __post_init__(self) -> None:
+        self.profiles = self.profiles.lower()  # Hydra turns the word true into True
         super().__post_init__()
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")

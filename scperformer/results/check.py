@@ -22,9 +22,9 @@ from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
 from scperformer.cells.detect import Findings, gene_table
 from scperformer.cells.on_disk import Sample
+from scperformer.cells.profiles import has_profiles, reference_with_profiles
 from scperformer.cells.quality import measure_quality
 from scperformer.cells.query import Query, find_expression, map_to_model, require_fit
-from scperformer.cells.reference import make_reference
 from scperformer.cells.reference_labels import label_columns, require_labels
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions, ModelOptions
@@ -224,7 +224,10 @@ class Checker:
         if self.label_key is not None:
             assert isinstance(cells, AnnData), "train reads the whole file"
             sample = Sample(cells, Path(path), findings=findings)
-            make_reference(sample, ReferenceOptions(inputs=[path], label_key=self.label_key, **shared))
+            options = ReferenceOptions(inputs=[path], label_key=self.label_key, **shared)
+            if has_profiles(cells, options, sample.path):
+                result["notes"].append("rows are profiles, from which train simulates cells")
+            reference_with_profiles(sample, [], options)
             return
         plan = map_to_model(var, findings, self.model, self.options, path)
         overlap = plan.overlap

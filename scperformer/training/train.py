@@ -20,7 +20,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
 from scperformer.cells.normalisation import linear, recover_counts
 from scperformer.cells.on_disk import Sample, choose_storage
-from scperformer.cells.profiles import has_profiles, simulate_cells
+from scperformer.cells.profiles import reference_with_profiles
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
@@ -70,20 +70,24 @@ class Training:
         return self.cfg.model.encoder and not self.cfg.model.reads_genes
 
 
-def train_cells(cells: AnnData | None, cfg: TrainOptions, output: Path, encoder: Any = None) -> Path:
+def train_cells(
+    cells: AnnData | None, cfg: TrainOptions, output: Path, encoder: Any = None, profiles: Sequence[Path] = ()
+) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
 
     `encoder` is a `TokenEncoder` of the lab, if the options ask for attention between tokens or for `init`;
-    None: the linear branch and the Performer are fitted.
+    None: the linear branch and the Performer are fitted. `profiles` are files that complete the labels of the only
+    other one.
     """
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     cfg = settled(cfg) if encoder is None else encoder.cfg
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    cfg = choose_storage(cfg, paths)
+    own = [path for path in paths if path not in profiles]
+    cfg = choose_storage(cfg, own)
     with training_run(cfg, output, paths, "" if encoder is None else encoder.init_hash) as run:
         if run is not None:
-            reference = load_reference(paths if cells is None else cells, cfg)
+            reference = load_reference(own if cells is None else cells, cfg, profiles)
             if encoder is not None:
                 reference = encoder.ordered(reference)
             with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
@@ -102,17 +106,20 @@ def source_of(paths: Sequence[Path]) -> dict[str, str]:
     return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
 
 
-def load_reference(source: AnnData | Sequence[Path], cfg: TrainOptions) -> Reference:
-    """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`)."""
+def load_reference(source: AnnData | Sequence[Path], cfg: TrainOptions, profiles: Sequence[Path] = ()) -> Reference:
+    """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`).
+
+    The files `profiles` complete the labels of cells in memory.
+    """
     if not isinstance(source, AnnData) and cfg.data.in_memory is False:
+        if profiles:
+            remedy = "leave data.in_memory out, or add studies=true for a model of each file"
+            raise InputError(f"profiles beside {source[0]}, which stays on disk", "cells in memory", remedy)
         return make_reference(source, cfg)
     path = Path("AnnData in memory") if isinstance(source, AnnData) else source[0]
     adata = source if isinstance(source, AnnData) else read_cells(path, cfg.orientation)
-    if not has_profiles(adata, cfg.label_key):
-        return make_reference(Sample(adata, path), cfg)
-    reference = make_reference(Sample(simulate_cells(adata, cfg, path), path), cfg)
-    reference.summary = f"cells simulated from {adata.n_obs} profiles of cell types; {reference.summary}"
-    return reference
+    more = [Sample(read_cells(file, cfg.orientation), file) for file in profiles]
+    return reference_with_profiles(Sample(adata, path), more, cfg)
 
 
 def settled(cfg: Config) -> Config:

@@ -1,4 +1,6 @@
-"""References of mean profiles: recognised, simulated from, trained on; in every unit."""
+"""References of profiles and bulk samples, alone and beside real cells: recognised, simulated from, trained on."""
+
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -9,10 +11,18 @@ from scipy import sparse
 import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cells import profiles
-from scperformer.cells.profiles import has_profiles, simulate_cells
+from scperformer.cells.on_disk import Sample
+from scperformer.cells.profiles import add_profiles, added_profiles, has_profiles, simulate_cells
 from scperformer.cli.compose import make_config
+from scperformer.model.folder import read_model
 
 OPTIONS = {"experiment": "linear", "data.min_genes": 1, "logger": "none"}
+PATH = Path("a.h5ad")
+
+
+def options(**given):
+    given = {"inputs": "[a.h5ad]", "label_key": "cell_type"} | given
+    return make_config("train", [f"{name}={value}" for name, value in given.items()])
 
 
 @pytest.fixture
@@ -24,9 +34,23 @@ def means(counts_adata) -> ad.AnnData:
     return ad.AnnData(table.to_numpy(np.float32), obs=obs, var=counts_adata.var[[]])
 
 
-def simulated(adata: ad.AnnData, **options) -> ad.AnnData:
-    words = ["inputs=[a.h5ad]", "label_key=cell_type", *(f"{name}={value}" for name, value in options.items())]
-    return simulate_cells(adata, make_config("train", words), "a.h5ad")
+@pytest.fixture
+def bulk() -> ad.AnnData:
+    """Sorted bulk as in celldex: log2(TPM + 1), 8 samples of each of 3 labels, some of the genes left out."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(["B cells", "NK cells", "Monocytes"], 8)
+    tpm = np.tile(rng.lognormal(0, 2, 1500), (24, 1))
+    for number, label in enumerate(dict.fromkeys(labels)):
+        tpm[np.ix_(labels == label, range(100 * number, 100 * number + 100))] *= 20
+    tpm *= rng.lognormal(0, 0.2, tpm.shape)
+    tpm *= 1e6 / tpm.sum(axis=1, keepdims=True)
+    obs = pd.DataFrame({"label.main": labels}, index=[f"GSM{i}" for i in range(24)])
+    var = pd.DataFrame(index=[f"GENE{i}" for i in range(1500)])
+    return ad.AnnData(np.log2(1 + tpm), obs=obs, var=var)[:, :1300].copy()
+
+
+def simulated(adata: ad.AnnData, **given) -> ad.AnnData:
+    return simulate_cells(adata, options(**given), PATH)
 
 
 def test_simulated_cells_have_the_means_of_their_profile(means, monkeypatch):
@@ -59,19 +83,157 @@ def test_values_are_recognised_as_those_of_cells(means, form):
     assert (ours != theirs).mean() < 0.01  # the same random numbers, and rates that differ by rounding
 
 
+def test_bulk_samples_are_recognised_with_their_logarithm_to_base_2(bulk):
+    cfg = options(label_key="label.main")
+    assert has_profiles(bulk, cfg, PATH)
+    cells = simulate_cells(bulk, cfg, PATH)
+    assert cells.obs["label.main"].value_counts().tolist() == [152] * 3  # 19 of each sample
+    for label in ("B cells", "Monocytes"):
+        samples = np.exp2(bulk.X[(bulk.obs["label.main"] == label).to_numpy()]) - 1
+        expected = (samples / samples.sum(1, keepdims=True)).mean(0)
+        own = cells.X[(cells.obs["label.main"] == label).to_numpy()]
+        found = np.asarray((own / own.sum(1)).mean(0)).ravel()
+        assert np.corrcoef(np.log1p(1e4 * expected), np.log1p(1e4 * found))[0, 1] > 0.99
+
+
+def test_cells_and_panels_are_no_profiles(counts_adata, means, bulk):
+    cfg = options()
+    assert has_profiles(means, cfg, PATH)
+    assert not has_profiles(counts_adata, cfg, PATH)
+    assert not has_profiles(means, options(profiles="false"), PATH)
+    assert has_profiles(counts_adata, options(profiles="true"), PATH)
+    bulk.obs["cell_type"] = bulk.obs["label.main"]
+    assert has_profiles(bulk, cfg, PATH)
+    assert not has_profiles(bulk[:, :500], cfg, PATH)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["B", "T", "NK"], True), (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1", "AAACCGTGCTTCCG-1"], False), ("123", False)],
+)
+def test_rows_of_a_file_without_labels_are_profiles_if_types_name_them(means, names, expected):
+    cells = ad.AnnData(means.X, obs=pd.DataFrame(index=list(names)), var=means.var)
+    assert has_profiles(cells, options(), PATH) == expected
+
+
 def test_a_model_of_profiles_annotates_cells(means, counts_adata, write, tmp_path):
-    assert not has_profiles(counts_adata, "cell_type")
-    options = OPTIONS | {"orientation": "genes_by_cells"}
-    for path in (write(means, "profiles.h5ad"), tmp_path / "profiles.csv"):
-        if path.suffix == ".csv":
-            means.to_df().set_axis(means.obs["cell_type"].to_numpy()).T.to_csv(path)
-        model = scperformer.train(path, "cell_type", output=tmp_path / path.stem, options=options, overwrite=True)
+    tables = {"profiles.csv": means.obs["cell_type"].tolist(), "twice.tsv": [*means.obs["cell_type"]] * 2}
+    paths = [write(means, "profiles.h5ad"), *(tmp_path / name for name in tables)]
+    for path, names in zip(paths[1:], tables.values(), strict=True):
+        table = means.to_df().iloc[np.arange(len(names)) % 3].set_axis(names)
+        table.T.to_csv(path, sep="," if path.suffix == ".csv" else "\t")
+    for path in paths:
+        more = {} if path.suffix == ".h5ad" else {"orientation": "genes_by_cells"}
+        model = scperformer.train(path, "cell_type", output=tmp_path / f"{path.name}.model", options=OPTIONS | more)
         cells = counts_adata.copy()
         scperformer.annotate(cells, model.load())
         assert (cells.obs["scperformer_label"] == cells.obs["cell_type"]).mean() > 0.9
+    card = (tmp_path / "profiles.h5ad.model" / "MODEL_CARD.md").read_text()
+    assert "cells of 3 of 3 labels are simulated from profiles" in card
+    assert "Scores on held-out simulated cells say little about real cells" in card
+
+
+def test_options_about_the_values_are_those_of_the_profiles(means, counts_adata, tmp_path):
+    means.layers["tpm"] = np.log2(1 + means.X)
+    means.X = np.zeros_like(means.X)
+    more = {"source": "layers/tpm", "input_kind": "log1p", "input_base": "2", "input_total": 1e6}
+    model = scperformer.train(means, "cell_type", output=tmp_path / "model", options=OPTIONS | more)
+    scperformer.annotate(counts_adata, model.load())
+    assert (counts_adata.obs["scperformer_label"] == counts_adata.obs["cell_type"]).mean() > 0.9
 
 
 def test_a_profile_without_expression_is_refused(means):
     means.X[1] = 0
     with pytest.raises(InputError, match=r"a profile without expression in a\.h5ad; .*leave it out"):
         simulated(means)
+
+
+# beside cells
+
+
+@pytest.fixture
+def others(means) -> ad.AnnData:
+    """The profiles as another chemistry measures them, with a factor of each gene and without the first ten genes."""
+    factors = np.exp(np.random.default_rng(1).normal(0, 1, means.n_vars))
+    return ad.AnnData((means.X * factors).astype(np.float32), obs=means.obs, var=means.var)[:, 10:].copy()
+
+
+def completed(counts_adata, others, **given):
+    """Add profiles to the cells without monocytes; also the cells."""
+    cells = counts_adata[counts_adata.obs["cell_type"] != "Monocyte"].copy()
+    return add_profiles(Sample(cells, PATH), [Sample(others, Path("p.h5ad"))], options(**given)), cells
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_labels_that_cells_lack_are_simulated_in_their_chemistry(counts_adata, means, others, shared, caplog):
+    others = others if shared else others[others.obs["cell_type"] == "Monocyte"].copy()
+    (made, added), cells = completed(counts_adata, others)
+    assert added == ["Monocyte"]
+    assert made.n_obs == cells.n_obs + profiles.NUM_CELLS
+    assert list(made.var_names) == list(means.var_names[10:])
+    totals = np.asarray(cells.X.sum(axis=1))
+    real = np.log1p(1e4 * cells.X.toarray()[:, 10:] / totals)
+    np.testing.assert_allclose(made.X[: cells.n_obs].toarray(), real, rtol=1e-5)
+    new = np.expm1(made.X[cells.n_obs :].toarray())
+    depths = 1e4 / np.where(new > 0, new, np.inf).min(axis=1)  # one count
+    assert np.median(depths) == pytest.approx(np.median(totals), rel=0.1)
+    is_new = (counts_adata.obs["cell_type"] == "Monocyte").to_numpy()
+    true = counts_adata.X[is_new].toarray() / np.asarray(counts_adata.X[is_new].sum(axis=1))
+    off = np.log(new.mean(axis=0) / (1e4 * true.mean(axis=0)[10:]))
+    if shared:  # the noise of 80 cells in the factors remains
+        assert off.std() < 0.35
+    else:
+        assert off.std() > 0.8
+        assert "no label that the cells have" in caplog.text
+
+
+def test_labels_with_the_same_ontology_id_are_one_label(counts_adata, others):
+    others.obs["cell_type"] = ["lymphocyte of B lineage", "monocyte", "T-lymphocyte"]
+    counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map(
+        {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
+    )
+    others.obs["cell_type_ontology_term_id"] = ["CL:0000236", "CL:0000576", "CL:0000084"]
+    (made, added), _ = completed(counts_adata, others)
+    assert added == ["monocyte"]
+    assert set(made.obs["cell_type"]) == {"B cell", "T cell", "monocyte"}
+
+
+def test_simulated_cells_do_not_decide_splits_and_batches(counts_adata, others):
+    counts_adata.obs["side"] = np.resize(["train", "val", "test"], counts_adata.n_obs)
+    counts_adata.obs["donor"] = "d1"
+    given = {"data.split": "column", "data.split_key": "side", "batch_key": "donor"}
+    (made, _), cells = completed(counts_adata, others, **given)
+    assert made.n_obs == (cells.obs["side"] != "test").sum() + profiles.NUM_CELLS
+    new = made.obs[made.obs["cell_type"] == "Monocyte"]
+    assert set(new["side"]) == {"train"}
+    assert set(new["donor"]) == {"simulated"}
+
+
+def test_a_model_of_cells_and_profiles(counts_adata, others, write, tmp_path):
+    cells = counts_adata[counts_adata.obs["cell_type"] != "Monocyte"].copy()
+    files = [write(cells, "cells.h5ad"), write(others, "profiles.h5ad")]
+    model = scperformer.train(files, "cell_type", output=tmp_path / "model", options=OPTIONS)
+    made = read_model(model.path).provenance
+    assert made["input"].startswith("cells of 1 of 3 labels are simulated from profiles (Monocyte)")
+    assert made["reference"] == "cells.h5ad, profiles.h5ad"
+    scperformer.annotate(counts_adata, model.load())
+    assert (counts_adata.obs["scperformer_label"] == counts_adata.obs["cell_type"]).mean() > 0.9
+    more = OPTIONS | {"studies": "true", "data.min_cells": 0}
+    separate = scperformer.train(files, "cell_type", output=tmp_path / "studies", options=more)
+    assert [study.name for study in read_model(separate.path).studies] == ["cells.h5ad", "profiles.h5ad"]
+
+
+def test_profiles_complete_one_file_of_cells_alone(counts_adata, means, write, tmp_path):
+    paths = {name: str(write(adata, f"{name}.h5ad")) for name, adata in (("c", counts_adata), ("p", means))}
+    paths |= {"d": str(write(counts_adata, "d.h5ad")), "q": str(tmp_path / "q.zarr")}
+    means.write_zarr(paths["q"])
+    for files, expected in (("cp", "p"), ("pcq", "pq"), ("cd", ""), ("cdp", ""), ("pq", "")):
+        cfg = options(inputs=f"[{','.join(paths[name] for name in files)}]")
+        assert added_profiles(cfg) == [Path(paths[name]) for name in expected]
+
+
+def test_profiles_that_complete_nothing_are_refused(counts_adata, means, others):
+    with pytest.raises(InputError, match=r"p\.h5ad without a label that the cells lack; .*studies=true"):
+        add_profiles(Sample(counts_adata, PATH), [Sample(means, Path("p.h5ad"))], options())
+    with pytest.raises(InputError, match=r"40 genes that all of a.h5ad, p.h5ad measure; expected 50 or more"):
+        completed(counts_adata, others[:, :40].copy())

@@ -115,6 +115,12 @@ def test_reference(counts_adata, write, capsys):
     assert f"ok           scperformer train {path} label_key=cell_type" in out
 
 
+def test_profiles_are_noted(counts_adata, write, capsys):
+    path = write(counts_adata[:3].copy())  # a row of each label
+    checked(path, label_key="cell_type")
+    assert "rows are profiles, from which train simulates cells" in capsys.readouterr().out
+
+
 # The text
 
 
