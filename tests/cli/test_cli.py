@@ -364,7 +364,7 @@ def test_the_table_of_a_sweep_says_what_its_models_say(command, sample, tmp_path
 
 
 def test_a_run_that_crashes_is_in_the_table_and_the_others_run(command, sample, tmp_path, monkeypatch):
-    def crash(_, cfg, output, encoder):
+    def crash(_, cfg, *rest):
         if cfg.seed == 0:
             raise RuntimeError("no more | memory")
 
