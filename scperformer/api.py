@@ -432,7 +432,7 @@ def annotate(
             raise InputError("condition_of in memory for a file of cells", "a file", "write it to a file first")
         paths = run_predict(cfg, _loaded(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
-    if written := [name for name in ("output", "output_dir") if getattr(cfg, name)]:
+    if written := [name for name in ("output", "output_dir", "markers") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
     say(annotate_cells(cells, _loaded(model, cfg), cfg, whole))

@@ -225,8 +225,9 @@ def _cluster_labels(
     how = f"obs['{options.clusters}']"
     clusters = options.cluster_of_cell
     if clusters is None:
-        clusters = find_clusters(read, options.graph, is_cell)
-        how = f"Leiden on {'the embedding' if options.graph is None else 'the neighbour graph of the file'}"
+        clusters = find_clusters(read, options.graph, is_cell, options.resolution)
+        place = "the embedding" if options.graph is None else "the neighbour graph of the file"
+        how = f"Leiden on {place}, resolution {options.resolution:g}"
     columns, num_disagree = cluster_columns(calls, labels, clusters, is_called)
     record = {"key": options.clusters, "how": how, "num_clusters": int(clusters.codes.max()) + 1}
     text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"

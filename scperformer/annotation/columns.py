@@ -21,7 +21,7 @@ from scperformer.cells.quality import cell_quality, doublet_scores, low_quality,
 from scperformer.cells.query import Query
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
-from scperformer.labels.cluster_votes import cluster_labels, over_cluster
+from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.texts import means_no_label
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree
 from scperformer.model.arrays import HeldOut
@@ -226,14 +226,14 @@ def cluster_columns(
     return columns, int(disagrees.sum())
 
 
-def find_clusters(read: "Read", graph: spmatrix | None, is_cell: np.ndarray) -> pd.Categorical:
+def find_clusters(read: "Read", graph: spmatrix | None, is_cell: np.ndarray, resolution: float) -> pd.Categorical:
     """Cluster cells in a neighbour graph, or else by their embedding; barcodes that cannot be cells have no cluster."""
     rows = np.flatnonzero(is_cell)
     embedding = np.concatenate([calls.embedding for calls in read()])
     if graph is not None and len(rows) < len(embedding):
         graph = graph.tocsr()[rows][:, rows]
     numbers = np.full(len(is_cell), -1)
-    numbers[rows] = over_cluster(embedding[rows], graph)
+    numbers[rows] = leiden(embedding[rows], graph, resolution)
     return pd.Categorical.from_codes(numbers, [str(number) for number in range(numbers.max() + 1)])
 
 

@@ -16,7 +16,7 @@ from scperformer.cells.reference_labels import label_columns
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
-from scperformer.labels.cluster_votes import AUTO_CLUSTERS
+from scperformer.labels.cluster_votes import AUTO_CLUSTERS, RESOLUTION, USUAL_RESOLUTION
 from scperformer.labels.constraints import allowed_labels
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts
@@ -39,6 +39,7 @@ class LabelOptions:
     quality: bool
     clusters: str | None  # a column of obs, or auto
     cluster_of_cell: pd.Categorical | None  # N, from the column of obs
+    resolution: float  # of clusters that are looked for
     graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
@@ -63,16 +64,17 @@ def find_label_options(
             log.warning(text, cfg.ontology, ontology.version, release)
     clusters = None
     graph = None
+    key = AUTO_CLUSTERS if cfg.clusters is None and cfg.markers is not None else cfg.clusters
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        if cfg.clusters == AUTO_CLUSTERS:
+        if key == AUTO_CLUSTERS:
             stored = cells.file.get("obsp", {}) if isinstance(cells, BackedH5ad) else cells.obsp
             if "connectivities" in stored:  # the neighbour graph that scanpy has stored with the cells
                 graph = stored["connectivities"]
                 graph = read_elem(graph) if isinstance(cells, BackedH5ad) else graph
                 if graph.shape != (cells.n_obs, cells.n_obs):
                     raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
-        elif cfg.clusters is not None:
-            clusters = _read_clusters(cells, cfg.clusters, path)
+        elif key is not None:
+            clusters = _read_clusters(cells, key, path)
     return LabelOptions(
         terms=terms,
         tree=tree,
@@ -81,7 +83,8 @@ def find_label_options(
         unknown_fpr=cfg.unknown_fpr,
         alpha=cfg.alpha,
         quality=cfg.quality,
-        clusters=cfg.clusters,
+        clusters=key,
+        resolution=USUAL_RESOLUTION if cfg.clusters is None else RESOLUTION,
         cluster_of_cell=clusters,
         graph=graph,
     )

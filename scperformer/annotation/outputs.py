@@ -60,11 +60,11 @@ def outputs_of(
     return list(zip(inputs, named, strict=True))
 
 
-def require_writable(output: Path, replace: bool) -> None:
+def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMATS, option: str = "output") -> None:
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
     require_absent(output, replace, STORE if output.suffix == ".zarr" else None)
-    if not output.name.endswith(FORMATS):
-        raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
+    if not output.name.endswith(tuple(formats)):
+        raise InputError(f"{option}={output}", f"a name that ends in {', '.join(formats)}", "rename it")
 
 
 def identity_of(

@@ -19,10 +19,11 @@ from anndata import AnnData
 from scperformer.annotation.annotate import Annotation, make_annotation
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.label_options import find_label_options
+from scperformer.annotation.markers import cluster_markers
 from scperformer.annotation.outputs import identity_of
-from scperformer.annotation.write import write_annotation
+from scperformer.annotation.write import write_annotation, write_text
 from scperformer.base.memory import KEPT, freed_memory
-from scperformer.base.outputs import scratch_folder
+from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
@@ -74,10 +75,17 @@ def embed_cells(
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
-def annotate_file(path: str, output: Path, model: Model, cfg: AnnotationOptions, sample: dict[str, str]) -> Annotation:
+def annotate_file(
+    path: str,
+    output: Path,
+    model: Model,
+    cfg: AnnotationOptions,
+    sample: dict[str, str],
+    markers: Path | None = None,
+) -> Annotation:
     """Annotate a file, and write a copy of it or a table; the calls of each block of cells are on disk until then.
 
-    `sample` has columns that all its cells get, with their values.
+    `sample` has columns that all its cells get, with their values; `markers` is the table of markers to write.
     """
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
@@ -110,6 +118,11 @@ def annotate_file(path: str, output: Path, model: Model, cfg: AnnotationOptions,
                 is_stored = isinstance(cells, BackedH5ad)
                 existing = {*cells.keys()["obs"], cells.index_name} if is_stored else cells.obs.reset_index().columns
                 annotation.describe(sample, existing, path)
+            if markers is not None:
+                table = cluster_markers(query, annotation)
+                with new_file(markers, overwrite=True) as temporary:  # `run` has checked that it may be
+                    write_text(temporary, markers.name, iter([table]))
+                log.info("written: %s", markers)
             write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
     return annotation
 

@@ -58,7 +58,7 @@ def write_annotation(
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
         if output.suffix not in (".h5ad", ".zarr"):
-            _write_text(temporary, output.name, _table_rows(cells, annotation))
+            write_text(temporary, output.name, _table_rows(cells, annotation))
         elif isinstance(cells, BackedH5ad):
             shutil.copyfile(path, temporary)
             require_unchanged(path, seen)
@@ -170,7 +170,7 @@ def _table_rows(cells: AnnData | BackedH5ad, annotation: Annotation) -> Iterator
         yield block
 
 
-def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> None:
+def write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> None:
     """Write a CSV or TSV file, by the ending of `name`; a text that a spreadsheet would run gets a ' in front."""
     separator = next(separator for suffix, separator in SEPARATORS.items() if name.endswith(suffix))
     compression = "gzip" if name.endswith(".gz") else None

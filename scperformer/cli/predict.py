@@ -26,6 +26,7 @@ EXAMPLES = """\
   scperformer predict runs/*.h5ad output_dir=annotated resume=true        # go on after an interruption
   scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
   scperformer predict runs/*.h5ad output='calls/{sample}.csv'             # tables
+  scperformer predict sample.h5ad markers=markers.tsv   # marker genes of clusters, for other means of labelling
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks"""
 
 
@@ -52,6 +53,8 @@ class PredictConfig(AnnotationOptions):
         num = len(self.inputs)
         expected = "a name with {sample} for several files, or output_dir=FOLDER, which takes all of them"
         require(num == 1 or "{sample}" in (self.output or "{sample}"), "output", self.output, expected)
+        expected = "a name with {sample} for several files"
+        require(num == 1 or "{sample}" in (self.markers or "{sample}"), "markers", self.markers, expected)
         has_one = self.output_dir is None or self.output is None
         require(has_one, "output_dir", self.output_dir, "no output beside it")
 
@@ -65,6 +68,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     """
     from scperformer.annotation.outputs import Failures, failed_file, is_finished, outputs_of, require_writable
     from scperformer.annotation.predict import annotate_file
+    from scperformer.annotation.write import SEPARATORS
     from scperformer.base.progress import progress
     from scperformer.io.read import default_output, require_readable
     from scperformer.io.sheet import described_samples
@@ -72,6 +76,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     from scperformer.model.load import load_model
 
     files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
+    tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
     sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
     failures = Failures(cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(files) > 1))
     waiting = []
@@ -79,6 +84,9 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
         with failures.of_file(path, output):
             require_readable(path)
             require_writable(output, cfg.overwrite or cfg.resume)
+            if path in tables:
+                require_writable(tables[path], cfg.overwrite or cfg.resume, list(SEPARATORS), "markers")
+                require(tables[path] != output, "markers", tables[path], "another file than the output")
             waiting.append((path, output))
     model = model or load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
@@ -98,7 +106,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
         for path, output in waiting:
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
             with failures.of_file(path, output):
-                annotation = annotate_file(path, output, model, cfg, sheet.get(path, {}))
+                annotation = annotate_file(path, output, model, cfg, sheet.get(path, {}), tables.get(path))
                 log.info("written: %s", output)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_annotated += 1

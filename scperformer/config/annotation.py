@@ -41,6 +41,9 @@ class AnnotationOptions(ModelOptions):
     deny_labels: list[str] = field(default_factory=list)  # labels that the tissue cannot have
     # for labels by clusters, too: an obs column, or auto (many small clusters); see docs/labels.md#clusters
     clusters: str | None = None
+    # marker genes of each cluster with its label, for cell browsers and language models: .csv or .tsv (also .gz), with
+    # several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters
+    markers: str | None = None
     # for files that were not filtered: flag low-quality cells and score doublets; see docs/labels.md#quality
     quality: bool = False
     # for models without a tree: source of ontology ids and label tree, as in `train`

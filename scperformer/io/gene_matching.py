@@ -1,7 +1,7 @@
 """Match the genes of a file to the genes of a model, by any names, with the help of a table of human genes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -48,6 +48,16 @@ class GeneMap:
         """For each gene of the file, the first gene matched to the same gene; an unmatched gene is its own first."""
         own = -1 - np.arange(len(self.target))
         return first_of_each(np.where(self.target >= 0, self.target, own))
+
+
+def gene_symbols(names: Iterable[object]) -> list[str]:
+    """Return the names of genes; human Ensembl ids become symbols."""
+    texts = tuple(str(name).strip() for name in names)
+    if id_kind(texts) != "ensembl":
+        return list(texts)
+    symbols = human_genes().symbols
+    split = zip(*ids_and_symbols(texts), texts, strict=True)
+    return [symbol or symbols.get(str(gene_id), name) for gene_id, symbol, name in split]
 
 
 def map_genes(

@@ -15,6 +15,7 @@ SEED = 0
 # The resolution of Leiden gives some hundred clusters. CellTypist's value for files of less than 5,000 cells, 5, loses
 # rare cell types.
 RESOLUTION = 20.0
+USUAL_RESOLUTION = 1.0  # scanpy's default: about as many clusters as there are types
 
 
 def cluster_labels(
@@ -42,8 +43,8 @@ def cluster_labels(
     return labels
 
 
-def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.ndarray:
-    """Cut cells into many small clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
+def leiden(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = RESOLUTION) -> np.ndarray:
+    """Cut cells into clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
     Parameters
     ----------
@@ -51,6 +52,8 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
         N x D. Without `graph`, its neighbour graph is used, with 15 neighbours for each cell.
     graph
         Connectivities of a neighbour graph, N x N.
+    resolution
+        The higher, the more clusters there are.
     """
     import scanpy  # takes seconds to import
 
@@ -67,5 +70,5 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
             scanpy.pp.neighbors(cells, n_neighbors=num_neighbours, use_rep="X", **options)
             graph = cells.obsp["connectivities"]
         options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
-        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **options)
+        scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)

@@ -17,12 +17,11 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 
+from scperformer.annotation.markers import rank_markers
 from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise
-from scperformer.cells.quality import technical
-from scperformer.io.gene_names import id_kind, ids_and_symbols
-from scperformer.io.gene_table import human_genes
+from scperformer.io.gene_matching import gene_symbols
 from scperformer.io.read import open_cells
 from scperformer.io.safety import reading
 from scperformer.labels.tree import NO_CALL
@@ -39,8 +38,6 @@ NUM_COMPONENTS = 50  # the default of scanpy
 NUM_NEIGHBOURS = 15  # the default of UMAP and scanpy
 NUM_EPOCHS = 200  # the default of UMAP for large data
 NUM_MARKERS = 10  # of a label
-MIN_EXPRESSING = 0.1  # share of the cells of a label that express a marker
-MIN_CHANGE = 1.0  # log2 fold change of a marker
 
 
 @dataclass(kw_only=True)
@@ -106,21 +103,11 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
                 raise InputError(found, "the file as predict wrote it", "annotate the file again")
             with reading(sample.path):
                 stored = stored_expression(cells, findings, sample.path)[0].some(chosen)  # type: ignore[arg-type]
-            names = _symbols(gene_table(cells, source).index)  # type: ignore[arg-type]
+            names = pd.Index(gene_symbols(gene_table(cells, source).index), dtype=object)  # type: ignore[arg-type]
         is_first = ~names.duplicated()
         x = normalise(stored, findings, TARGET_SUM)
         read.append(AnnData(x[:, is_first], var=pd.DataFrame(index=names[is_first])))
     return anndata.concat(read, join="inner", index_unique="-")
-
-
-def _symbols(names: pd.Index) -> pd.Index:
-    """Return the names of genes; human Ensembl ids become symbols."""
-    texts = tuple(str(name).strip() for name in names)
-    if id_kind(texts) != "ensembl":
-        return pd.Index(texts, dtype=object)
-    symbols = human_genes().symbols
-    split = zip(*ids_and_symbols(texts), texts, strict=True)
-    return pd.Index([symbol or symbols.get(str(gene_id), name) for gene_id, symbol, name in split], dtype=object)
 
 
 def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
@@ -149,27 +136,7 @@ def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
 
 
 def find_markers(cells: AnnData, calls: npt.NDArray[np.object_]) -> dict[str, list[str]]:
-    """Return up to 10 markers of each call, best first; unknown cells are left out, and calls with a single cell.
-
-    The test is scanpy's t-test against the other cells, with overestimated variance. Ribosomal and mitochondrial genes
-    and MALAT1 are no markers.
-    """
-    import scanpy  # takes seconds to import
-
+    """Return up to 10 markers of each call, best first; unknown cells are left out, and calls with a single cell."""
     is_known = calls != NO_CALL
-    codes, names = pd.factorize(calls[is_known])
-    tested = [str(code) for code in np.flatnonzero(np.bincount(codes) > 1)]
-    if len(names) < 2 or not tested:
-        return {}
-    known = AnnData(cells.X[is_known][:, ~technical(cells.var_names)])
-    known.var_names = cells.var_names[~technical(cells.var_names)]
-    known.obs["call"] = pd.Categorical(codes.astype(str))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about genes without expression
-        scanpy.tl.rank_genes_groups(known, "call", groups=tested, method="t-test_overestim_var", pts=True)
-        markers = {}
-        for code in tested:
-            table = scanpy.get.rank_genes_groups_df(known, code, log2fc_min=MIN_CHANGE)
-            table = table[(table["scores"] > 0) & (table["pct_nz_group"] >= MIN_EXPRESSING)]
-            markers[str(names[int(code)])] = table["names"].head(NUM_MARKERS).tolist()
-    return markers
+    markers = rank_markers(cells[is_known], calls[is_known], NUM_MARKERS)
+    return {call: table["gene"].tolist() for call, table in markers.items()}

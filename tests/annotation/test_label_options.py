@@ -109,7 +109,7 @@ def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, 
     path = write(counts_adata)
     (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(folder), clusters="auto"))
     annotated = ad.read_h5ad(output)
-    assert annotated.uns["scperformer"]["clusters"]["how"] == "Leiden on the neighbour graph of the file"
+    assert annotated.uns["scperformer"]["clusters"]["how"] == "Leiden on the neighbour graph of the file, resolution 20"
     memory = scperformer.annotate(counts_adata, model, options=as_options(["clusters=auto"]))
     assert list(memory.obs["scperformer_cluster_label"]) == list(annotated.obs["scperformer_cluster_label"])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scperformer.labels.cluster_votes import cluster_labels, over_cluster
+from scperformer.labels.cluster_votes import cluster_labels, leiden
 
 
 def naive_winners(clusters, best, confidence, voters, num_labels):
@@ -31,8 +31,9 @@ def test_small_clusters_do_not_mix_groups_and_are_reproducible():
     rng = np.random.default_rng(0)
     group = np.arange(240) % 3
     embedding = (rng.normal(size=(240, 4)) + 20 * group[:, None]).astype(np.float32)
-    clusters = over_cluster(embedding)
+    clusters = leiden(embedding)
     assert 3 < clusters.max() + 1 < 240
     assert all(len(set(group[clusters == cluster])) == 1 for cluster in range(clusters.max() + 1))
-    np.testing.assert_array_equal(over_cluster(embedding), clusters)
-    assert over_cluster(embedding[:2]).tolist() == [0, 0]
+    np.testing.assert_array_equal(leiden(embedding), clusters)
+    assert leiden(embedding, resolution=0.1).max() + 1 == 3
+    assert leiden(embedding[:2]).tolist() == [0, 0]
