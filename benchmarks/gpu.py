@@ -3,7 +3,7 @@
     python benchmarks/gpu.py                     # everything; `--tables mechanisms` for one table
     python benchmarks/gpu.py --device cpu --tiny # tests the script; the numbers are meaningless
 
-The cells are simulated: each expresses about 1,500 of 16,906 genes. `default`: 100,000 cells and the default model, on
+The cells are simulated: each expresses about 1,500 of 16,906 genes. `default`: 20,000 cells and the default model, on
 the GPU and on one thread of the CPU: the sums over genes that training starts from, its 600 steps of 128 cells for six
 copies, and prediction; with the share of labels that both give.
 
@@ -83,7 +83,7 @@ PRESET_COLUMNS = (
     "float32: cells/s",
 )
 DEFAULT_COLUMNS = ("sums: s", "training: s", "cells a second of training", "prediction: cells/s", "same labels")
-DEFAULT_CELLS = 100_000
+DEFAULT_CELLS = 20_000
 LAYER_COLUMNS = ("forward: cells/s", "forward and backward: cells/s", "GB", "error")
 MECHANISM_COLUMNS = ("forward: cells/s", "share of peak", "GB", "forward and backward: cells/s", "share of peak", "GB")
 TABLES = {
@@ -101,7 +101,7 @@ def made_up(num_cells: int, num_genes: int, cfg: TrainConfig) -> Cells:
     """Cells with about a tenth of the genes expressed."""
     rng = np.random.default_rng(0)
     blocks = [min(1000, num_cells - start) for start in range(0, num_cells, 1000)]
-    # `sparse.random` takes a minute for 100,000 cells
+    # `sparse.random` takes five times as long
     expressed = [sparse.csr_matrix(rng.random((size, num_genes), dtype=np.float32) < 0.09) for size in blocks]
     x = sparse.vstack(expressed, format="csr").astype(np.float32)
     x.data = np.log1p(rng.gamma(0.5, 4.0, x.nnz)).astype(np.float32)

@@ -29,11 +29,10 @@ from scperformer.model.batches import MAX_BATCH_TOKENS, Cells, cells_at, predict
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.linear import power_transform
 from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import Performer
+from scperformer.model.performer import CELLS_PER_SUM, Performer
 
 CPU_BATCH_TOKENS = 2**12  # most tokens of a prediction batch on a CPU
 CPU_BATCH_CELLS = 64  # most cells of such a batch
-CELLS_PER_SUM = 256  # cells predicted at a time by a network without layers
 GPU_BATCH_TOKENS = 2**18  # 12 padded cells of scBERT's length: with fewer, an H100 waits for the next operation
 BYTES_PER_TOKEN = 2**15  # of GPU memory, at scBERT's sizes in float32
 TRIAL_CELLS = 1000  # cells of a file with which `choose_precision` compares labels

@@ -110,3 +110,17 @@ def test_the_network_of_a_model_in_torch_gives_what_annotate_gives(kind, request
     np.testing.assert_allclose(logits_BC.softmax(-1), annotated.obsm["scperformer_proba"], atol=1e-4)
     torch.testing.assert_close(some_BC, logits_BC[[5, 2]], rtol=1e-3, atol=1e-3)
     assert not model.network.training
+
+
+@pytest.mark.parametrize("attention", KINDS, ids=lambda options: options["name"])
+def test_sums_of_many_cells_are_those_of_each_cell(attention, monkeypatch):
+    performer = made(attention).encoder
+    x = made_cells(25)
+    found = performer.sums_of(x)
+    monkeypatch.setattr("scperformer.model.performer.CELLS_PER_SUM", 10)  # three blocks, the last one of 5 cells
+    assert np.array_equal(performer.sums_of(x), found)
+    weights = x.toarray().astype(np.float64)
+    weights *= 20 / np.linalg.norm(weights, axis=1, keepdims=True)
+    expected = weights @ performer.table().detach().double().numpy()
+    np.testing.assert_allclose(found[:, : expected.shape[1]], expected, rtol=1e-4, atol=1e-4)
+    assert performer.sums_of(x[:0]).shape == (0, found.shape[1])
