@@ -10,8 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE_ROWS = 16  # rows of a tile
-MAX_PROGRAMS = 1024  # most programs of the backward pass; each sums a part of the gradients of the weights
+TILE_ROWS = 16  # rows of a tile of the forward pass
+# The backward pass also sums over rows. With few rows, each in one warp, no warp waits for others: on an H200 it takes
+# less than half of the time of 16 rows in 4 warps.
+BACKWARD_ROWS = 4
+COLUMNS_OF_WARP = 256
+MAX_PROGRAMS = 2048  # most programs of the backward pass; each sums a part of the gradients of the weights
 
 
 @triton.jit
@@ -82,12 +86,14 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx, grad_RD):
         x_RD, weight_D, mean_R, scale_R = ctx.saved_tensors
         R, D = x_RD.shape
-        num_tiles = triton.cdiv(R, TILE_ROWS)
+        num_tiles = triton.cdiv(R, BACKWARD_ROWS)
+        tile_width = triton.next_power_of_2(D)
+        num_warps = max(1, tile_width // COLUMNS_OF_WARP)
         num_programs = min(MAX_PROGRAMS, num_tiles)
         grad_x_RD = torch.empty_like(x_RD)
         sums_2PD = mean_R.new_empty(2, num_programs, D)
         given = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous(), grad_x_RD, *sums_2PD, R, D, num_tiles)
-        _backward[(num_programs,)](*given, TILE_R=TILE_ROWS, TILE_D=triton.next_power_of_2(D))
+        _backward[(num_programs,)](*given, TILE_R=BACKWARD_ROWS, TILE_D=tile_width, num_warps=num_warps)
         return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
 
 
