@@ -34,7 +34,7 @@ from scperformer.cli.steps import SCHEMAS
 from scperformer.cli.train import TrainConfig
 from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
-from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, read_model
+from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
     from scperformer.attention.base import Attention
@@ -125,6 +125,11 @@ def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[File | A
         remedy = "call the function for each of them, or put them together with anndata.concat"
         raise InputError("a list with an AnnData in it", "one AnnData, or a list of files", remedy)
     return found
+
+
+def _named(model: "Model | File | None", cfg: Any) -> "Model | None":
+    """Return the model, or load the one that the options name; None: the tissue of the cells is to be found."""
+    return _loaded(model, cfg) if names_model(cfg.model_path) else None
 
 
 def _loaded(model: "Model | File | None", cfg: Any) -> "Model":
@@ -430,12 +435,12 @@ def annotate(
     if not isinstance(cells, AnnData):
         if whole is not None:
             raise InputError("condition_of in memory for a file of cells", "a file", "write it to a file first")
-        paths = run_predict(cfg, _loaded(model, cfg))
+        paths = run_predict(cfg, _named(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
     if written := [name for name in ("output", "output_dir", "markers") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
-    say(annotate_cells(cells, _loaded(model, cfg), cfg, whole))
+    say(annotate_cells(cells, _named(model, cfg), cfg, whole))
     return cells
 
 
@@ -468,7 +473,7 @@ def embed(
 
     cfg, _ = read_arguments("predict", locals(), several=False)
     whole = condition_of if isinstance(condition_of, AnnData) else None
-    ready = _loaded(model, cfg)
+    ready = _named(model, cfg)
     if isinstance(cells, AnnData):
         return embed_cells(cells, ready, cfg, whole=whole)
     with open_cells(os.fspath(cells), cfg.orientation) as opened:

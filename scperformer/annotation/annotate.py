@@ -42,6 +42,7 @@ from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
 from scperformer.model.novelty import novelty_share
+from scperformer.model.resemblance import FEW_RESEMBLE
 from scperformer.model.saved_model import both_have_a_part, branch_names
 from scperformer.model.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
 from scperformer.training.adapt import Adapted
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 
 MAX_TEXT = 1000  # characters
 NUM_FIRST_CALLS = 5  # in a text
+AROUND = 0.05  # the expected accuracy by profiles may be so much below the labels' confidence, or above the families'
+MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds
 
 
 @dataclass
@@ -158,10 +161,12 @@ def make_annotation(
             proba = calls.proba if shift is None else tempered(calls.proba, shift.temperature)
             yield replace(calls, proba=reweighted(proba, weights) if constraints else proba)
 
-    calls = gather_calls(read, options.tree, options.min_confidence)
+    calls = gather_calls(read, options.tree, options.min_confidence, options.families)
     is_cell = np.ones(len(calls), dtype=bool) if droplets is None else droplets.is_cell
     novelty = calls["scores"].to_numpy()
-    if model.saved.held_out is not None:
+    if adapted.resemblance is not None:
+        novelty = adapted.resemblance.novelty(novelty)
+    elif model.saved.held_out is not None:
         novelty = novelty_share(novelty / (1.0 if shift is None else shift.factor), model.saved.held_out.scores)
     unknown = unknown_cells(calls, novelty, labels, options.unknown_fpr, options.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
@@ -200,7 +205,7 @@ def make_annotation(
         record["droplets"] = {"floor": droplets.floor, "num_empty": droplets.num_empty}
     called = calls["best"][~unknown].to_numpy()
     warned = [adapted.repeats.warning(cells), "" if droplets is None else droplets.text, *_model_warnings(adapted)]
-    warned += [warning, _type_warning(adapted, called, options.tree or LabelTree(labels, {}))]
+    warned += [warning, _type_warning(adapted, called, options.tree if options.families is None else None)]
     record["warnings"] = np.array([text for text in warned if text], dtype=object)
     for text in record["warnings"]:
         log.warning("%s: %s", path, text)
@@ -256,10 +261,11 @@ def _model_warnings(adapted: Adapted) -> list[str]:
     return [few_genes_warning(adapted.query, saved.config["min_genes"], saved.imported.get("tool", "its tool"))]
 
 
-def _type_warning(adapted: Adapted, called: np.ndarray, tree: LabelTree) -> str:
+def _type_warning(adapted: Adapted, called: np.ndarray, tree: LabelTree | None) -> str:
     """Return the warning about a file of one cell type, if depth or batch effect were estimated on it."""
     depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
     depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
+    tree = tree or LabelTree(adapted.model.saved.labels, {})
     return one_type_warning(called, tree) if depends_on_file and "of" not in adapted.record else ""
 
 
@@ -272,6 +278,8 @@ def _trust(
     shift = adapted.shift
     record: dict[str, Any] = {}
     warning = ""
+    if adapted.resemblance is not None:
+        return _trust_in_profiles(adapted, calls, unknown_share)
     if saved.held_out is None:
         why = "its kept cells are few or simulated"
         if not adapted.record["adapted"]:
@@ -309,6 +317,29 @@ def _trust(
     if adapted.gene_factors is not None:
         record["shift"]["gene_factors"] = adapted.gene_factors
     return record, warning
+
+
+def _trust_in_profiles(adapted: Adapted, calls: pd.DataFrame, unknown_share: float) -> tuple[dict[str, Any], str]:
+    """Return the record of what to expect of the calls by profiles of a tissue, and a warning."""
+    calls = calls[~calls["empty"]]
+    saved = adapted.model.saved
+    resemblance = float(calls["scores"].median()) if len(calls) else math.nan
+    # The label is one of a family of similar types: the family is right more often than the label.
+    lowest = max(0.0, float(calls["confidence"].mean()) - AROUND)
+    highest = min(1.0, float(calls["family"].mean()) + AROUND)
+    warning = ""
+    if not resemblance >= FEW_RESEMBLE:
+        lowest = highest = math.nan
+        warning = (
+            f"these cells are not of {saved.name} (median resemblance {resemblance:.2f}): do not use their labels, "
+        )
+        warning += "and name the tissue or a model by tissue=... or model_path=..."
+    elif unknown_share >= MANY_UNKNOWN:
+        warning = f"{unknown_share:.0%} of the cells resemble no type of {saved.name}"
+        warning += ": malignant cells, or types that it lacks"
+    text = "%s: resemblance to the types of %s %.2f; expected accuracy %.2f to %.2f; this reference has no cells"
+    log.info(text, adapted.query.path, saved.name, resemblance, lowest, highest)
+    return {"profiles": {"resemblance": resemblance, "expected_lowest": lowest, "expected_highest": highest}}, warning
 
 
 def without_slashes(labels: list[str]) -> list[str]:

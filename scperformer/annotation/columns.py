@@ -23,7 +23,7 @@ from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.texts import means_no_label
-from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree
+from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
 from scperformer.model.confidence import calibration
 from scperformer.model.conformal import label_sets, set_texts, set_threshold
@@ -72,19 +72,27 @@ def require_not_annotated(
         raise InputError(found, "no earlier annotation of this name", remedy, fixes)
 
 
-def gather_calls(read: "Read", tree: LabelTree | None, min_confidence: float) -> pd.DataFrame:
+def gather_calls(
+    read: "Read", tree: LabelTree | None, min_confidence: float, families: np.ndarray | None = None
+) -> pd.DataFrame:
     """Return what is needed of the calls of N cells in one table, without their probabilities.
 
-    Its columns are `best`, the index of the most probable label; `confidence`, its probability; `margin`, its lead over
-    the second label; `scores`, `empty`, `by_encoder` and `baseline` as in `Calls`; and `called` and `call_confidence`,
-    the index of the called node of a label tree and its probability (without a tree, the label and its probability).
+    Its columns are `best`, the index of the label (`best_labels`); `confidence`, its probability; `margin`, its lead
+    over the best other label; with `families`, `family`, the probability of its family; `scores`, `empty`,
+    `by_encoder` and `baseline` as in `Calls`; and `called` and `call_confidence`, the index of the called node of a
+    label tree and its probability (without a tree, the label and its probability).
     """
     blocks = []
     for calls in read():
-        second, first = np.sort(calls.proba, axis=1)[:, -2:].T
-        best = calls.proba.argmax(axis=1)
+        best = best_labels(calls.proba, families)
+        first = np.take_along_axis(calls.proba, best[:, None], axis=1)[:, 0]
+        others = calls.proba.copy()
+        np.put_along_axis(others, best[:, None], 0, axis=1)
+        second = others.max(axis=1)
         called = (best, first) if tree is None else tree.call(calls.proba, best, min_confidence)
         block = {"best": best, "confidence": first, "margin": first - second}
+        if families is not None:
+            block["family"] = np.where(families == families[best][:, None], calls.proba, 0).sum(axis=1)
         block |= {name: getattr(calls, name) for name in ("scores", "empty", "by_encoder", "baseline")}
         blocks.append(pd.DataFrame(block | dict(zip(("called", "call_confidence"), called, strict=True))))
     return pd.concat(blocks, ignore_index=True)

@@ -32,6 +32,7 @@ class LabelOptions:
 
     terms: list[str]  # ontology id of each label
     tree: LabelTree | None
+    families: np.ndarray | None  # of labels that are called together, int64 C (model/tissues.py)
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
     min_confidence: float
     unknown_fpr: float
@@ -78,6 +79,7 @@ def find_label_options(
     return LabelOptions(
         terms=terms,
         tree=tree,
+        families=saved.families,
         allowed=allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels),
         min_confidence=cfg.min_confidence,
         unknown_fpr=cfg.unknown_fpr,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from anndata import AnnData
@@ -32,25 +33,34 @@ from scperformer.io.read import default_output, fingerprint, open_cells
 from scperformer.model.load import Model
 from scperformer.training.adapt import Adapted, adapt_model
 from scperformer.training.calls import Calls, call_block
+from scperformer.training.tissue_model import find_tissue
 
 log = logging.getLogger(__name__)
 
 
-def annotate_cells(adata: AnnData, model: Model, cfg: AnnotationOptions, whole: AnnData | None = None) -> str:
+def annotate_cells(adata: AnnData, model: Model | None, cfg: AnnotationOptions, whole: AnnData | None = None) -> str:
     """Add the annotation to an AnnData in memory, and return a paragraph about it; errors as `scperformer predict`.
 
     Depth and batch effect come from all its cells, or from the whole sample `whole`.
     """
     require_not_annotated(adata, cfg.key_added, replace=cfg.replace_annotation)
     start = time.perf_counter()
+    model, tissue = model_for(adata, model, cfg)
     options = find_label_options(adata, model.saved, cfg)
     adapted = _adapted_to(adata, model, cfg, whole=whole)
     blocks = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
     annotation = make_annotation(adata, adapted, options, cfg.key_added, lambda: blocks, seconds)
-    annotation.record["config_json"] = _as_json(cfg)
+    annotation.record |= {"config_json": _as_json(cfg)} | ({"tissue": tissue} if tissue else {})
     annotation.write_into(adata)
     return annotation.text
+
+
+def model_for(
+    cells: AnnData | BackedH5ad, model: Model | None, cfg: AnnotationOptions, path: str = "the data"
+) -> tuple[Model, dict[str, Any]]:
+    """Return the model for an open file, and how its tissue was found (empty: the model was given)."""
+    return (model, {}) if model is not None else find_tissue(cells, cfg, path)
 
 
 def _as_json(cfg: AnnotationOptions) -> str:
@@ -60,7 +70,7 @@ def _as_json(cfg: AnnotationOptions) -> str:
 
 def embed_cells(
     cells: AnnData | BackedH5ad,
-    model: Model,
+    model: Model | None,
     cfg: AnnotationOptions,
     path: str = "the data",
     whole: AnnData | None = None,
@@ -69,6 +79,7 @@ def embed_cells(
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
+    model, _ = model_for(cells, model, cfg, path)
     if not model.saved.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
     adapted = _adapted_to(cells, model, cfg, path, whole)
@@ -78,19 +89,21 @@ def embed_cells(
 def annotate_file(
     path: str,
     output: Path,
-    model: Model,
+    given: Model | None,
     cfg: AnnotationOptions,
     sample: dict[str, str],
     markers: Path | None = None,
 ) -> Annotation:
     """Annotate a file, and write a copy of it or a table; the calls of each block of cells are on disk until then.
 
-    `sample` has columns that all its cells get, with their values; `markers` is the table of markers to write.
+    `given` is the model, None: that of the tissue of the file. `sample` has columns that all its cells get, with their
+    values; `markers` is the table of markers to write.
     """
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells, cfg.key_added, path, replace=cfg.replace_annotation)
+        model, tissue = model_for(cells, given, cfg, path)
         options = find_label_options(cells, model.saved, cfg, path)
         adapted = _adapted_to(cells, model, cfg, path)
         query = adapted.query
@@ -110,9 +123,9 @@ def annotate_file(
 
             seconds = time.perf_counter() - start
             annotation = make_annotation(cells, adapted, options, cfg.key_added, read, seconds)
-            annotation.record["config_json"] = _as_json(cfg)
+            annotation.record |= {"config_json": _as_json(cfg)} | ({"tissue": tissue} if tissue else {})
             of_condition = adapted.record.get("of_sha256", "")
-            identity = identity_of(cfg, model.saved, query.sha256, of_condition, sample)
+            identity = identity_of(cfg, model.saved.hash, query.sha256, of_condition, sample)
             annotation.record["run"]["identity"] = json.dumps(identity)
             if sample:
                 is_stored = isinstance(cells, BackedH5ad)

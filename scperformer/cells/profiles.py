@@ -265,6 +265,16 @@ def _factors_between(
     return gene_factors(x, np.searchsorted(names, labels.iloc[rows].to_numpy(str)), means)
 
 
+def simulated_counts(shares: sparse.csr_matrix, num: int, seed: int) -> sparse.csr_matrix:
+    """Simulate `num` cells of each of T profiles, one profile after the other: counts, CSR float32, N x G.
+
+    `shares` are the shares of G genes in the counts of a cell, T x G.
+    """
+    rng = np.random.default_rng(seed)
+    nums = np.full(shares.shape[0], num)
+    return _simulate(shares, nums, _usual_depths(nums.sum(), rng), rng)
+
+
 def _simulate(
     shares: sparse.csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator
 ) -> sparse.csr_matrix:

@@ -136,7 +136,8 @@ def require_fit(
     min_genes = 1 if plan.own_totals or cfg.min_overlap == 0 or overlap.num_model < MIN_PANEL else MIN_PANEL
     if overlap.num_shared >= min_genes and overlap.informative_share >= cfg.min_overlap:
         return
-    has_cells = model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies)
+    has_own = model.has_reference_cells or model.reference_cells is not None
+    has_cells = has_own or any(study.saved.has_reference_cells for study in model.studies)
     if has_cells and cfg.adapts and overlap.num_shared >= max(MIN_PANEL, overlap.num_file / 2):
         return
     file_genes = [str(name).strip() for name in var.index]

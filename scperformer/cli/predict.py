@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 USAGE = "predict FILE..."
 EXAMPLES = """\
-  scperformer predict sample.h5ad                       # packaged model -> sample.annotated.h5ad
+  scperformer predict sample.h5ad                       # finds the tissue -> sample.annotated.h5ad
+  scperformer predict sample.h5ad tissue=pancreas
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
   scperformer predict runs/*.h5ad output_dir=annotated keep_going=true    # go on if some files are refused
@@ -72,8 +73,10 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     from scperformer.base.progress import progress
     from scperformer.io.read import default_output, require_readable
     from scperformer.io.sheet import described_samples
+    from scperformer.model.folder import names_model
     from scperformer.model.inference import choose_device
     from scperformer.model.load import load_model
+    from scperformer.model.tissues import collection
 
     files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
     tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
@@ -88,13 +91,15 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
                 require_writable(tables[path], cfg.overwrite or cfg.resume, list(SEPARATORS), "markers")
                 require(tables[path] != output, "markers", tables[path], "another file than the output")
             waiting.append((path, output))
-    model = model or load_model(cfg.model_path)
+    if model is None and names_model(cfg.model_path):
+        model = load_model(cfg.model_path)
+    model_hash = collection().hash if model is None else model.saved.hash
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     if cfg.resume:
         waiting = [
             (path, output)
             for path, output in waiting
-            if not is_finished(path, output, model.saved, cfg, sheet.get(path, {}))
+            if not is_finished(path, output, model_hash, cfg, sheet.get(path, {}))
         ]
     num_finished = len(files) - len(waiting) - len(failures.errors)
     if num_finished:

@@ -165,7 +165,10 @@ class ExpressionOptions(FileOptions):
 class ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
-    model_path: str | None = None  # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged model
+    # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged profiles of the tissue of each file
+    model_path: str | None = None
+    # without a model, a tissue of 'scperformer models list'; null: it is found for each file
+    tissue: str | None = None
     # how genes are matched to the model's; exact: by the same name alone, as other tools do; matched: also by ids, case
     # and previous symbols; see docs/inputs.md#genes
     genes: str = choice("matched", "exact")

@@ -142,3 +142,17 @@ def tree_of_columns(levels: pd.DataFrame, labels: list[str]) -> LabelTree | None
                 parts = (shortened(name) for name in (child, parents[child], parent))
                 raise ValueError("two parents of '{}' ('{}' and '{}')".format(*parts))
     return LabelTree(labels, parents) if parents else None
+
+
+def best_labels(proba: np.ndarray, families: np.ndarray | None) -> np.ndarray:
+    """Return the index of the best label of each cell, N, from the probabilities of labels, N x C.
+
+    With `families`, the number of the family of each label, C, it is the best label of the most probable family: the
+    labels of a family share its probability, and should not lose to a single label for that.
+    """
+    if families is None:
+        return proba.argmax(axis=1)
+    sums = np.zeros((len(proba), int(families.max()) + 1))
+    for family, values in zip(families, proba.T, strict=True):
+        sums[:, family] += values
+    return np.where(families == sums.argmax(axis=1)[:, None], proba, -1.0).argmax(axis=1)

@@ -69,6 +69,11 @@ def imported_models(library: Path) -> list[Path]:
     return sorted(path for path in library.iterdir() if (path / INFO).is_file()) if library.is_dir() else []
 
 
+def names_model(model_path: str | None) -> bool:
+    """Return whether a user names a model, by `model_path` or $SCPERFORMER_MODEL."""
+    return bool(model_path or os.environ.get("SCPERFORMER_MODEL"))
+
+
 def resolve_model(model_path: str | None) -> tuple[Path, str]:
     """Return the model folder and why it was chosen: `model_path`, else $SCPERFORMER_MODEL, else the packaged model.
 
@@ -205,7 +210,8 @@ def _read_model(folder: Path) -> SavedModel:
             raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
     num_labels = len(info["labels"])
     weights, genes, means = _read_arrays(folder, num_labels)
-    is_fitted_here = info["labels"] and not info.get("studies") and "imported" not in info["provenance"]
+    has_baseline = not {"imported", "profiles"} & info["provenance"].keys()
+    is_fitted_here = info["labels"] and not info.get("studies") and has_baseline
     if is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
         raise ValueError(f"no weights '{min(missing)}'")
     held_out = None

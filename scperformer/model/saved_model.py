@@ -64,6 +64,12 @@ class SavedModel:
         return self.provenance.get("tissue")
 
     @property
+    def families(self) -> np.ndarray | None:
+        """The number of the family of each label of a tissue (model/tissues.py), int64 C; None for other models."""
+        profiles = self.provenance.get("profiles")
+        return None if profiles is None else np.array(profiles["families"], dtype=np.int64)
+
+    @property
     def batch_names(self) -> list[str]:
         """The batches of the reference, each of which was held out as a whole; empty if they are not known."""
         return list(self.provenance.get("batches", {}).get("names", ()))

@@ -29,6 +29,7 @@ from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
 from scperformer.model.network import CellTypeModel
+from scperformer.model.resemblance import Resemblance
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.shift import FAR, OTHER, Shift
 from scperformer.training.condition import (
@@ -44,6 +45,7 @@ from scperformer.training.condition import (
 from scperformer.training.evidence import fill_network, fit_branches
 from scperformer.training.fit_imported import distilled
 from scperformer.training.fit_linear import MAX_DUAL, PENALTY_C, SOLVER_TOLERANCE, LinearOptions, fit_logistic
+from scperformer.training.tissue_model import compare_with_profiles, fit_tissue
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class Adapted:
     gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before calls; None: none are
     members: list[Member] = field(default_factory=list)  # of a model of several studies
     repeats: Repeats = field(default_factory=Repeats)  # cells that the query shares with the reference
+    resemblance: Resemblance | None = None  # of a file to the profiles of a tissue
     precision: str | None = None  # of the network's products, chosen with the first block of cells; None: not yet
 
 
@@ -101,6 +104,10 @@ def adapt_model(
     if model.members:
         return _adapt_members(model, query, cfg, with_shift, whole)
     saved = model.saved
+    is_tissue = "profiles" in saved.provenance and not saved.weights
+    if is_tissue and not cfg.adapts:
+        found = f"adapt=false and the profiles of {saved.name}, which are no fitted model"
+        raise InputError(found, "a model named by model_path", "leave adapt=false out")
     seen = whole or query
     if whole is not None:
         read, expected = (each.plan.findings.text for each in (query, whole))
@@ -128,7 +135,7 @@ def adapt_model(
         has_depth = saved.provenance.get("depth") in (None, condition.depth)
         if "adapted_from" in saved.provenance and condition.measured.all() and has_depth:
             expected_accuracy = own_accuracy
-    elif cfg.adapt == "auto" and seen.plan.overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
+    elif not is_tissue and cfg.adapt == "auto" and _is_like_reference(seen, share):
         log.info("%s: the model is used as it is, as the file has its genes and depth", query.path)
         expected_accuracy = own_accuracy
     else:
@@ -138,12 +145,17 @@ def adapt_model(
         seen = query if whole is None else whole.of_genes(condition.measured)
         found_accuracy = model.saved.provenance["expected_accuracy"]
         expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
-    shift = factors = None
-    if with_shift and (held_out := model.saved.held_out) is not None:
+    shift = factors = resemblance = None
+    if is_tissue:
+        factors, resemblance = compare_with_profiles(seen, model.saved, saved, condition)
+        if not with_shift:
+            factors = None
+    elif with_shift and (held_out := model.saved.held_out) is not None:
         shift, factors = find_shift(seen, held_out, saved, reference_cells, condition, model)
         model = with_encoder_weight(model, shift.encoder_weight)
     num_genes = int(condition.measured.sum())
-    if is_adapted and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
+    # In another study it says little.
+    if is_adapted and not is_tissue and (shift is None or shift.kind not in (OTHER, FAR)):
         said = accuracy_beside(expected_accuracy, own_accuracy)
         depth_of = "its depth" if share < 1 else "the depth of the reference"
         log.info("%s: %s on reference cells with its %s genes and %s", query.path, said, f"{num_genes:,}", depth_of)
@@ -160,7 +172,12 @@ def adapt_model(
     }
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
-    return Adapted(model, query, record, shift, factors, repeats=repeats)
+    return Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance)
+
+
+def _is_like_reference(query: Query, depth_share: float) -> bool:
+    """Return whether a query has nearly the genes and the depth of the reference."""
+    return query.plan.overlap.informative_share >= PAYS_GENES and depth_share >= PAYS_DEPTH
 
 
 def _adapt_members(
@@ -222,7 +239,8 @@ def _adapted_to(
     if adapted_folder is None:
         saved = fit_to_condition(model, reference_cells, condition)
     else:
-        folder = Path(adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
+        name = model.saved.name.replace(" ", "_") if not model.saved.weights else model.saved.hash[:16]
+        folder = Path(adapted_folder) / f"{name}-{condition.key}-{version('scperformer')}"
         if not (folder / INFO).is_file():
             fitted = fit_to_condition(model, reference_cells, condition)
             try:
@@ -246,9 +264,11 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     The result has the measured genes alone, and normalises cells over these. An encoder with attention between tokens
     is left out, as it was trained for all genes.
     """
+    saved = model.saved
+    if not saved.weights:
+        return fit_tissue(saved, condition)
     if isinstance(model.network, ImportedNetwork):
         return distilled(model, reference_cells, condition)
-    saved = model.saved
     cfg = _training_options(saved)
     cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_DUAL, cfg.seed))
     labels = cells.labels

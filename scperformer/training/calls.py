@@ -14,6 +14,7 @@ from scperformer.model.conformal import cell_draws
 from scperformer.model.fusion import fuse
 from scperformer.model.inference import choose_device, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.novelty import Profile
+from scperformer.model.resemblance import joined
 from scperformer.model.shift import tempered
 from scperformer.training.adapt import Adapted
 
@@ -26,7 +27,8 @@ class Calls:
     embedding: np.ndarray  # float32 N x D; float64 if it is the scores of an imported model
     baseline: np.ndarray  # int32 N, index of the label by logistic regression; -1 without it
     empty: np.ndarray  # bool N, True for a cell that expresses none of the model's genes
-    scores: np.ndarray  # float64 N, novelty scores (model/novelty.py); NaN if the model has no held-out calls
+    # float64 N, novelty scores (model/novelty.py) or resemblance (model/resemblance.py); NaN without both
+    scores: np.ndarray
     draws: np.ndarray  # float64 N, 0 to 1, the random parts of sets of labels (model/conformal.py)
     by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
 
@@ -66,9 +68,17 @@ def call_block(
     if model.baseline is not None:
         baseline = model.baseline.predict(x).astype(np.int32)
     held_out = model.saved.held_out
-    scores = np.full(x.shape[0], np.nan) if held_out is None else Profile(**held_out.profile).scores(x)
+    scores = np.full(x.shape[0], np.nan)
+    proba = predicted.proba
+    if adapted.resemblance is not None:
+        correlations = adapted.resemblance.correlations(x)
+        scores = adapted.resemblance.of_cells(x, correlations)
+        assert model.saved.families is not None
+        proba = joined(proba, correlations, model.saved.families)
+    elif held_out is not None:
+        scores = Profile(**held_out.profile).scores(x)
     is_empty = np.diff(x.indptr) == 0
-    return Calls(predicted.proba, predicted.embedding, baseline, is_empty, scores, cell_draws(x), predicted.by_encoder)
+    return Calls(proba, predicted.embedding, baseline, is_empty, scores, cell_draws(x), predicted.by_encoder)
 
 
 def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None) -> Calls:

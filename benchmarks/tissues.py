@@ -1,0 +1,318 @@
+"""Files without a model: tissue found, accuracy, unknown cells and expected accuracy, beside other methods.
+
+    python benchmarks/tissues.py FOLDER                  # choosing and reporting files, whole and cut
+    python benchmarks/tissues.py FOLDER --use choose     # the files by which options are chosen
+    python benchmarks/tissues.py --sisters               # each tissue called by its sister tissues; needs no files
+
+FOLDER has the files of `FILES`. Labels of a file and of a tissue are merged, after the calls, to what both mean. The
+other methods get the profiles of the same tissue: logistic regression on the same simulated cells, the nearest profile
+by Spearman's correlation, as in SingleR without its fine-tuning, and the package singler, if it is installed.
+
+`--sisters`: cells simulated from each tissue, 50 for each type, are called by tissues of other studies that have such
+types, such as an adult and a fetal one. A call is right if its Cell Ontology term is that of the cell, or one of both
+contains the other.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from machine import machine
+from panel import be_quiet
+from scipy import sparse
+from scipy.stats import rankdata
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+
+import scperformer as scp
+from scperformer.base.errors import InputError
+from scperformer.cells.profiles import simulated_counts
+from scperformer.labels.ontology import packaged_ontology
+from scperformer.model.resemblance import SHARES
+from scperformer.model.tissues import collection
+from scperformer.training.tissue_model import NUM_CELLS, tissue_model
+
+KEY = "scperformer"
+ROWS = {"whole": (None, 1.0), "1,000 genes": (1000, 1.0), "a third of the counts": (None, 0.33)}
+
+BLOOD = [  # (part of a label, type), the first that fits
+    *(
+        (word, None)
+        for word in ("lymphoid", "eryth", "stem", "stromal", "precursor", "pro-b", "hsc", "neutro", "cycling")
+    ),
+    *((word, None) for word in ("gamma-delta", "progenitor", "t activated", "plasma cell")),
+    ("plasmacytoid", "DC"),
+    ("pdc", "DC"),
+    ("mait", "CD8 T"),
+    ("platelet", "platelet"),
+    ("mega", "platelet"),
+    (" mk", "platelet"),
+    ("t cd8", "CD8 T"),
+    ("t cd4", "CD4 T"),
+    ("cytotoxic t", "CD8 T"),
+    ("cd8", "CD8 T"),
+    ("helper", "CD4 T"),
+    ("cd4", "CD4 T"),
+    ("treg", "CD4 T"),
+    ("regulatory t", "CD4 T"),
+    ("nk", "NK"),
+    ("mono", "monocyte"),
+    ("macroph", "monocyte"),
+    ("dendr", "DC"),
+    ("dc", "DC"),
+    (" b", "B"),
+]
+PANCREAS = [
+    *((name, name) for name in ("alpha", "beta", "delta", "gamma", "epsilon")),
+    ("duct", "ductal"),
+    ("acinar", "acinar"),
+    ("endothelial", "endothelial"),
+    ("endocrine", "endocrine"),
+    *((word, "stellate") for word in ("stellate", "mesench", "fibrobl", "pericyte", "smooth")),
+    *((word, "macrophage") for word in ("macroph", "monocyte", "dendritic", "cdc")),
+    ("mast", "mast"),
+    ("schwann", "Schwann"),
+    ("b cell", "B"),
+    ("b lineage", "B"),
+    ("plasma", "B"),
+    ("t cell", "T"),
+    ("nk", "T"),
+    ("other", None),
+]
+LUNG = [
+    ("neutro", "neutrophil"),
+    ("granulo", "neutrophil"),
+    ("nk", "NK"),
+    ("plasma", "B"),
+    ("b cell", "B"),
+    ("t cell", "T"),
+    ("cd4", "T"),
+    ("cd8", "T"),
+    ("mait", "T"),
+]
+ENDOCRINE = {"alpha", "beta", "delta", "gamma", "epsilon"}  # which the label `endocrine` of a tissue may mean
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of another study than the collection."""
+
+    name: str
+    use: str  # choose or report
+    tissue: str | None  # None: no tissue of the collection
+    types: list[tuple[str, str | None]]
+    pick: Callable[[ad.AnnData], np.ndarray] | None = None
+
+
+def _condition(value: str) -> Callable[[ad.AnnData], np.ndarray]:
+    return lambda cells: (cells.obs["condition"] == value).to_numpy()
+
+
+def _donor(number: int) -> Callable[[ad.AnnData], np.ndarray]:
+    return lambda cells: (cells.obs["donor"] == sorted(cells.obs["donor"].unique())[number]).to_numpy()
+
+
+def _assay(name: str) -> Callable[[ad.AnnData], np.ndarray]:
+    return lambda cells: (cells.obs["assay"] == name).to_numpy()
+
+
+def _not_in_the_other(cells: ad.AnnData) -> np.ndarray:
+    return ~cells.obs["in_zheng_sorted_pbmc"].to_numpy(bool)
+
+
+FILES = [
+    File("pbmc3k", "choose", "blood", BLOOD),
+    File("zheng_sorted_pbmc", "choose", "blood", BLOOD),
+    File("kang_ifnb_13999", "choose", "blood", BLOOD, _condition("STIM")),
+    File("baron_pancreas_mouse", "choose", "mouse pancreas", PANCREAS),
+    File("zilionis_mouse_lung_800", "choose", "mouse lung", LUNG),
+    File("mixology_lung_celllines", "choose", None, []),
+    File("zheng_sorted_scminer_3500", "report", "blood", BLOOD, _not_in_the_other),
+    File("kang_ifnb_13999", "report", "blood", BLOOD, _condition("CTRL")),
+    *(File("symphony_pbmc_1200_1767genes", "report", "blood", BLOOD, _assay(name)) for name in ("3pv1", "3pv2", "5p")),
+    File("baron_pancreas_human", "report", "pancreas", PANCREAS),
+    *(File("baron_pancreas_human", "report", "pancreas", PANCREAS, _donor(number)) for number in range(4)),
+]
+
+
+def merged(labels: pd.Series, types: list[tuple[str, str | None]]) -> np.ndarray:
+    """Return the type of each label, None for those that no type is known of."""
+
+    def of(label: str) -> str | None:
+        text = f" {label.lower().replace('_', ' ').replace('+', '')} "
+        return next((kind for word, kind in types if word in text), None if types is not PANCREAS else label)
+
+    found = {label: of(label) for label in labels.astype(str).unique()}
+    return labels.astype(str).map(found).to_numpy(object)
+
+
+def scores(truth: np.ndarray, calls: np.ndarray) -> dict[str, float]:
+    """Return accuracy, macro-F1 and the recall of CD8 T cells, where there are some, over cells of a known type."""
+    known = np.array([kind is not None for kind in truth])
+    truth, calls = truth[known].astype(str), calls[known].astype(str)
+    calls = np.where((calls == "endocrine") & np.isin(truth, list(ENDOCRINE)), truth, calls)
+    kinds = sorted(set(truth))
+    found = {
+        "accuracy": (truth == calls).mean(),
+        "F1": f1_score(truth, calls, labels=kinds, average="macro", zero_division=0),
+    }
+    return found | ({"CD8": (calls[truth == "CD8 T"] == "CD8 T").mean()} if "CD8 T" in kinds else {})
+
+
+def read(folder: Path, file: File, row: str) -> ad.AnnData:
+    """Read a file with counts in X, and cut it as a row of the table asks for."""
+    cells = ad.read_h5ad(folder / f"{file.name}.h5ad")
+    cells.var_names_make_unique()
+    if "counts" in cells.layers:
+        cells.X = cells.layers["counts"]
+    made = ad.AnnData(
+        sparse.csr_matrix(cells.X, dtype=np.float32), obs=cells.obs, var=pd.DataFrame(index=cells.var_names)
+    )
+    made = made if file.pick is None else made[file.pick(made)].copy()
+    num_genes, share = ROWS[row]
+    if num_genes is not None and made.n_vars > num_genes:
+        x = made.X.copy()
+        x.data = np.log1p(x.data)
+        mean = np.asarray(x.mean(axis=0)).ravel()
+        spread = np.asarray(x.multiply(x).mean(axis=0)).ravel() - mean**2
+        made = made[:, np.sort(np.argsort(-spread)[:num_genes])].copy()
+    if share < 1:
+        made.X.data = np.random.default_rng(0).binomial(made.X.data.astype(int), share).astype(np.float32)
+        made.X.eliminate_zeros()
+    return made
+
+
+def by_others(cells: ad.AnnData, tissue: str) -> dict[str, np.ndarray]:
+    """Return the labels of cells by other methods with the profiles of a tissue."""
+    saved = tissue_model(tissue, cells.var_names.str.isupper().mean() > 0.5 and tissue.startswith("mouse")).saved
+    genes = pd.Index(saved.genes).intersection(cells.var_names)
+    places = pd.Index(saved.genes).get_indexer(genes)
+    x = _logs(cells[:, genes].X)
+    assert saved.reference_cells is not None
+    reference = saved.reference_cells.values[:, places]
+    fit = LogisticRegression(C=0.1, max_iter=300, tol=1e-2).fit(_logs(reference), saved.reference_cells.labels)
+    profiles = collection().tissue(tissue).profiles.to_numpy()[:, places]
+    top = np.argsort(-np.log1p(profiles).std(axis=0))[:2000]
+    ranks = [_unit(np.stack([rankdata(row) for row in each])) for each in (x[:, top].toarray(), profiles[:, top])]
+    found = {"LR": fit.predict(x), "Spearman": (ranks[0] @ ranks[1].T).argmax(axis=1)}
+    try:
+        import singler
+    except ImportError:
+        return {name: np.array(saved.labels)[codes] for name, codes in found.items()}
+    named = {name: np.array(saved.labels)[codes] for name, codes in found.items()}
+    result = singler.annotate_single(
+        test_data=x.T.tocsr().toarray(),
+        test_features=list(genes),
+        ref_data=np.log2(1 + profiles).T,
+        ref_features=list(genes),
+        ref_labels=list(saved.labels),
+    )
+    return named | {"singler": np.array(result.column("best"))}
+
+
+def _logs(counts: sparse.csr_matrix) -> sparse.csr_matrix:
+    x = sparse.csr_matrix(counts, dtype=np.float32, copy=True)
+    totals = np.maximum(np.asarray(x.sum(axis=1)).ravel(), 1)
+    x.data = np.log1p(x.data * np.repeat(1e4 / totals, np.diff(x.indptr)))
+    return x
+
+
+def _unit(ranks: np.ndarray) -> np.ndarray:
+    rest = ranks - ranks.mean(axis=1, keepdims=True)
+    return rest / np.linalg.norm(rest, axis=1, keepdims=True)
+
+
+def row_of(folder: Path, file: File, row: str) -> dict[str, object]:
+    """Return a line of the table for one file."""
+    cells = read(folder, file, row)
+    name = f"{file.name}{'' if file.pick is None else f', {cells.n_obs} cells'}"
+    line: dict[str, object] = {"file": name, "row": row, "use": file.use}
+    truth = merged(cells.obs["cell_type"], file.types)
+    try:
+        scp.annotate(cells)
+    except InputError as error:
+        return line | {"tissue": "none", "as expected": file.tissue is None, "error": str(error)[:60]}
+    facts = cells.uns[KEY]
+    line |= {"tissue": facts["tissue"]["name"], "as expected": facts["tissue"]["name"] == file.tissue}
+    line |= {"score": facts["tissue"]["score"], **scores(truth, merged(cells.obs[f"{KEY}_label"], file.types))}
+    known = np.array([kind is not None for kind in truth])
+    unknown = (cells.obs[f"{KEY}_call"].astype(str) == "unknown").to_numpy()
+    line |= {"unknown": unknown[known].mean(), "resemblance": facts["profiles"]["resemblance"]}
+    line |= {"lowest": facts["profiles"]["expected_lowest"], "highest": facts["profiles"]["expected_highest"]}
+    if file.tissue == "pancreas":
+        own = np.isin(truth.astype(str), ["alpha", "beta", "delta", "acinar", "ductal", "stellate"])
+        line["own types"] = scores(truth[own], merged(cells.obs[f"{KEY}_label"][own], file.types))["accuracy"]
+    if file.tissue is not None:
+        for method, labels in by_others(cells, file.tissue).items():
+            line[method] = scores(truth, merged(pd.Series(labels), file.types))["accuracy"]
+    return line
+
+
+def agree(one: str, other: str) -> bool:
+    """Return whether two terms are the same, or one contains the other."""
+    ontology = packaged_ontology()
+    return one in ontology.ancestors(other) or other in ontology.ancestors(one)
+
+
+def sisters() -> pd.DataFrame:
+    """Return how tissues of other studies call the cells of each tissue."""
+    rows = collection().tissues()
+    found = []
+    for row in rows.itertuples():
+        others = rows[(rows["species"] == row.species) & (rows["title"] != row.title)]
+        plain = row.tissue.split(" and ")[0]
+        own = collection().terms(row.set)
+        counts = simulated_counts(sparse.csr_matrix(collection().profiles(row.set).to_numpy() / 1e6), 50, 1)
+        genes = collection().profiles(row.set).columns
+        truth = np.repeat(own.to_numpy(), 50)
+        for other in others.itertuples():
+            if plain not in other.tissue and other.tissue not in row.tissue:
+                continue
+            cells = ad.AnnData(counts.copy(), var=pd.DataFrame(index=genes))
+            scp.annotate(cells, options={"tissue": other.name})
+            terms = collection().tissue(other.name).terms
+            ids = dict(zip(tissue_model(other.name).saved.labels, terms, strict=True))
+            calls = cells.obs[f"{KEY}_label"].astype(str).map(ids).to_numpy()
+            has_type = {term: any(agree(term, one) for one in terms) for term in set(truth)}
+            right = np.array([agree(one, two) for one, two in zip(truth, calls, strict=True)])
+            shared = np.array([has_type[term] for term in truth])
+            by_type = pd.Series(right[shared]).groupby(np.repeat(own.index, 50)[shared]).mean()
+            failing = ", ".join(f"{name} {value:.2f}" for name, value in by_type.items() if value < 0.5)
+            accuracy = right[shared].mean() if shared.any() else np.nan
+            line = {"tissue": row.name, "called by": other.name, "types": len(by_type), "accuracy": accuracy}
+            found.append(line | {"resemblance": cells.uns[KEY]["profiles"]["resemblance"], "below .5": failing})
+            print(found[-1], flush=True)
+    return pd.DataFrame(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--use", choices=["choose", "report"])
+    parser.add_argument("--rows", nargs="*", default=list(ROWS))
+    parser.add_argument("--sisters", action="store_true")
+    arguments = parser.parse_args()
+    be_quiet()
+    print(machine())
+    if arguments.sisters:
+        print(sisters().to_markdown(index=False, floatfmt=".2f"))
+        return
+    if arguments.folder is None:
+        parser.error("name the folder of the files")
+    lines = []
+    for row in arguments.rows:
+        for file in FILES:
+            if arguments.use in (None, file.use):
+                lines.append(row_of(arguments.folder, file, row))
+                print(lines[-1], flush=True)
+    table = pd.DataFrame(lines)
+    print(table.to_markdown(index=False, floatfmt=".3f"))
+    print("shares of known cells by resemblance:", SHARES, NUM_CELLS)
+
+
+if __name__ == "__main__":
+    main()

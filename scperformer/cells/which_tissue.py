@@ -1,0 +1,159 @@
+"""Which tissue a file is of: the one whose profiles differ from each other as the cells of the file do.
+
+Cells are centred by the mean of the file, and profiles by the mean of the same mixture of types. The chemistry and the
+ambient RNA of the file, which all of its cells share, have then no part in their correlation. Cells of a single type
+have little left; the mean of the file is compared with the profiles instead.
+
+Shape letters: N cells, P profiles, G genes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy.sparse import csr_matrix
+
+from scperformer.base.errors import InputError
+from scperformer.cells.detect import gene_table
+from scperformer.cells.query import Query, find_expression, map_to_model
+from scperformer.config.options import ModelOptions
+from scperformer.io.gene_names import guess_species
+from scperformer.io.gene_overlap import MIN_PANEL
+from scperformer.io.h5ad import BackedH5ad
+from scperformer.model.resemblance import centred
+from scperformer.model.saved_model import SavedModel
+from scperformer.model.tissues import collection
+
+NUM_CELLS = 500  # of a file, which are compared
+NUM_GENES = 2000  # that vary most between profiles
+NUM_ROUNDS = 3  # of finding the nearest profile of each cell, and the mixture of types
+# Files of tissues in the collection have scores of .23 to .58, cell lines .08 to .11 (benchmarks/tissues.py).
+MIN_SCORE = 0.15
+# The mean of cells of one type correlates with its profile by .63 to .91, that of a cell line with any by .49 at most.
+MIN_MEAN_SCORE = 0.56
+CLOSE = 0.9  # another tissue fits, too, if its score is so much of the first one's
+CELLS, MEAN = "differences between cells", "mean of the cells"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The tissues of a species by their resemblance to a file, the nearest first."""
+
+    names: list[str]
+    scores: list[float]
+    how: str  # CELLS or MEAN
+    in_capitals: bool  # mouse symbols in capitals
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the first tissue fits."""
+        return self.scores[0] >= (MIN_SCORE if self.how == CELLS else MIN_MEAN_SCORE)
+
+    @property
+    def text(self) -> str:
+        """The first tissues with their scores, as in "pancreas (adult human) 0.31; next: fetal pancreas 0.17"."""
+        shown = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores, strict=True)]
+        fit = [name for name, score in zip(shown[1:], self.scores[1:], strict=True) if score >= CLOSE * self.scores[0]]
+        text = f"{collection().title(self.names[0])} {self.scores[0]:.2f}"
+        return f"{text}; {', '.join(fit[:2])} fits, too" if fit else f"{text}; next: {', '.join(shown[1:3])}"
+
+
+def require_tissue(ranking: Ranking, path: str) -> None:
+    """Refuse a file that resembles no tissue, such as cell lines."""
+    if not ranking.is_found:
+        least = MIN_SCORE if ranking.how == CELLS else MIN_MEAN_SCORE
+        found = f"cells in {path} that resemble no tissue of the collection ({ranking.text})"
+        remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=..."
+        raise InputError(found, f"a resemblance of {least:g} or more", remedy)
+
+
+def named_tissue(cells: AnnData | BackedH5ad, cfg: ModelOptions) -> tuple[str, bool]:
+    """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
+    findings, _ = find_expression(cells, cfg)
+    names = list(map(str, gene_table(cells, findings.source).index))
+    name = collection().find(str(cfg.tissue), guess_species(names) if cfg.species == "auto" else cfg.species)
+    return name, collection().is_mouse(name) and _in_capitals(names)
+
+
+def rank_tissues(cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data") -> Ranking:
+    """Rank the tissues by their resemblance to the cells of an open file; symbols in capitals may be of both species.
+
+    Raises
+    ------
+    InputError
+        The file has no usable expression, or fewer than 50 genes of the collection.
+    """
+    findings, rows = find_expression(cells, cfg, path)
+    var = gene_table(cells, findings.source)
+    rankings: list[Ranking] = []
+    problem = InputError(
+        f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", "check their names"
+    )
+    for species in ("human", "mouse") if cfg.species == "auto" else (cfg.species,):
+        in_capitals = species == "mouse" and _in_capitals(var.index)
+        try:
+            plan = map_to_model(var, findings, _genes_as_model(species, in_capitals), cfg, path)
+        except InputError as error:  # the names are those of another species
+            problem = error
+            continue
+        query = Query(path, rows, plan, var, cfg)
+        if query.measured.sum() >= MIN_PANEL:
+            x = query.some(query.spread(NUM_CELLS))
+            rankings += [_ranking(x, query.measured, species, how, in_capitals) for how in (CELLS, MEAN)]
+    if not rankings:
+        raise problem
+    fit = [ranking for ranking in rankings if ranking.is_found] or rankings
+    how = CELLS if any(ranking.how == CELLS for ranking in fit) else MEAN
+    return max((ranking for ranking in fit if ranking.how == how), key=lambda ranking: ranking.scores[0])
+
+
+def _in_capitals(names: pd.Index | list[str]) -> bool:
+    return guess_species([str(name) for name in names]) == "human"
+
+
+def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:
+    """Return the genes of a species as a model without labels, to which the genes of a file are matched."""
+    genes = [gene.upper() if in_capitals else gene for gene in collection().genes(species).tolist()]
+    empty: dict[str, Any] = {"labels": [], "ontology_term_ids": [], "metrics": {}, "provenance": {}, "weights": {}}
+    means = np.ones(len(genes), dtype=np.float32)
+    return SavedModel(name=species, genes=genes, gene_means=means, config={"target_sum": 1e4}, **empty)
+
+
+def _ranking(x: csr_matrix, measured: np.ndarray, species: str, how: str, in_capitals: bool) -> Ranking:
+    """Rank the tissues of a species.
+
+    `x` is ln(1 + cp10k), CSR N x G, of the genes of the species, of which the file has the `measured` ones.
+    """
+    tissues = collection().tissues(species)
+    sets, values, has_gene = collection().expression(species)
+    logs = np.log1p(values / 100)
+    spread = logs.std(axis=0) * measured
+    dense = x.toarray()
+    mean = logs.mean(axis=0)
+    totals = np.expm1(dense).mean(axis=0)
+    of_file = np.log1p(totals * 1e4 / max(totals.sum(), 1e-9))
+    scores = {}
+    for name, of_tissue in zip(tissues["set"], tissues["name"], strict=True):
+        is_own = sets == name
+        own = spread * has_gene[is_own][0]
+        top = np.argsort(-own)[: min(NUM_GENES, np.count_nonzero(own))]
+        if how == CELLS:
+            scores[of_tissue] = _resemblance(dense[:, top], logs[is_own][:, top])
+        else:
+            difference = centred((of_file - mean)[None, top])
+            scores[of_tissue] = float((centred((logs[is_own] - mean)[:, top]) @ difference[0]).max())
+    order = sorted(scores, key=lambda name: -scores[name])
+    return Ranking(order, [scores[name] for name in order], how, in_capitals)
+
+
+def _resemblance(cells_NG: np.ndarray, profiles_PG: np.ndarray) -> float:
+    """Return the median correlation of centred cells with the nearest centred profile."""
+    own_NG = centred(cells_NG - cells_NG.mean(axis=0))
+    mean_G = profiles_PG.mean(axis=0)
+    for _ in range(1 + NUM_ROUNDS):
+        correlations_NP = own_NG @ centred(profiles_PG - mean_G).T
+        shares_P = np.bincount(correlations_NP.argmax(axis=1), minlength=len(profiles_PG)) / len(cells_NG)
+        mean_G = shares_P @ profiles_PG
+    return float(np.median(correlations_NP.max(axis=1)))

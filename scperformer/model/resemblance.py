@@ -1,0 +1,102 @@
+"""Resemblance of cells to the profiles of a tissue: calls that need no fit, and cells that resemble no type.
+
+The correlation of a cell with a profile, both centred: the cell by the mean of its file, the profile by the mean of the
+same mixture of types. What all cells of the file share, its chemistry and its ambient RNA, has no part in it.
+
+A reference of profiles has no cells, whose spread would show how far a cell may be from its type. So the correlation is
+compared with that of a simulated cell of the type that has as many counts: shallow cells are not novel for that.
+
+Shape letters: N cells, C labels, G genes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.special import softmax
+
+NUM_GENES = 2000  # that vary most between the profiles
+SHARPNESS = 15.0  # of the probabilities by correlation
+FAMILY_POWER = 2.5  # of the joined probabilities of families, by which they hold on the choosing files
+MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one would make any cell resemble it
+# Share of known cells with at most this resemblance, the mean over the choosing files of benchmarks/tissues.py.
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+QUANTILES = (0.0, 0.23, 0.30, 0.40, 0.49, 0.59, 0.66, 0.78, 0.88, 1.02, 1.3)
+FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of another tissue
+TINY = 1e-9  # in place of 0, where a quotient is taken
+
+
+@dataclass
+class Resemblance:
+    """The profiles of a tissue as a file is compared with them."""
+
+    profiles: np.ndarray  # float64 G x C: centred by the mixture, mean 0, length 1; 0 for genes that are not compared
+    is_compared: np.ndarray  # float64 G: 1 for genes that are compared, else 0
+    centre: np.ndarray  # float64 G: mean of the file; 0 for genes that are not compared
+    noise: np.ndarray  # float64 C: counts at which half of the squared length of a cell of the type is noise
+
+    def correlations(self, x: csr_matrix) -> np.ndarray:
+        """Return the correlation of cells with each profile, float64 N x C, from ln(1 + cp10k), CSR N x G.
+
+        Sparse products treat each cell by itself, so that it does not depend on the others.
+        """
+        values = x.astype(np.float64)
+        squares = values.multiply(values) @ self.is_compared - 2 * (values @ self.centre) + self.centre @ self.centre
+        num_genes = self.is_compared.sum()
+        means = (values @ self.is_compared - self.centre.sum()) / num_genes
+        lengths = np.sqrt(np.maximum(squares - num_genes * means**2, TINY))
+        return (values @ self.profiles - self.centre @ self.profiles) / lengths[:, None]
+
+    def of_cells(self, x: csr_matrix, correlations: np.ndarray) -> np.ndarray:
+        """Return the largest resemblance of cells to a type, float64 N: 1 is that of a simulated cell."""
+        return (correlations * np.sqrt(1 + self.noise / counts_of(x)[:, None])).max(axis=1)
+
+    def novelty(self, resemblance: np.ndarray) -> np.ndarray:
+        """Return the share of known cells that resemble their type more, float64 N, 0 to 1."""
+        return 1 - np.interp(resemblance, QUANTILES, SHARES)
+
+
+def joined(proba: np.ndarray, correlations: np.ndarray, families: np.ndarray) -> np.ndarray:
+    """Join the probabilities of a fit, float32 N x C, with those by correlation: float32 N x C.
+
+    Those of families, whose numbers are `families`, C, are raised to a power; their labels keep their shares.
+    """
+    both = proba / 2 + softmax(SHARPNESS * correlations, axis=1) / 2
+    sums = np.zeros((len(both), int(families.max()) + 1))
+    for family, values in zip(families, both.T, strict=True):
+        sums[:, family] += values
+    powers = sums**FAMILY_POWER
+    factors = powers / powers.sum(axis=1, keepdims=True) / np.maximum(sums, TINY)
+    return (both * factors[:, families]).astype(np.float32)
+
+
+def fit_resemblance(x: csr_matrix, calls: np.ndarray, simulated: csr_matrix, labels: np.ndarray) -> Resemblance:
+    """Compare some cells of a file, N x G, whose calls are indices of labels, with simulated cells of each label."""
+    num_labels = int(labels.max()) + 1
+    means = np.stack([np.asarray(simulated[labels == label].mean(axis=0)).ravel() for label in range(num_labels)])
+    mixture = np.bincount(calls, minlength=num_labels) / max(1, len(calls)) @ means
+    genes = np.argsort(-means.std(axis=0), kind="stable")[:NUM_GENES]
+    is_compared = np.zeros(means.shape[1])
+    is_compared[genes] = 1
+    profiles = np.zeros_like(means)
+    profiles[:, genes] = centred(means[:, genes] - mixture[genes])
+    centre = np.asarray(x.mean(axis=0)).ravel() * is_compared if x.shape[0] else mixture * is_compared
+    of_simulated = Resemblance(profiles.T, is_compared, mixture * is_compared, np.zeros(num_labels))
+    own = of_simulated.correlations(simulated)[np.arange(len(labels)), labels]
+    expected = np.array([np.median(own[labels == label]) for label in range(num_labels)])
+    noise = float(np.median(counts_of(simulated))) * (1 / np.maximum(expected, MIN_EXPECTED) ** 2 - 1)
+    return Resemblance(profiles.T, is_compared, centre, noise)
+
+
+def centred(x: np.ndarray) -> np.ndarray:
+    """Return rows with mean 0 and length 1."""
+    rest = x - x.mean(axis=1, keepdims=True)
+    return rest / np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), TINY)
+
+
+def counts_of(x: csr_matrix) -> np.ndarray:
+    """Return the counts of each cell, float64 N, from ln(1 + cp10k): its smallest expression is that of one count."""
+    smallest = np.full(x.shape[0], np.inf)
+    has_any = np.diff(x.indptr) > 0
+    smallest[has_any] = np.minimum.reduceat(x.data, x.indptr[:-1][has_any])
+    return 1e4 / np.maximum(np.expm1(np.minimum(smallest, 10.0)), TINY)

@@ -1,0 +1,157 @@
+"""The model of a tissue: cells are simulated from its profiles, and the linear branch is fitted for each file.
+
+The fit to a file has its genes and its depth, as any refitted model, but no Performer, which adds nothing to cells that
+are all simulated (benchmarks/tissues.py), and no cross-validation, as simulated cells are easier than real ones.
+"""
+
+import logging
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from anndata import AnnData
+from scipy.sparse import csr_matrix
+
+from scperformer.base.progress import progress
+from scperformer.cells.profiles import simulated_counts
+from scperformer.cells.query import Query
+from scperformer.cells.which_tissue import named_tissue, rank_tissues, require_tissue
+from scperformer.config.options import ModelOptions
+from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
+from scperformer.io.h5ad import BackedH5ad
+from scperformer.labels.ontology import TABLE_VERSION, joined_by_terms, packaged_ontology
+from scperformer.labels.tree import UNKNOWN_TERM
+from scperformer.model.arrays import ReferenceCells
+from scperformer.model.batch_effect import correct_batch_effect, gene_factors, label_means
+from scperformer.model.linear import linear_logits
+from scperformer.model.load import Model
+from scperformer.model.network import CellTypeModel
+from scperformer.model.resemblance import Resemblance, fit_resemblance
+from scperformer.model.saved_model import SavedModel
+from scperformer.model.tissues import CYCLING, Tissue, collection
+from scperformer.training.condition import NUM_ROUNDS, Condition, adapted_model, reduced, seen_rows
+from scperformer.training.evidence import Fitted, fill_network
+from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
+
+log = logging.getLogger(__name__)
+
+SEED = 0
+NUM_CELLS = 60  # simulated cells of each label; 30 or 120 call other studies as well
+SCALE = 1.0  # of the logits, before the probabilities are joined with those by correlation
+POWERS = (0.5, 2.0)
+
+
+@cache
+def tissue_model(name: str, in_capitals: bool = False) -> Model:
+    """Return the model of a tissue, to be fitted to files; `in_capitals`: with symbols in capitals."""
+    tissue = collection().tissue(name)
+    labels = tissue.profiles.index.tolist()
+    genes = [gene.upper() if in_capitals else str(gene) for gene in tissue.profiles.columns]
+    shares = csr_matrix(tissue.profiles.to_numpy() / 1e6)
+    counts = simulated_counts(shares, NUM_CELLS, SEED)
+    codes = np.repeat(np.arange(len(labels)), NUM_CELLS)
+    config = {
+        "tokens": asdict(TokensConfig()),
+        "model": asdict(ModelConfig(encoder=False, linear_powers=list(POWERS))),
+        "attention": {"name": "favor"},
+        "head": asdict(HeadConfig()),
+        "target_sum": 1e4,
+    }
+    provenance: dict[str, Any] = {
+        "reference": "; ".join(tissue.studies["title"]),
+        "label_key": "cell_type",
+        "num_cells": 0,
+        "seed": SEED,
+        "tissue": tissue.title,
+        "ontology": TABLE_VERSION,
+        "profiles": {"families": tissue.families.tolist(), "studies": tissue.studies["url"].tolist()},
+    }
+    saved = SavedModel(
+        name=name,
+        genes=genes,
+        gene_means=np.log1p(tissue.profiles.to_numpy().mean(axis=0) / 100).astype(np.float32),
+        labels=labels,
+        ontology_term_ids=tissue.terms,
+        config=config,
+        metrics={"scales": {"linear": SCALE}},
+        provenance=provenance,
+        weights={},
+        hash=collection().hash,
+        reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
+        tree=joined_by_terms(labels, _terms_for_tree(tissue), packaged_ontology()),
+    )
+    return Model(saved, Path(name))
+
+
+def _terms_for_tree(tissue: Tissue) -> list[str]:
+    """Return the ids of the labels; cycling cells, and labels of two types, are no parents of the types of their id."""
+    pairs = zip(tissue.profiles.index, tissue.terms, strict=True)
+    return [UNKNOWN_TERM if label.startswith(CYCLING) or " or " in label else term for label, term in pairs]
+
+
+def find_tissue(cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data") -> tuple[Model, dict[str, Any]]:
+    """Return the model of the tissue of an open file, and the record of how it was found; log it.
+
+    Raises
+    ------
+    InputError
+        No tissue of the collection fits, or `cfg.tissue` is none of them.
+    """
+    if cfg.tissue is not None:
+        name, in_capitals = named_tissue(cells, cfg)
+        log.info("%s: tissue %s, as given", path, collection().tissue(name).title)
+        return tissue_model(name, in_capitals), {"name": name, "how": "given"}
+    ranking = rank_tissues(cells, cfg, path)
+    log.info("%s: tissue %s", path, ranking.text)
+    require_tissue(ranking, path)
+    record = {"name": ranking.names[0], "how": ranking.how, "score": ranking.scores[0]}
+    record |= {"next": np.array(ranking.names[1:3], dtype=object), "next_scores": np.array(ranking.scores[1:3])}
+    return tissue_model(ranking.names[0], ranking.in_capitals), record
+
+
+@progress("fitting the tissue to the genes and the depth of a file")
+def fit_tissue(saved: SavedModel, condition: Condition) -> SavedModel:
+    """Fit the linear branch to simulated cells as a query would have measured them."""
+    cells = saved.reference_cells
+    assert cells is not None
+    x = reduced(cells, condition, saved.config["target_sum"], SEED)
+    options = LinearOptions(POWERS, PENALTY_C, class_weights="none", weighting="signal")
+    fitted = Fitted(fit_linear_branch(x, cells.labels, options), None, {}, {}, None)
+    parts: dict[str, Any] = {
+        "tokens": TokensConfig(**saved.config["tokens"]),
+        "model": ModelConfig(**saved.config["model"]),
+        "attention": saved.config["attention"],
+        "head": HeadConfig(**saved.config["head"]),
+    }
+    network = CellTypeModel(x.shape[1], len(saved.labels), **parts)
+    with torch.no_grad():
+        fill_network(network, fitted, saved.metrics["scales"])
+    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    return adapted_model(saved, condition, x, None, config=saved.config | {"own_totals": True}, weights=weights)
+
+
+def compare_with_profiles(
+    query: Query, fitted: SavedModel, saved: SavedModel, condition: Condition
+) -> tuple[np.ndarray, Resemblance]:
+    """Return the per-gene batch effect of a file, float32 G, and its resemblance to the profiles of a tissue.
+
+    `query` has the genes of `fitted`, the model `saved` after its fit to the file.
+    """
+    cells = saved.reference_cells
+    assert cells is not None
+    simulated = reduced(cells, condition, saved.config["target_sum"], SEED)
+    means = label_means(simulated, cells.labels, len(saved.labels))
+    x = query.some(seen_rows(query))
+    x = x[np.diff(x.indptr) > 0]  # cells that express any gene
+    factors = np.ones(x.shape[1], dtype=np.float32)
+    calls = np.arange(0)
+    for number in range(1 + NUM_ROUNDS):
+        if number:
+            factors = gene_factors(x, calls, means).astype(np.float32)
+        logits = linear_logits(fitted, correct_batch_effect(x, factors))
+        assert logits is not None
+        calls = logits.argmax(axis=1)
+    return factors, fit_resemblance(x, calls, simulated, cells.labels)
