@@ -50,6 +50,7 @@ DEPTH = 10_000  # their median number of counts; models are refitted to shallowe
 DEPTH_SD = 0.4  # standard deviation of the logarithm of their number of counts
 GENE_SD = 0.5  # of the logarithm of the factors of genes
 NUM_DEPTHS = 2000  # real cells whose numbers of counts are taken
+NUM_SIMILAR = 2  # profiles whose labels the cells have, too, that correct another; chosen in blood and pancreas
 MIN_SHARED_GENES = 50  # of cells and profiles
 SIMULATED_NOTE = "Scores on held-out simulated cells say little about real cells: they are too easy."
 SIMULATED = "simulated"  # batch or group of simulated cells
@@ -143,9 +144,7 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
     """Add simulated cells of the labels that cells lack, and return these labels.
 
     X is ln(1 + counts per 10,000), CSR float32, of the genes that all files measure. `source` and the like apply to the
-    cells. Labels with the same ontology id are the same label. Profiles are of another chemistry than the cells: their
-    expression of each gene is divided by its factor between the two in the labels that both have. Test cells are left
-    out.
+    cells. Labels with the same ontology id are the same label. Test cells are left out.
     """
     if cfg.data.split == "column" and cfg.data.split_key in cells.adata.obs:
         is_test = (label_texts(cells.adata.obs[cfg.data.split_key]) == TEST).to_numpy()
@@ -170,16 +169,16 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
         same = {label: name_of_term[term] for term, label in own.items() if label not in names and term in name_of_term}
         obs = obs.assign(**{cfg.label_key: obs[cfg.label_key].replace(same)})
         shares = _shares(values, each.path)[:, shared]
-        factors = _factors_between(shares, obs[cfg.label_key], names, means, each.path)
         is_new = ~obs[cfg.label_key].isin(known).to_numpy()
         if not is_new.any():
             remedy = "leave the file out, or add studies=true for a model of each file"
             raise InputError(f"{each.path} without a label that the cells lack", "profiles of other labels", remedy)
         known |= set(obs[cfg.label_key])
+        new = _in_chemistry_of_cells(shares, obs[cfg.label_key], is_new, names, means, each.path)
         obs = obs[is_new]
         nums = _nums(obs[cfg.label_key])
         drawn = rng.choice(depths, nums.sum())
-        counts = _simulate(shares[is_new] @ sparse.diags(1 / factors), nums, drawn, rng)
+        counts = _simulate(new, nums, drawn, rng)
         blocks.append((sparse.diags(cfg.data.target_sum / drawn) @ counts).log1p().astype(np.float32))
         table = obs.iloc[np.repeat(np.arange(len(obs)), nums)].copy()
         for key, value in ((cfg.batch_key, SIMULATED), (cfg.data.split_key, side)):
@@ -248,21 +247,28 @@ def _depths(x: sparse.csr_matrix, rng: np.random.Generator) -> np.ndarray:
     return totals[totals > 0]
 
 
-def _factors_between(
-    shares: sparse.csr_matrix, labels: pd.Series, names: np.ndarray, means: np.ndarray, path: Path
-) -> np.ndarray:
-    """Return the expression of each gene in T profiles relative to cells of the same labels, G; 1 without such labels.
+def _in_chemistry_of_cells(
+    shares: sparse.csr_matrix, labels: pd.Series, is_new: np.ndarray, names: np.ndarray, means: np.ndarray, path: Path
+) -> sparse.csr_matrix:
+    """Return the new ones of T profiles, each divided by factors of genes between other profiles and the cells.
 
-    `means` are the mean counts per 10,000 of the labels `names` of the cells.
+    The factors are those of the two most similar profiles whose labels the cells have, too. `means` are the mean counts
+    per 10,000 of the labels `names` of the cells.
     """
     both = np.flatnonzero(labels.isin(names))
     if not len(both):
         log.warning("%s: no label that the cells have, by which another chemistry could be corrected", path)
-        return np.ones(shares.shape[1])
-    rows = np.repeat(both, NUM_CELLS)  # a profile is as certain as many cells
+        return shares[is_new]
     log.info("%s: corrected for the expression of %s in the cells", path, listed(sorted(set(labels.iloc[both]))))
-    x = (1e4 * shares[rows]).log1p()
-    return gene_factors(x, np.searchsorted(names, labels.iloc[rows].to_numpy(str)), means)
+    expression = (1e4 * shares).log1p().toarray()
+    similarity = np.corrcoef(expression - expression.mean(axis=0))
+    corrected = []
+    for row in np.flatnonzero(is_new):
+        nearest = both[np.argsort(-similarity[row, both])[:NUM_SIMILAR]]
+        x = sparse.csr_matrix(np.repeat(expression[nearest], NUM_CELLS, axis=0))  # as certain as so many cells
+        calls = np.repeat(np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), NUM_CELLS)
+        corrected.append(shares[row] @ sparse.diags(1 / gene_factors(x, calls, means)))
+    return sparse.csr_matrix(sparse.vstack(corrected))
 
 
 def simulated_counts(shares: sparse.csr_matrix, num: int, seed: int) -> sparse.csr_matrix:

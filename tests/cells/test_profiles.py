@@ -187,6 +187,32 @@ def test_labels_that_cells_lack_are_simulated_in_their_chemistry(counts_adata, m
         assert "no label that the cells have" in caplog.text
 
 
+def test_a_profile_is_corrected_by_the_most_similar_ones():
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 1, (2, 400))  # two families of types
+    family = np.array([0, 1, 0, 1, 0])
+    true = base[family] * rng.lognormal(0, 0.3, (5, 400))
+    true /= true.sum(axis=1, keepdims=True)
+    factors = np.exp(rng.normal(0, 1, (2, 400)))  # of each family: a rule for all would fit neither
+    measured = true * factors[family]
+    measured /= measured.sum(axis=1, keepdims=True)
+    labels = pd.Series(["new", "c", "a", "d", "b"])
+    corrected = profiles._in_chemistry_of_cells(
+        sparse.csr_matrix(measured),
+        labels,
+        (labels == "new").to_numpy(),
+        np.array(list("abcd")),
+        1e4 * true[[2, 4, 1, 3]],
+        PATH,
+    )
+    pseudo = (0.02 + 20 / 300) / 1e4  # of 150 cells for each profile
+    of_a_and_b = np.log((measured[[2, 4]].mean(axis=0) + pseudo) / (true[[2, 4]].mean(axis=0) + pseudo))
+    expected = measured[0] / np.exp(np.clip(of_a_and_b, -2.5, 2.5))
+    np.testing.assert_allclose(corrected.toarray()[0], expected, rtol=1e-6)
+    of_all = np.log((measured[1:].mean(axis=0) + pseudo) / (true[1:].mean(axis=0) + pseudo))
+    assert np.abs(np.log(measured[0] / np.exp(of_all) / expected)).mean() > 0.3  # a control
+
+
 def test_labels_with_the_same_ontology_id_are_one_label(counts_adata, others):
     others.obs["cell_type"] = ["lymphocyte of B lineage", "monocyte", "T-lymphocyte"]
     counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map(
