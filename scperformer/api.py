@@ -50,7 +50,7 @@ CELLS = (str, os.PathLike, AnnData)  # files, or cells in memory
 TAKE_LISTS = ("check", "pretrain")  # steps that take several AnnData
 # Arguments that several functions have.
 SHARED = {
-    "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model",
+    "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else that of the tissue of the cells",
     "options": 'more options by their full names, such as `{"seed": 1}`',
     "attention": "a mechanism by its name, such as softmax, or a class of your own; None: favor",
 }
@@ -129,7 +129,7 @@ def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[File | A
 
 def _named(model: "Model | File | None", cfg: Any) -> "Model | None":
     """Return the model, or load the one that the options name; None: the tissue of the cells is to be found."""
-    return _loaded(model, cfg) if names_model(cfg.model_path) else None
+    return _loaded(model, cfg) if names_model(cfg.model_path, cfg.tissue) else None
 
 
 def _loaded(model: "Model | File | None", cfg: Any) -> "Model":
@@ -496,6 +496,8 @@ def tokens(
     ----------
     cells
         N cells x G genes in memory.
+    model
+        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL.
 
     Returns
     -------
@@ -505,7 +507,10 @@ def tokens(
     from scperformer.model.batches import Cells
 
     cfg, _ = read_arguments("predict", locals(), several=False)
-    ready = _loaded(model, cfg)
+    ready = _named(model, cfg)
+    if ready is None:
+        remedy = "add model=..., such as scperformer.load_model()"
+        raise InputError("no model", "the model whose network takes the tokens", remedy)
     query = find_query(cells, ready.saved, cfg, "the cells")
     found = Cells(query.all_cells(), ready.tokens, measured=query.measured)
     return found.batch(np.arange(len(found)))

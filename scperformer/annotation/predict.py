@@ -27,6 +27,7 @@ from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.query import find_query
+from scperformer.cells.which_tissue import tissue_text
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, fingerprint, open_cells
@@ -60,7 +61,11 @@ def model_for(
     cells: AnnData | BackedH5ad, model: Model | None, cfg: AnnotationOptions, path: str = "the data"
 ) -> tuple[Model, dict[str, Any]]:
     """Return the model for an open file, and how its tissue was found (empty: the model was given)."""
-    return (model, {}) if model is not None else find_tissue(cells, cfg, path)
+    if model is not None:
+        return model, {}
+    model, tissue = find_tissue(cells, cfg, path)
+    log.info("%s: tissue %s", path, tissue_text(tissue))
+    return model, tissue
 
 
 def _as_json(cfg: AnnotationOptions) -> str:

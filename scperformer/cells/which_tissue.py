@@ -7,6 +7,7 @@ have little left; the mean of the file is compared with the profiles instead.
 Shape letters: N cells, P profiles, G genes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.cells.detect import gene_table
 from scperformer.cells.query import Query, find_expression, map_to_model
-from scperformer.config.options import ModelOptions
+from scperformer.config.options import TissueOptions
 from scperformer.io.gene_names import guess_species
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.io.h5ad import BackedH5ad
@@ -34,7 +35,7 @@ MIN_SCORE = 0.15
 # The mean of cells of one type correlates with its profile by .63 to .91, that of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.56
 CLOSE = 0.9  # another tissue fits, too, if its score is so much of the first one's
-CELLS, MEAN = "differences between cells", "mean of the cells"
+CELLS, MEAN, GIVEN = "differences between cells", "mean of the cells", "given"
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,35 @@ class Ranking:
         return self.scores[0] >= (MIN_SCORE if self.how == CELLS else MIN_MEAN_SCORE)
 
     @property
-    def text(self) -> str:
-        """The first tissues with their scores, as in "pancreas (adult human) 0.31; next: fetal pancreas 0.17"."""
-        shown = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores, strict=True)]
-        fit = [name for name, score in zip(shown[1:], self.scores[1:], strict=True) if score >= CLOSE * self.scores[0]]
-        text = f"{collection().title(self.names[0])} {self.scores[0]:.2f}"
-        return f"{text}; {', '.join(fit[:2])} fits, too" if fit else f"{text}; next: {', '.join(shown[1:3])}"
+    def record(self) -> dict[str, Any]:
+        """The first tissue and how it was found, as annotations record it, and the next two."""
+        record = {"name": self.names[0], "title": collection().title(self.names[0]), "in_capitals": self.in_capitals}
+        record |= {"how": self.how, "score": self.scores[0]}
+        return record | {"next": self.names[1:3], "next_scores": self.scores[1:3]}
+
+
+def tissue_text(record: Mapping[str, Any]) -> str:
+    """Return a tissue and how it was found, as in "pancreas (adult human) 0.31; next: fetal pancreas 0.17"."""
+    if record["how"] == GIVEN:
+        return f"{record['title']}, as given"
+    pairs = list(zip(record["next"], record["next_scores"], strict=True))
+    text = f"{record['title']} {record['score']:.2f}; "
+    if fit := [f"{name} {score:.2f}" for name, score in pairs if score >= CLOSE * record["score"]]:
+        return f"{text}{' and '.join(fit)} fit{'s' if len(fit) == 1 else ''}, too"
+    return f"{text}next: {', '.join(f'{name} {score:.2f}' for name, score in pairs)}"
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:
     """Refuse a file that resembles no tissue, such as cell lines."""
     if not ranking.is_found:
         least = MIN_SCORE if ranking.how == CELLS else MIN_MEAN_SCORE
-        found = f"cells in {path} that resemble no tissue of the collection ({ranking.text})"
-        remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=..."
+        nearest = [f"{name} {score:.2f}" for name, score in zip(ranking.names[:2], ranking.scores, strict=False)]
+        found = f"cells in {path} that resemble no tissue of the collection (the nearest are {' and '.join(nearest)})"
+        remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=FOLDER"
         raise InputError(found, f"a resemblance of {least:g} or more", remedy)
 
 
-def named_tissue(cells: AnnData | BackedH5ad, cfg: ModelOptions) -> tuple[str, bool]:
+def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, bool]:
     """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
     findings, _ = find_expression(cells, cfg)
     names = list(map(str, gene_table(cells, findings.source).index))
@@ -77,7 +89,7 @@ def named_tissue(cells: AnnData | BackedH5ad, cfg: ModelOptions) -> tuple[str, b
     return name, collection().is_mouse(name) and _in_capitals(names)
 
 
-def rank_tissues(cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data") -> Ranking:
+def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
     """Rank the tissues by their resemblance to the cells of an open file; symbols in capitals may be of both species.
 
     Raises

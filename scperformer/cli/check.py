@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.progress import say
-from scperformer.config.options import ModelOptions
+from scperformer.config.options import TissueOptions
 
 if TYPE_CHECKING:
     from scperformer.results.check import Checked
@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 
 @dataclass(kw_only=True)
-class CheckConfig(ModelOptions):
+class CheckConfig(TissueOptions):
     """Describe files, and check whether a model can annotate them."""
 
     label_key: str | None = None  # before training: check whether `train` would accept these labels

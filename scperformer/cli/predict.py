@@ -91,7 +91,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
                 require_writable(tables[path], cfg.overwrite or cfg.resume, list(SEPARATORS), "markers")
                 require(tables[path] != output, "markers", tables[path], "another file than the output")
             waiting.append((path, output))
-    if model is None and names_model(cfg.model_path):
+    if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
     model_hash = collection().hash if model is None else model.saved.hash
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file

@@ -9,7 +9,7 @@ from scperformer.config.options import (
     ONTOLOGY,
     SHARE,
     THREADS,
-    ModelOptions,
+    TissueOptions,
     choice,
     option,
     require,
@@ -17,7 +17,7 @@ from scperformer.config.options import (
 
 
 @dataclass(kw_only=True)
-class AnnotationOptions(ModelOptions):
+class AnnotationOptions(TissueOptions):
     """How a model is applied to cells, and which labels they get."""
 
     key_added: str = option("scperformer", NAME)  # prefix of all entries; another one keeps an earlier annotation

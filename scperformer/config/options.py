@@ -167,8 +167,6 @@ class ModelOptions(ExpressionOptions):
 
     # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged profiles of the tissue of each file
     model_path: str | None = None
-    # without a model, a tissue of 'scperformer models list'; null: it is found for each file
-    tissue: str | None = None
     # how genes are matched to the model's; exact: by the same name alone, as other tools do; matched: also by ids, case
     # and previous symbols; see docs/inputs.md#genes
     genes: str = choice("matched", "exact")
@@ -179,3 +177,15 @@ class ModelOptions(ExpressionOptions):
     def adapts(self) -> bool:
         """Whether the step can adapt the model to the genes of the file."""
         return False
+
+
+@dataclass(kw_only=True)
+class TissueOptions(ModelOptions):
+    """Options of the steps that find the tissue of a file, where no model is named."""
+
+    # in place of a model, a tissue of 'scperformer models list'; null: without a model, it is found for each file
+    tissue: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tissue is None or self.model_path is None, "tissue", self.tissue, "no tissue beside model_path")

@@ -69,9 +69,9 @@ def imported_models(library: Path) -> list[Path]:
     return sorted(path for path in library.iterdir() if (path / INFO).is_file()) if library.is_dir() else []
 
 
-def names_model(model_path: str | None) -> bool:
-    """Return whether a user names a model, by `model_path` or $SCPERFORMER_MODEL."""
-    return bool(model_path or os.environ.get("SCPERFORMER_MODEL"))
+def names_model(model_path: str | None, tissue: str | None) -> bool:
+    """Return whether a user names a model, by `model_path` or $SCPERFORMER_MODEL; a tissue replaces the latter."""
+    return bool(model_path or (tissue is None and os.environ.get("SCPERFORMER_MODEL")))
 
 
 def resolve_model(model_path: str | None) -> tuple[Path, str]:

@@ -26,14 +26,15 @@ from scperformer.cells.profiles import has_profiles, reference_with_profiles
 from scperformer.cells.quality import measure_quality
 from scperformer.cells.query import Query, find_expression, map_to_model, require_fit
 from scperformer.cells.reference_labels import label_columns, require_labels
+from scperformer.cells.which_tissue import tissue_text
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.config.options import ExpressionOptions, ModelOptions
+from scperformer.config.options import ExpressionOptions, TissueOptions
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
-from scperformer.model.folder import read_model, require_annotator, resolve_model
+from scperformer.model.folder import names_model, read_model, require_annotator, resolve_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.condition import find_condition
 
@@ -49,7 +50,7 @@ COMMANDS = ("ok", "try")  # rows with commands, which stay on one line so that t
 class Checks:
     """The findings about files or cells in memory."""
 
-    model: dict[str, str]  # name, path, and why the model was chosen
+    model: dict[str, str] | None  # name, path, and why the model was chosen; None: the tissue of each file is found
     files: list[Checked]
     text: str  # all findings, as the command prints them
 
@@ -64,7 +65,7 @@ class Checks:
 
 def check_all(
     sources: Sequence[str | AnnData],
-    options: ModelOptions,
+    options: TissueOptions,
     *,
     label_key: str | None = None,
     tell: Callable[[str], None] | None = None,
@@ -78,11 +79,14 @@ def check_all(
     tell
         Receives the text about each file as soon as it is known.
     """
-    path, why = resolve_model(options.model_path)
-    model = read_model(path)
-    require_annotator(model, path)
-    checker = Checker(options, model, f"{model.name} ({why})", label_key)
-    checks = Checks({"name": model.name, "path": str(path), "why": why}, [], "")
+    checker = Checker(options, None, "", label_key)
+    checks = Checks(None, [], "")
+    if names_model(options.model_path, options.tissue):
+        path, why = resolve_model(options.model_path)
+        model = read_model(path)
+        require_annotator(model, path)
+        checker = Checker(options, model, f"{model.name} ({why})", label_key)
+        checks.model = {"name": model.name, "path": str(path), "why": why}
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
             name = default_output(source, "").name if isinstance(source, str) else IN_MEMORY
@@ -121,8 +125,8 @@ def in_words(result: Checked) -> str:
 class Checker:
     """A model and options, against which files are checked."""
 
-    options: ModelOptions
-    model: SavedModel
+    options: TissueOptions
+    model: SavedModel | None  # None: that of the tissue of each file
     model_text: str  # its name, and why it was chosen
     label_key: str | None  # None: cells are to be annotated
 
@@ -170,7 +174,7 @@ class Checker:
 
         The options `more`, such as `output=b.h5ad`, replace the options of `check`.
         """
-        kind = ModelOptions if self.label_key is None else ExpressionOptions
+        kind = TissueOptions if self.label_key is None else ExpressionOptions
         values = {name: value for name, value in self._shared_with(kind).items() if value != getattr(kind, name)}
         values = ({} if self.label_key is None else {"label_key": self.label_key}) | values
         texts = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in values.items()}
@@ -214,7 +218,9 @@ class Checker:
     def _check_expression(self, cells: AnnData | BackedH5ad, path: str, result: Checked) -> None:
         """Add the findings about the expression, and check it as `predict` or, with `label_key`, `train` does."""
         shared = self._shared_with(ExpressionOptions)
-        predict = AnnotationOptions(inputs=[path], min_overlap=self.options.min_overlap, **shared)
+        predict = AnnotationOptions(
+            inputs=[path], tissue=self.options.tissue, min_overlap=self.options.min_overlap, **shared
+        )
         findings, rows = find_expression(cells, predict, path)
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
@@ -229,17 +235,24 @@ class Checker:
                 result["notes"].append("rows are profiles, from which train simulates cells")
             reference_with_profiles(sample, [], options)
             return
-        plan = map_to_model(var, findings, self.model, self.options, path)
+        model, model_text = self.model, self.model_text
+        if model is None:
+            from scperformer.training.tissue_model import find_tissue  # imports torch
+
+            found, result["tissue"] = find_tissue(cells, predict, path)
+            model, model_text = found.saved, f"profiles of {found.saved.name}"
+            result["rows"]["tissue"] = [tissue_text(result["tissue"])]
+        plan = map_to_model(var, findings, model, self.options, path)
         overlap = plan.overlap
         result["overlap"] = asdict(overlap)
-        text = f"{self.model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found "
+        text = f"{model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found "
         text += f"({overlap.share_of_model:.1%}), with {overlap.informative_share:.1%} of its informative expression"
         if overlap.absent:
             text += f"; missing: {', '.join(overlap.absent[:3])}" + (" ..." if overlap.num_absent > 3 else "")
         result["rows"]["model"] = [text]
         result["notes"] += overlap.notes
         self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
-        require_fit(var, plan, self.model, predict, path)
+        require_fit(var, plan, model, predict, path)
         find_condition(Query(path, rows, plan, var, self.options))  # refuses damaged cells as predict does
         require_not_annotated(cells, AnnotationOptions.key_added, path)
 

@@ -7,7 +7,6 @@ are all simulated (benchmarks/tissues.py), and no cross-validation, as simulated
 import logging
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from scipy.sparse import csr_matrix
 from scperformer.base.progress import progress
 from scperformer.cells.profiles import simulated_counts
 from scperformer.cells.query import Query
-from scperformer.cells.which_tissue import named_tissue, rank_tissues, require_tissue
-from scperformer.config.options import ModelOptions
+from scperformer.cells.which_tissue import GIVEN, named_tissue, rank_tissues, require_tissue
+from scperformer.config.options import TissueOptions
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.ontology import TABLE_VERSION, joined_by_terms, packaged_ontology
@@ -83,7 +82,7 @@ def tissue_model(name: str, in_capitals: bool = False) -> Model:
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
         tree=joined_by_terms(labels, _terms_for_tree(tissue), packaged_ontology()),
     )
-    return Model(saved, Path(name))
+    return Model(saved, collection().file.parent)
 
 
 def _terms_for_tree(tissue: Tissue) -> list[str]:
@@ -92,8 +91,10 @@ def _terms_for_tree(tissue: Tissue) -> list[str]:
     return [UNKNOWN_TERM if label.startswith(CYCLING) or " or " in label else term for label, term in pairs]
 
 
-def find_tissue(cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data") -> tuple[Model, dict[str, Any]]:
-    """Return the model of the tissue of an open file, and the record of how it was found; log it.
+def find_tissue(
+    cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data"
+) -> tuple[Model, dict[str, Any]]:
+    """Return the model of the tissue of an open file, and the record of how it was found.
 
     Raises
     ------
@@ -102,14 +103,12 @@ def find_tissue(cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the
     """
     if cfg.tissue is not None:
         name, in_capitals = named_tissue(cells, cfg)
-        log.info("%s: tissue %s, as given", path, collection().tissue(name).title)
-        return tissue_model(name, in_capitals), {"name": name, "how": "given"}
-    ranking = rank_tissues(cells, cfg, path)
-    log.info("%s: tissue %s", path, ranking.text)
-    require_tissue(ranking, path)
-    record = {"name": ranking.names[0], "how": ranking.how, "score": ranking.scores[0]}
-    record |= {"next": np.array(ranking.names[1:3], dtype=object), "next_scores": np.array(ranking.scores[1:3])}
-    return tissue_model(ranking.names[0], ranking.in_capitals), record
+        record = {"name": name, "title": collection().title(name), "in_capitals": in_capitals, "how": GIVEN}
+    else:
+        ranking = rank_tissues(cells, cfg, path)
+        record = ranking.record
+        require_tissue(ranking, path)
+    return tissue_model(record["name"], record["in_capitals"]), record
 
 
 @progress("fitting the tissue to the genes and the depth of a file")

@@ -1,6 +1,7 @@
 """The check of files: its verdict, its text and its JSON."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from uuid import uuid4
@@ -10,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from support.inputs import WRITERS
+from support.tissues import cells_of_tissue
 
 from scperformer.base.errors import InputError
 from scperformer.cli.check import CheckConfig
@@ -31,12 +33,13 @@ class Model:
     importance = None
     studies = ()
     has_reference_cells = False
+    reference_cells = None
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 
 @pytest.fixture(autouse=True)
 def _model(monkeypatch):
-    monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
+    monkeypatch.setenv("SCPERFORMER_MODEL", "pbmc3k")
     monkeypatch.setattr("scperformer.results.check.read_model", lambda path: Model)
 
 
@@ -358,3 +361,38 @@ def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(raw_pbmc, few_
     assert "91 % of barcodes have fewer than" in out
     assert "this looks like the unfiltered matrix" in out
     assert f"measured on 60 barcodes with {result['droplets']['floor']} counts or more" in out
+
+
+# Without a model
+
+
+def test_the_tissue_is_found(write, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+    path = write(cells_of_tissue("pancreas"))
+    output = tmp_path / "check.json"
+    [result] = checked(path, output=str(output))
+    out = capsys.readouterr().out
+    assert re.search(r"tissue       pancreas \(adult human\) 0\.\d\d; next: \S.* 0\.\d\d, \S.* 0\.\d\d\n", out)
+    assert "model        profiles of pancreas: 9,843 of 9,843 genes found (100.0%)" in out
+    assert f"ok           scperformer predict {path}\n" in out
+    assert json.loads(output.read_text()) == {"model": None, "files": [result]}
+    assert (result["tissue"]["name"], len(result["tissue"]["next"])) == ("pancreas", 2)
+    assert min(result["tissue"]["next_scores"]) < 0.9 * result["tissue"]["score"]
+
+    [result] = checked(path, tissue="Lung")  # also beside $SCPERFORMER_MODEL
+    monkeypatch.setenv("SCPERFORMER_MODEL", "pbmc3k")
+    assert checked(path, tissue="Lung") == [result]
+    assert result["rows"]["tissue"] == ["lung (adult human), as given"]
+    assert result["command"] == f"scperformer predict {path} tissue=Lung"
+    with pytest.raises(InputError, match="tissue=lung; expected no tissue beside model_path"):
+        CheckConfig(inputs=["a"], tissue="lung", model_path="b")
+
+
+def test_cells_of_no_tissue_are_refused_as_by_predict(write, monkeypatch, refused):
+    cells = cells_of_tissue("pancreas", 3)
+    cells.X = cells.X[:, np.random.default_rng(0).permutation(cells.n_vars)]
+    path = write(cells)
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+    problem = check_all([str(path)], CheckConfig(inputs=[str(path)])).problems[0]
+    assert "resemble no tissue of the collection (the nearest are" in problem
+    assert refused("predict", path) == f"error: {problem}"
