@@ -16,7 +16,7 @@ PBMC = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
 
 def test_markers_of_clusters_that_predict_finds(command, tmp_path):
     ad.read_h5ad(PBMC)[:1000].write_h5ad(tmp_path / "sample.h5ad")
-    ran = command("predict", "sample.h5ad", "markers=markers.tsv")
+    ran = command("predict", "sample.h5ad", "markers=markers.tsv", "model_path=pbmc3k")
     assert "by a t-test on at most 1,000 cells of each" in ran.err
     cells = ad.read_h5ad(tmp_path / "sample.annotated.h5ad").obs
     assert set(cells["scperformer_cluster"]) == {str(i) for i in range(cells["scperformer_cluster"].nunique())}

@@ -129,7 +129,7 @@ def test_a_model_of_profiles_annotates_cells(means, counts_adata, write, tmp_pat
         scperformer.annotate(cells, model.load())
         assert (cells.obs["scperformer_label"] == cells.obs["cell_type"]).mean() > 0.9
     card = (tmp_path / "profiles.h5ad.model" / "MODEL_CARD.md").read_text()
-    assert "cells of 3 of 3 labels are simulated from profiles" in card
+    assert "all cells of 3 of 3 labels are simulated from profiles" in card
     assert "Scores on held-out simulated cells say little about real cells" in card
 
 
@@ -169,12 +169,13 @@ def test_labels_that_cells_lack_are_simulated_in_their_chemistry(counts_adata, m
     others = others if shared else others[others.obs["cell_type"] == "Monocyte"].copy()
     (made, added), cells = completed(counts_adata, others)
     assert added == ["Monocyte"]
-    assert made.n_obs == cells.n_obs + profiles.NUM_CELLS
+    assert made.n_obs == cells.n_obs + profiles.NUM_CELLS * others.n_obs
     assert list(made.var_names) == list(means.var_names[10:])
     totals = np.asarray(cells.X.sum(axis=1))
     real = np.log1p(1e4 * cells.X.toarray()[:, 10:] / totals)
     np.testing.assert_allclose(made.X[: cells.n_obs].toarray(), real, rtol=1e-5)
-    new = np.expm1(made.X[cells.n_obs :].toarray())
+    is_new = (made.obs["cell_type"] == "Monocyte").to_numpy()
+    new = np.expm1(made.X[is_new].toarray())
     depths = 1e4 / np.where(new > 0, new, np.inf).min(axis=1)  # one count
     assert np.median(depths) == pytest.approx(np.median(totals), rel=0.1)
     is_new = (counts_adata.obs["cell_type"] == "Monocyte").to_numpy()
@@ -200,7 +201,6 @@ def test_a_profile_is_corrected_by_the_most_similar_ones():
     corrected = profiles._in_chemistry_of_cells(
         sparse.csr_matrix(measured),
         labels,
-        (labels == "new").to_numpy(),
         np.array(list("abcd")),
         1e4 * true[[2, 4, 1, 3]],
         PATH,
@@ -229,8 +229,8 @@ def test_simulated_cells_do_not_decide_splits_and_batches(counts_adata, others):
     counts_adata.obs["donor"] = "d1"
     given = {"data.split": "column", "data.split_key": "side", "batch_key": "donor"}
     (made, _), cells = completed(counts_adata, others, **given)
-    assert made.n_obs == (cells.obs["side"] != "test").sum() + profiles.NUM_CELLS
-    new = made.obs[made.obs["cell_type"] == "Monocyte"]
+    assert made.n_obs == (cells.obs["side"] != "test").sum() + 3 * profiles.NUM_CELLS
+    new = made.obs[-3 * profiles.NUM_CELLS :]
     assert set(new["side"]) == {"train"}
     assert set(new["donor"]) == {"simulated"}
 
@@ -240,7 +240,7 @@ def test_a_model_of_cells_and_profiles(counts_adata, others, write, tmp_path):
     files = [write(cells, "cells.h5ad"), write(others, "profiles.h5ad")]
     model = scperformer.train(files, "cell_type", output=tmp_path / "model", options=OPTIONS)
     made = read_model(model.path).provenance
-    assert made["input"].startswith("cells of 1 of 3 labels are simulated from profiles (Monocyte)")
+    assert made["input"].startswith("all cells of 1 of 3 labels are simulated from profiles (Monocyte)")
     assert made["reference"] == "cells.h5ad, profiles.h5ad"
     scperformer.annotate(counts_adata, model.load())
     assert (counts_adata.obs["scperformer_label"] == counts_adata.obs["cell_type"]).mean() > 0.9
