@@ -31,6 +31,8 @@ from scperformer.training import train as training  # after that
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["SCPERFORMER_MODEL"] = "pbmc3k"  # most tests are of one model; those of tissues delete it
+
 NUM_CELLS, NUM_GENES = 120, 200
 LABELS = ("B cell", "T cell", "Monocyte")
 
@@ -172,8 +174,7 @@ class Ran:
 def command(tmp_path, monkeypatch, capsys, _logging_unchanged) -> Callable[..., Ran]:
     """Run the command line in this process, inside the test's folder: `command("predict", "sample.h5ad")`."""
     monkeypatch.chdir(tmp_path)
-    for name in ("SCPERFORMER_MODEL", "SCPERFORMER_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SCPERFORMER_DEBUG", raising=False)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # main sets it: this puts it back
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
 

@@ -22,4 +22,5 @@
 - splits: Split labelled cells into training and validation cells: at random within each label, by groups, or by a
   column.
 - values: Judge what the values of a matrix are: counts, log1p values (with base and total), linear, or unusable.
+- which_tissue: Which tissue a file is of: the one whose profiles differ from each other as the cells of the file do.
 """

@@ -22,6 +22,10 @@
 - network: The network: the encoder branch (embedding -> encoder -> pooling -> labels) plus a linear branch.
 - novelty: Novelty of cells: the distance to the nearest label in the principal directions of the reference.
 - performer: The Performer that reads all genes of a cell at the cost of a linear model.
+- resemblance: Resemblance of cells to the profiles of a tissue: calls that need no fit, and cells that resemble no
+  type.
 - saved_model: A trained model as plain data, without torch.
 - shift: Distribution shift: the difference between a query and the reference of a model, in two numbers and in words.
+- tissues: The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each
+  tissue.
 """

@@ -14,6 +14,8 @@ query.
   resumed.
 - studies: Train on a reference of several studies: a model of each, whose calls of the others' cells show what to
   expect.
+- tissue_model: The model of a tissue: cells are simulated from its profiles, and the linear branch is fitted for each
+  file.
 - train: Train a model on a labelled reference: prepare, fit, score, fit to all cells, write the model folder.
 - trainer: The trainer of a run, with Lightning, for a number of steps: devices, signals, checkpoints, logs.
 """
