@@ -339,7 +339,12 @@ def _trust_in_profiles(adapted: Adapted, calls: pd.DataFrame, unknown_share: flo
         warning += ": malignant cells, or types that it lacks"
     text = "%s: resemblance to the types of %s %.2f; expected accuracy %.2f to %.2f; this reference has no cells"
     log.info(text, adapted.query.path, saved.name, resemblance, lowest, highest)
-    return {"profiles": {"resemblance": resemblance, "expected_lowest": lowest, "expected_highest": highest}}, warning
+    assert adapted.resemblance is not None
+    record: dict[str, Any] = {"resemblance": resemblance, "expected_lowest": lowest, "expected_highest": highest}
+    record |= {"centre": adapted.resemblance.centre, "shares": adapted.resemblance.shares}  # for explain
+    if adapted.gene_factors is not None:
+        record["gene_factors"] = adapted.gene_factors
+    return {"profiles": record}, warning
 
 
 def without_slashes(labels: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ class AnalyzeConfig(ModelOptions):
     """Analyse the attention of a trained model on real cells."""
 
     takes_one = True
+    model_path: str | None = None  # null: $SCPERFORMER_MODEL, else the packaged model pbmc3k
     analysis: str = fixed(choice("spectrum", "approximation"))  # the first plain word
     output: str | None = None  # a folder; null: INPUT.spectrum or INPUT.approximation beside the input
     cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene

@@ -33,6 +33,7 @@ class Resemblance:
     profiles: np.ndarray  # float64 G x C: centred by the mixture, mean 0, length 1; 0 for genes that are not compared
     is_compared: np.ndarray  # float64 G: 1 for genes that are compared, else 0
     centre: np.ndarray  # float64 G: mean of the file; 0 for genes that are not compared
+    shares: np.ndarray  # float64 C: mixture of types
     noise: np.ndarray  # float64 C: counts at which half of the squared length of a cell of the type is noise
 
     def correlations(self, x: csr_matrix) -> np.ndarray:
@@ -70,22 +71,21 @@ def joined(proba: np.ndarray, correlations: np.ndarray, families: np.ndarray) ->
     return (both * factors[:, families]).astype(np.float32)
 
 
-def fit_resemblance(x: csr_matrix, calls: np.ndarray, simulated: csr_matrix, labels: np.ndarray) -> Resemblance:
-    """Compare some cells of a file, N x G, whose calls are indices of labels, with simulated cells of each label."""
+def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matrix, labels: np.ndarray) -> Resemblance:
+    """Compare a file, of which the mean, G, and the shares of the labels, C, are known, with simulated cells."""
     num_labels = int(labels.max()) + 1
     means = np.stack([np.asarray(simulated[labels == label].mean(axis=0)).ravel() for label in range(num_labels)])
-    mixture = np.bincount(calls, minlength=num_labels) / max(1, len(calls)) @ means
+    mixture = shares @ means
     genes = np.argsort(-means.std(axis=0), kind="stable")[:NUM_GENES]
     is_compared = np.zeros(means.shape[1])
     is_compared[genes] = 1
     profiles = np.zeros_like(means)
     profiles[:, genes] = centred(means[:, genes] - mixture[genes])
-    centre = np.asarray(x.mean(axis=0)).ravel() * is_compared if x.shape[0] else mixture * is_compared
-    of_simulated = Resemblance(profiles.T, is_compared, mixture * is_compared, np.zeros(num_labels))
+    of_simulated = Resemblance(profiles.T, is_compared, mixture * is_compared, shares, np.zeros(num_labels))
     own = of_simulated.correlations(simulated)[np.arange(len(labels)), labels]
     expected = np.array([np.median(own[labels == label]) for label in range(num_labels)])
     noise = float(np.median(counts_of(simulated))) * (1 / np.maximum(expected, MIN_EXPECTED) ** 2 - 1)
-    return Resemblance(profiles.T, is_compared, centre, noise)
+    return Resemblance(profiles.T, is_compared, centre * is_compared, shares, noise)
 
 
 def centred(x: np.ndarray) -> np.ndarray:

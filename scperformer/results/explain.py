@@ -24,12 +24,15 @@ from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed
 from scperformer.io.read import open_cells
 from scperformer.io.writing import write_anndata
 from scperformer.labels.constraints import reweighted
+from scperformer.labels.tree import best_labels
 from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
 from scperformer.model.load import Model, load_model
+from scperformer.model.resemblance import joined
 from scperformer.model.saved_model import SavedModel
+from scperformer.model.tissues import collection
 from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
 from scperformer.results.explanation_page import (
     NUM_TOP,
@@ -42,6 +45,7 @@ from scperformer.results.explanation_page import (
 from scperformer.results.read_annotations import Annotated, find_model
 from scperformer.training.adapt import Adapted, adapt_model, with_encoder_weight
 from scperformer.training.condition import Condition, find_condition, reduced
+from scperformer.training.tissue_model import recorded_resemblance, tissue_model
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +116,13 @@ def explain_cells(
     """
     facts = annotated.facts
     key = annotated.key
-    model = model or load_model(find_model(facts))
+    model = model or _model_of(annotated)
     labels = model.saved.labels
     if model.saved.hash != facts["model"]["hash"]:
         found = f"{annotated.path} annotated by the {annotated.model_id}"
         expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
-        raise InputError(found, expected, "set model_path to the model of the calls")
+        remedy = "leave model_path out" if "tissue" in facts else "set model_path to the model of the calls"
+        raise InputError(found, expected, remedy)
     if label is not None and label not in labels:
         raise InputError(f"label={label}", f"one of {', '.join(labels)}", "choose a label of the model")
     in_memory = annotated.cells
@@ -160,7 +165,12 @@ def explain_cells(
         first = [explained[has_label][0] for has_label in by_label]  # all cells of a label have the same explained one
         made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, first], **columns)
     made.uns[key] = {
-        "model": {"name": adapted.model.saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
+        "model": {
+            "name": adapted.model.saved.name,
+            "hash": model.saved.hash,
+            "adapted": adapted.record["adapted"],
+            "tissue": facts.get("tissue", {}).get("title", ""),
+        },
         "label": label or "",
         "num_cells": len(annotated.obs),
         "labels": np.array(present, dtype=object),  # labels of the cells, as the columns of varm
@@ -169,6 +179,17 @@ def explain_cells(
     }
     _log_explanation(made, key, annotated.path)
     return Explanation(made, key)
+
+
+def _model_of(annotated: Annotated) -> Model:
+    """Return the model of an annotation: the profiles of its tissue, or the one in the folder that it names."""
+    tissue = annotated.facts.get("tissue")
+    if tissue is None:
+        return load_model(find_model(annotated.facts))
+    if annotated.facts["model"]["hash"] != collection().hash:
+        found = f"{annotated.path} annotated by other profiles ({annotated.facts['model']['hash'][:12]})"
+        raise InputError(found, f"those of this version ({collection().hash[:12]})", "annotate its cells again")
+    return tissue_model(collection().find(str(tissue["name"]), None), bool(tissue["in_capitals"]))
 
 
 def _adapt_as_predict(
@@ -204,12 +225,21 @@ def _adapt_as_predict(
     adapted = adapt_model(model, query, predict, condition)
     shift = facts.get("shift", {})
     weight = float(shift.get("encoder_weight", 1.0))
-    factors = shift.get("gene_factors")  # not estimated anew, because cells may have been left out since
+    # Not estimated anew, because cells may have been left out since.
+    factors = facts.get("profiles", shift).get("gene_factors")
     num_genes = len(adapted.model.saved.genes)
     if factors is not None and not (len(factors) == num_genes and np.isfinite(factors).all() and (factors > 0).all()):
-        found = f"gene_factors that are not {num_genes} positive numbers, in uns['{annotated.key}']['shift'] of {path}"
+        found = f"gene_factors that are not {num_genes} positive numbers, in uns['{annotated.key}'] of {path}"
         raise InputError(found, "an annotation as predict writes it", "annotate the file again")
-    return replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
+    adapted = replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
+    if adapted.resemblance is None:
+        return adapted
+    known = {name: np.asarray(facts["profiles"][name], dtype=np.float64) for name in ("centre", "shares")}
+    if len(known["centre"]) != num_genes or len(known["shares"]) != len(model.saved.labels):
+        found = f"profiles/centre and profiles/shares that do not fit, in uns['{annotated.key}'] of {path}"
+        raise InputError(found, "an annotation as predict writes it", "annotate the file again")
+    assert condition is not None
+    return replace(adapted, resemblance=recorded_resemblance(model.saved, condition, **known))
 
 
 def _draw_sample(
@@ -227,7 +257,8 @@ def _draw_sample(
     candidates = codes[query.cells]
     drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num_cells] for code in np.unique(candidates)]
     rows = query.cells[np.sort(np.concatenate(drawn))]
-    x = correct_batch_effect(query.some(rows), adapted.gene_factors)
+    as_measured = query.some(rows)
+    x = correct_batch_effect(as_measured, adapted.gene_factors)
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
@@ -235,9 +266,12 @@ def _draw_sample(
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)
     proba = predict_cells(adapted.model.network, cells, batch_size=64).proba
+    families = adapted.model.saved.families
+    if adapted.resemblance is not None and families is not None:
+        proba = joined(proba, adapted.resemblance.correlations(as_measured[is_expressed]), families)
     if constraints := annotated.facts.get("constraints"):
         proba = reweighted(proba, np.asarray(constraints["weights"]))
-    is_same = proba.argmax(axis=1) == codes[rows]
+    is_same = best_labels(proba, families) == codes[rows]
     if (num_other := int((~is_same).sum())) > MAX_OTHER * len(rows):
         found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{annotated.key}_label'"
         remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."

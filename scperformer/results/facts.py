@@ -19,13 +19,15 @@ REQUIRED = {
 }
 OPTIONAL = {
     TEXT: "model/tissue model/encoder/kind model/encoder/attention model/imported/tool model/imported/file "
-    "model/imported/sha256 run/date condition/key shift/kind",
+    "model/imported/sha256 run/date condition/key shift/kind tissue/name tissue/title tissue/how",
     NUMBER: "condition/adapted condition/expected_accuracy condition/depth genes/informative_share tree/num_backed_off "
     "encoder/num_decided calibration/num_cells calibration/error novelty/unknown_fpr shift/relative_novelty "
-    "shift/batch_effect shift/expected_lowest shift/expected_highest shift/encoder_weight",
-    TEXTS: "model/lacks tree/nodes tree/parents constraints/denied",
-    NUMBERS: "calibration/bins/confidence calibration/bins/num_cells shift/gene_factors constraints/weights",
-    MAPPING: "run constraints calibration droplets",
+    "shift/batch_effect shift/expected_lowest shift/expected_highest shift/encoder_weight tissue/in_capitals "
+    "tissue/score profiles/resemblance profiles/expected_lowest profiles/expected_highest",
+    TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next",
+    NUMBERS: "calibration/bins/confidence calibration/bins/num_cells shift/gene_factors constraints/weights "
+    "tissue/next_scores profiles/centre profiles/shares profiles/gene_factors",
+    MAPPING: "run constraints calibration droplets tissue profiles",
 }
 # Entries that are read only beside another, which they need.
 NEEDED = {
@@ -34,10 +36,17 @@ NEEDED = {
     "constraints": "constraints/weights",
     "model/lacks": "model/imported/tool",
     "tree/nodes": "tree/parents",
+    "tissue": "tissue/name tissue/title tissue/how tissue/in_capitals profiles",
+    "tissue/score": "tissue/next tissue/next_scores",
+    "profiles": "tissue profiles/expected_lowest profiles/expected_highest profiles/centre profiles/shares",
     "calibration": "calibration/num_cells calibration/error calibration/bins/confidence calibration/bins/num_cells "
     "novelty/unknown_fpr",
 }
-EQUALLY_LONG = (("calibration/bins/confidence", "calibration/bins/num_cells"), ("tree/nodes", "tree/parents"))
+EQUALLY_LONG = (
+    ("calibration/bins/confidence", "calibration/bins/num_cells"),
+    ("tree/nodes", "tree/parents"),
+    ("tissue/next", "tissue/next_scores"),
+)
 COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details: numbers
 
 

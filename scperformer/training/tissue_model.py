@@ -153,4 +153,15 @@ def compare_with_profiles(
         logits = linear_logits(fitted, correct_batch_effect(x, factors))
         assert logits is not None
         calls = logits.argmax(axis=1)
-    return factors, fit_resemblance(x, calls, simulated, cells.labels)
+    centre = np.asarray(x.mean(axis=0)).ravel() if x.shape[0] else np.zeros(x.shape[1])
+    shares = np.bincount(calls, minlength=len(saved.labels)) / max(1, len(calls))
+    return factors, fit_resemblance(centre, shares, simulated, cells.labels)
+
+
+def recorded_resemblance(
+    saved: SavedModel, condition: Condition, centre: np.ndarray, shares: np.ndarray
+) -> Resemblance:
+    """Return the resemblance of a file to the profiles of a tissue from what an annotation records of it."""
+    cells = saved.reference_cells
+    assert cells is not None
+    return fit_resemblance(centre, shares, reduced(cells, condition, saved.config["target_sum"], SEED), cells.labels)

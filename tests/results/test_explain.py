@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from conftest import make_counts
 from scipy import sparse, stats
+from support.tissues import cells_of_tissue
 from support.words import as_options
 
 import scperformer
@@ -251,3 +252,29 @@ def test_refusals(annotated, model):
     damaged.uns[KEY] = {**damaged.uns[KEY], "config_json": "{"}
     with pytest.raises(InputError, match="no record of the options of predict"):
         scperformer.explain(damaged, model)
+
+
+# Without a model
+
+
+@pytest.mark.parametrize("name", ["pancreas", "mouse pancreas"])
+def test_calls_by_the_profiles_of_a_tissue_are_reproduced(name, monkeypatch, write, refused):
+    """Also of half of the cells, with mouse symbols in capitals, and without a label that some cells would get."""
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+    cells = cells_of_tissue(name, 8)[:, ::4].copy()
+    cells.var_names = cells.var_names.str.upper()
+    [denied] = cells.obs["cell_type"].cat.categories[:1]
+    annotated = scperformer.annotate(cells, options={"deny_labels": [denied]})
+    assert annotated.uns[KEY]["tissue"]["name"] == name
+    half = annotated[::2].copy()
+    made = scperformer.explain(half, num_cells=None).adata
+    assert made.n_obs == half.n_obs
+    assert (made.obs[f"{KEY}_label"].astype(str) == half.obs[f"{KEY}_label"].astype(str)).all()
+    np.testing.assert_allclose(made.obs[f"{KEY}_probability"], half.obs[f"{KEY}_confidence"], rtol=1e-5)
+    assert made.obs[f"{KEY}_error"].abs().max() < 1e-4
+    half.uns[KEY]["profiles"]["centre"] = -5 * half.uns[KEY]["profiles"]["centre"]
+    with pytest.raises(InputError, match="another label for"):
+        scperformer.explain(half, num_cells=None)
+    error = refused("explain", write(annotated), "model_path=pbmc3k")
+    assert "expected the same model, not pbmc3k" in error
+    assert "leave model_path out" in error
