@@ -27,15 +27,20 @@ MIN_CPM = 30.0  # one type expresses so much of it,
 NUM_GENES = 12_000  # and it is among these whose log2(1 + CPM) varies most between types
 
 
-def profiles_of(profiles: ad.AnnData, labels: pd.DataFrame, name: str) -> tuple[pd.DataFrame, pd.Series]:
-    """Return the profiles of one set, one row per label, in counts per million of its genes, and the id of each."""
+def profiles_of(profiles: ad.AnnData, labels: pd.DataFrame, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the profiles of one set, one row per label, in counts per million of its genes.
+
+    Also a table of these labels: columns label, id, and merged, the labels whose profiles are in the mean, too.
+    """
     measured = profiles.var[f"measured_{name}"].to_numpy(bool)
     table = profiles[profiles.obs["tissue_source"] == name, measured].to_df().astype(np.float64)
     table.index = profiles.obs.loc[table.index, "cell_type"].astype(str)
     labels = labels[labels["use"] == "yes"].set_index("source_name")
     means = table.loc[labels.index].groupby(labels["same_as"].fillna(labels["name"])).mean()
     ids = labels.drop_duplicates("name").set_index("name")["cl"].reindex(means.index)
-    return means.div(means.sum(axis=1), axis=0) * 1e6, ids
+    merged = labels.groupby("same_as")["name"].agg("; ".join).reindex(means.index)
+    types = pd.DataFrame({"label": means.index, "id": ids.to_numpy(), "merged": merged.to_numpy()})
+    return means.div(means.sum(axis=1), axis=0) * 1e6, types
 
 
 def main() -> None:
@@ -56,8 +61,8 @@ def main() -> None:
         for row in own.itertuples():
             is_own = (labels["collection"] == row.collection) & (labels["set"] == row.set)
             profiles = ad.read_h5ad(folder / f"{row.collection}.h5ad")
-            tables[row.key], ids = profiles_of(profiles, labels[is_own], row.set)
-            types.append(pd.DataFrame({"set": row.key, "label": ids.index, "id": ids.to_numpy()}))
+            tables[row.key], own_types = profiles_of(profiles, labels[is_own], row.set)
+            types.append(own_types.assign(set=row.key)[["set", "label", "id", "merged"]])
         number = pd.concat([pd.Series(1, index=table.columns) for table in tables.values()], axis=1).sum(axis=1)
         genes = sorted(number.index[number >= MIN_SETS])
         logs = np.log2(1 + pd.concat([table.reindex(columns=genes) for table in tables.values()]))

@@ -35,6 +35,7 @@ from scperformer.cli.train import TrainConfig
 from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
+from scperformer.model.tissues import collection
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
     from scperformer.attention.base import Attention
@@ -340,19 +341,25 @@ def import_model(
 
 
 def models() -> pd.DataFrame:
-    """List the packaged model and the imported ones: a row each, with labels, genes, tissue and folder.
+    """List the models, packaged and imported, and the tissues: a row each, with labels, genes, tissue and folder.
 
-    A folder that cannot be used has a row with the reason in `problem`, which is empty for the others.
+    `kind` is "model" or "tissue", which has no folder and is named by `options={"tissue": name}`. A folder that cannot
+    be used has a row with the reason in `problem`, which is empty for the others.
     """
     rows = []
     for folder in [PACKAGED_MODEL, *imported_models(library_folder())]:
         try:
             saved = read_model(folder)
-            row = (saved.name, ", ".join(saved.labels), len(saved.labels), len(saved.genes), saved.tissue, "")
+            row = (saved.name, saved.labels, len(saved.genes), saved.tissue, "")
         except InputError as error:
-            row = (folder.name, "", 0, 0, None, str(error))
-        rows.append((*row[:-1], str(folder), row[-1]))
-    return pd.DataFrame(rows, columns=["name", "labels", "num_labels", "num_genes", "tissue", "path", "problem"])
+            row = (folder.name, [], 0, None, str(error))
+        rows.append(("model", *row[:-1], str(folder), row[-1]))
+    for name in collection().tissues()["name"]:
+        labels = collection().labels(name)["label"]
+        rows.append(("tissue", name, labels, None, collection().title(name), "", ""))
+    table = pd.DataFrame(rows, columns=["kind", "name", "labels", "num_genes", "tissue", "path", "problem"])
+    table.insert(3, "num_labels", table["labels"].map(len))
+    return table.assign(labels=table["labels"].map(", ".join)).astype({"num_genes": "Int64"})
 
 
 @documented("check")

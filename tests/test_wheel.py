@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 STEPS = (
     "--version",
+    "models show pancreas",
     "check sample.h5ad",
     "train reference.h5ad label_key=cell_type output=model",
     "predict sample.h5ad model_path=model",

@@ -1,12 +1,14 @@
-"""`scperformer models`: list models, or import one from somewhere else.
+"""`scperformer models`: list models and tissues, describe one, or import a model from somewhere else.
 
-Imported models are in the library, a folder of model folders, found by their names. A model may come from anywhere: it
-is checked as a whole before it is copied into the library.
+Tissues have no model folder: `predict` makes a model of their packaged profiles. Imported models are in the library, a
+folder of model folders, found by their names. A model may come from anywhere: it is checked as a whole before it is
+copied into the library.
 """
 
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import did_you_mean
@@ -16,10 +18,13 @@ from scperformer.importing.options import ImportOptions
 
 log = logging.getLogger(__name__)
 
+MAX_STUDY_LENGTH = 36  # characters in the table of tissues, which is then 95 wide
+
 USAGE = "models list | show | import"
 EXAMPLES = """\
   scperformer models list
   scperformer models show pbmc3k
+  scperformer models show "mouse lung"                   # the types of a tissue, and the studies that they are from
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import Immune_All_Low.pkl           # also a model of CellTypist
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared"""
@@ -27,14 +32,14 @@ EXAMPLES = """\
 
 @dataclass(kw_only=True)
 class ModelsConfig(ImportOptions):
-    """List models, describe one, or import one."""
+    """List models and tissues, describe one, or import a model."""
 
     action: str = fixed(choice("list", "show", "import"))  # the first plain word
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)  # without the checks of FileOptions: the number of inputs depends on the action
         wanted = {"list": "none", "show": "a name", "import": "a model folder, archive or file"}[self.action]
-        several = self.action == "import" and self.name is None and len(self.inputs) > 1
+        several = len(self.inputs) > 1 and (self.action == "show" or (self.action == "import" and self.name is None))
         if len(self.inputs) != (self.action != "list") and not several:
             found = f"{len(self.inputs)} words after 'models {self.action}'"
             raise InputError(found, wanted, "'scperformer models --help' shows examples")
@@ -43,32 +48,36 @@ class ModelsConfig(ImportOptions):
 
 
 def run(cfg: ModelsConfig) -> list[Path]:
-    """List models, or show or import one; return the folders of these models."""
+    """List models and tissues, show one, or import a model; return the folders of these models."""
     from scperformer.importing.folders import import_model
     from scperformer.model.folder import library_folder
 
     library = Path(cfg.output) if cfg.output else library_folder()
     if cfg.action == "import":
         return [import_model(Path(path), library, cfg) for path in cfg.inputs]
-    return _list_models(library, only=cfg.inputs[0] if cfg.action == "show" else None)
+    return _list_models(library, only=" ".join(cfg.inputs) or None)
 
 
 def _list_models(library: Path, only: str | None) -> list[Path]:
-    """Print the packaged model and the imported models, each with its labels and genes; return their folders.
+    """Print the packaged model, the imported models and the tissues; return the folders of these models.
 
-    `only` is a name or a model folder: print this model alone, with its model card.
+    `only` is a name or a model folder: print this model alone, with its model card, or this tissue, with its types.
     """
     from scperformer.model.folder import CARD, PACKAGED_MODEL, imported_models, read_model
+    from scperformer.model.tissues import collection
 
     imported = imported_models(library)
     folders = [PACKAGED_MODEL, *imported]
+    tissue = None
     if only is not None:
         folders = [folder for folder in folders if folder.name == only]
         if not folders and Path(only).is_dir():
             folders = [Path(only)]
-        if not folders:
-            remedy = did_you_mean(only, [PACKAGED_MODEL.name, *(folder.name for folder in imported)])
-            raise InputError(f"no model '{only}'", "a model of 'scperformer models list'", f"{remedy}name another one")
+        tissue = collection().named(only)
+        if not folders and tissue is None:
+            names = [PACKAGED_MODEL.name, *(folder.name for folder in imported), *collection().tissues()["name"]]
+            remedy = f"{did_you_mean(only, names)}name another one"
+            raise InputError(f"no model or tissue '{only}'", "one of 'scperformer models list'", remedy)
     for folder in folders:
         try:
             text = read_model(folder).summary
@@ -79,6 +88,46 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
         if only is not None and (folder / CARD).is_file():
             card = (folder / CARD).read_text(encoding="utf-8", errors="replace")  # no checksum covers this file
             say("\n" + "\n".join(map(one_line, card.splitlines())))
+    if only is None:
+        say(_tissues())
+    if tissue is not None:
+        say(_types(tissue))
     if not imported and only is None:
         log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
     return folders
+
+
+def _tissues() -> str:
+    """Return the table of tissues."""
+    from scperformer.model.tissues import collection
+
+    rows = [("tissue", "age and species", "types", "study")]
+    for row in collection().tissues().itertuples():
+        study = shorten(row.title.rpartition(", ")[0], MAX_STUDY_LENGTH, placeholder="...")
+        rows.append((row.name, f"{row.age} {row.species}", str(len(collection().labels(row.name))), study))
+    start = f"{len(rows) - 1} tissues: predict without a model finds that of a file, tissue=NAME names it"
+    return f"\n{start}\n\n{_in_columns(rows)}"
+
+
+def _types(tissue: str) -> str:
+    """Return the types of a tissue with the studies that they are from, and the licence of the profiles."""
+    from scperformer.model.tissues import FOLDER, LICENCE, collection
+
+    labels = collection().labels(tissue)
+    studies = collection().sets.loc[labels["set"].unique()]
+    numbers = {name: str(number) for number, name in enumerate(studies.index, start=1)}
+    rows = [("type", "Cell Ontology", "study", "merged with")]
+    rows += [(row.label, row.term, numbers[row.set], row.merged) for row in labels.itertuples()]
+    lines = [f"{collection().title(tissue)}: {len(labels)} types", "", _in_columns(rows), ""]
+    for study in studies.itertuples():
+        note = f" ({study.note})" if study.note else ""
+        text = f"study {numbers[study.set]}: {study.age} {study.species} {study.tissue}{note}"
+        lines += [text, f"  {study.title}", f"  {study.url}, {study.licence}"]
+    return "\n".join([*lines, "", (FOLDER / LICENCE).read_text(encoding="utf-8").rstrip()])
+
+
+def _in_columns(rows: list[tuple[str, ...]]) -> str:
+    """Return a table as text, its columns as wide as their texts."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -31,6 +31,7 @@ from scperformer.model.arrays import CELLS_FILE, HELD_OUT, ReferenceCells, read_
 from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
 from scperformer.model.saved_model import SavedModel, Study
+from scperformer.model.tissues import collection
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,9 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
         return imported, "imported"
     if not path.exists() and str(path) == PACKAGED_MODEL.name:
         return PACKAGED_MODEL, "packaged"
+    if not path.exists() and (tissue := collection().named(str(path))):
+        remedy = f"for this tissue, set tissue={tissue.replace(' ', '_')} instead"
+        raise InputError(f"the tissue '{path}' in place of a model", "a model folder or the name of a model", remedy)
     return path, why
 
 

@@ -1,7 +1,8 @@
 """The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each tissue.
 
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
-`profiles.npz`. `pool.tsv` names types that occur in every tissue, and the term that a tissue must lack to get them.
+`profiles.npz`. `pool.tsv` names types that occur in every tissue, and the term that a tissue must lack to get them; they
+may be broader than the type of the profile, such as macrophage for the interstitial macrophage of the lung.
 
 Shape letters: C labels, G genes.
 """
@@ -20,6 +21,7 @@ from scperformer.base.messages import did_you_mean, listed
 from scperformer.labels.ontology import packaged_ontology
 
 FOLDER = Path(__file__).parent / "packaged" / "tissues"
+LICENCE = "LICENCE.md"  # beside them
 STEPS = 12  # of the 8-bit logarithm per power of two, as in data/make_tissues.py
 CYCLING = "cycling"  # in place of a term in pool.tsv: labels that begin with it
 PSEUDO = 5.0  # counts per million, added to profiles whose quotient is taken
@@ -147,6 +149,13 @@ class Collection:
         num_added = len(table) - len(parts[0][0])
         return Tissue(name, self.title(name), studies, table, terms, num_added)
 
+    def labels(self, name: str) -> pd.DataFrame:
+        """Return the labels of a tissue, its own and the added ones: columns label, term, merged, and set of origin."""
+        row = self.tissues().set_index("name", drop=False).loc[name]
+        own = self.types[self.types["set"] == row["set"]].rename(columns={"id": "term"})
+        added = [labels.rename(columns={"name": "label"}).assign(set=source) for source, labels in self._added(row)]
+        return pd.concat([own, *added], ignore_index=True).fillna({"merged": ""})
+
     def _added(self, row: pd.Series) -> list[tuple[str, pd.DataFrame]]:
         """Return the sets and labels (index; columns name, term) that are added to a tissue."""
         known = self.terms(row["set"])
@@ -164,8 +173,7 @@ class Collection:
             is_lacking = [self._is_lacking(lacked, known) for lacked in labels["lacks"]]
             labels = labels[is_lacking] if source != row["set"] and not is_blood else labels[:0]
             if len(labels):
-                ids = self.terms(source)[labels["label"]]
-                found.append((source, pd.DataFrame({"name": labels["name"].to_numpy(), "term": ids})))
+                found.append((source, labels.set_index("label")[["name", "id"]].rename(columns={"id": "term"})))
         return found
 
     @staticmethod
@@ -191,22 +199,26 @@ class Collection:
     def title(self, name: str) -> str:
         """Return the name of a tissue with age and species, as in "pancreas (adult human)"."""
         row = self.tissues().set_index("name").loc[name]
-        return f"{name.removeprefix('mouse ')} ({'' if row['age'] in name else 'adult '}{row['species']})"
+        return f"{name.removeprefix('mouse ')} ({'adult ' if row['age'] == 'adult' else ''}{row['species']})"
 
     def is_mouse(self, name: str) -> bool:
         """Return whether a tissue is of the mouse."""
         return bool(self.tissues().set_index("name").loc[name, "species"] == "mouse")
 
-    def find(self, name: str, species: str | None) -> str:
-        """Return the name of the tissue that a user means, such as "pancreas", in a species (None: not known)."""
-        names = self.tissues()["name"].tolist()
+    def named(self, name: str, species: str | None = None) -> str | None:
+        """Return the name of the tissue that a user means, such as "pancreas", or None; species None: not known."""
         wanted = name.strip().lower().replace("_", " ")
         candidates = [f"mouse {wanted}", wanted] if species == "mouse" else [wanted, f"mouse {wanted}"]
-        for candidate in candidates:
-            if candidate in names:
-                return candidate
-        remedy = f"{did_you_mean(wanted, names)}'scperformer models list' shows all, or name a model by model_path"
-        raise InputError(f"no tissue '{name}'", listed(self.tissues(species)["name"]), remedy)
+        return next((candidate for candidate in candidates if candidate in set(self.tissues()["name"])), None)
+
+    def find(self, name: str, species: str | None) -> str:
+        """Return the name of the tissue that a user means, as `named` does, or refuse it."""
+        found = self.named(name, species)
+        if found is None:
+            near = did_you_mean(name, self.tissues()["name"])
+            remedy = f"{near}'scperformer models list' shows all, or name a model by model_path"
+            raise InputError(f"no tissue '{name}'", listed(self.tissues(species)["name"]), remedy)
+        return found
 
 
 @cache

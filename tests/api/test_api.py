@@ -20,6 +20,7 @@ from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model
 from scperformer.model.shift import FAR, OTHER
+from scperformer.model.tissues import collection
 
 ROOT = Path(__file__).parents[2]
 STEPS = [name for name in scp.__all__ if inspect.isfunction(getattr(scp, name))]
@@ -214,8 +215,14 @@ def test_explanation(annotated, model):
 def test_models_are_listed(monkeypatch, tmp_path):
     monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "none"))
     table = scp.models()
-    assert table["name"].tolist() == ["pbmc3k"]
-    assert table["num_labels"].tolist() == [9]
+    models = table[table["kind"] == "model"]
+    assert models["name"].tolist() == ["pbmc3k"]
+    assert models["num_labels"].tolist() == [9]
+    tissues = table[table["kind"] == "tissue"].set_index("name")
+    assert tissues.index.tolist() == collection().tissues()["name"].tolist()
+    pancreas = collection().tissue("pancreas")
+    assert tissues.loc["pancreas", "labels"].split(", ") == pancreas.profiles.index.tolist()
+    assert tissues.loc["pancreas", "tissue"] == "pancreas (adult human)"
 
 
 def test_a_damaged_model_does_not_hide_the_others(monkeypatch, tiny_model, tmp_path):
@@ -223,7 +230,7 @@ def test_a_damaged_model_does_not_hide_the_others(monkeypatch, tiny_model, tmp_p
     for name in ("damaged", "sound"):
         shutil.copytree(tiny_model, tmp_path / name)
     (tmp_path / "damaged" / "bundle.json").write_text("{")
-    table = scp.models().set_index("name")
+    table = scp.models().query("kind == 'model'").set_index("name")
     assert list(table.index) == ["pbmc3k", "damaged", read_model(tiny_model).name]
     assert "damaged model" in table.loc["damaged", "problem"]
     assert list(table["problem"].iloc[[0, 2]]) == ["", ""]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from scperformer.base.errors import InputError
 from scperformer.importing.folders import import_model
 from scperformer.model.content import INFO
 from scperformer.model.folder import library_folder, resolve_model
+from scperformer.model.tissues import collection
 
 
 @pytest.fixture
@@ -115,3 +117,64 @@ def test_a_damaged_model_card_is_shown(model, library, command):
     ran = command("models", "show", model)
     assert ran.code == 0, ran.err
     assert "# caf\ufffd" in ran.out
+
+
+def test_tissues_are_listed_as_a_table(library, command):
+    ran = command("models", "list")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert "pbmc3k (packaged)" in lines[0]
+    rows = [re.split(r"  +", line) for line in lines[lines.index("") :] if re.search(r"  +", line)]
+    assert rows[0] == ["tissue", "age and species", "types", "study"]
+    assert [row[0] for row in rows[1:]] == collection().tissues()["name"].tolist()
+    num_types = len(collection().tissue("mouse lung").profiles)
+    assert ["mouse lung", "adult mouse", str(num_types), "Han et al. 2018"] in rows
+    assert max(map(len, lines[1:])) <= 100
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(["pancreas"], "pancreas"), (["mouse_lung"], "mouse lung"), (["mouse", "lung"], "mouse lung")]
+)
+def test_the_types_of_a_tissue_and_their_studies_are_shown(words, name, library, command):
+    ran = command("models", "show", *words)
+    assert ran.code == 0
+    tissue = collection().tissue(name)
+    types, studies = re.split(r"\n\n(?=study 1)", ran.out)
+    shown = [re.split(r"  +", line) for line in types.splitlines()[3:]]
+    assert [row[:2] for row in shown] == [list(pair) for pair in zip(tissue.profiles.index, tissue.terms, strict=True)]
+    assert {row[2] for row in shown[: len(shown) - tissue.num_added]} == {"1"}
+    for number, study in enumerate(tissue.studies.itertuples(), start=1):
+        assert f"study {number}: {study.age} {study.species} {study.tissue}" in studies
+        assert f"  {study.title}\n  {study.url}, {study.licence}" in studies
+        assert study.note in studies
+    for needed in ("NanoString", "9698cc4", "https://creativecommons.org/licenses/by/4.0/", "changed"):
+        assert needed in studies
+
+
+def test_merged_types_are_shown(library, command):
+    ran = command("models", "show", "liver")
+    line = next(line for line in ran.out.splitlines() if line.startswith("hepatocyte 1"))
+    assert line.endswith("hepatocyte 2; hepatocyte 4")
+
+
+def test_a_model_of_the_name_of_a_tissue_comes_first(model, library, command):
+    import_model(model, library)
+    (library / name_of(model)).rename(library / "pancreas")
+    ran = command("models", "show", "pancreas")
+    assert ran.code == 0
+    assert ran.out.startswith("pancreas: 3 labels")
+    assert "pancreas (adult human): " in ran.out
+    assert resolve_model("pancreas") == (library / "pancreas", "imported")
+
+
+def test_a_name_that_nothing_has(library, refused):
+    error = refused("models", "show", "mouse lungs")
+    assert "no model or tissue 'mouse lungs'" in error
+    assert "did you mean 'mouse lung'?" in error
+
+
+@pytest.mark.parametrize(("name", "option"), [("pancreas", "pancreas"), ("mouse_Lung", "mouse_lung")])
+def test_a_tissue_is_no_model(name, option, library, refused, counts_adata, write):
+    error = refused("predict", write(counts_adata), f"model_path={name}")
+    assert error.startswith(f"error: the tissue '{name}' in place of a model; expected ")
+    assert f"set tissue={option} instead" in error

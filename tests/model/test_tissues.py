@@ -1,0 +1,65 @@
+"""The packaged collection of profiles: its tables agree, and its tissues are found by the names that users write."""
+
+import pandas as pd
+import pytest
+
+from scperformer.labels.ontology import packaged_ontology
+from scperformer.model.tissues import FOLDER, LICENCE, collection
+
+
+@pytest.mark.parametrize(
+    ("name", "species", "found"),
+    [
+        ("pancreas", None, "pancreas"),
+        ("Pancreas ", "mouse", "mouse pancreas"),
+        ("mouse_lung", "human", "mouse lung"),
+        ("kidney", None, "mouse kidney"),
+        ("fetal_kidney", "mouse", "fetal kidney"),
+        ("pancras", None, None),
+    ],
+)
+def test_names_that_users_write(name, species, found):
+    assert collection().named(name, species) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("pancreas", "pancreas (adult human)"),
+        ("fetal pancreas", "fetal pancreas (human)"),
+        ("mouse lung", "lung (adult mouse)"),
+        ("mouse embryonic brain", "embryonic brain (mouse)"),
+        ("mouse neonatal rib", "neonatal rib (mouse)"),
+    ],
+)
+def test_titles(name, title):
+    assert collection().title(name) == title
+
+
+def test_the_labels_of_every_tissue():
+    for name in collection().tissues()["name"]:
+        labels = collection().labels(name)
+        assert labels["label"].is_unique
+        assert set(labels["term"]) <= set(packaged_ontology().names), name
+    tissue = collection().tissue("mouse prostate")
+    labels = collection().labels("mouse prostate")
+    assert labels["label"].tolist() == tissue.profiles.index.tolist()
+    assert labels["term"].tolist() == tissue.terms
+    assert list(dict.fromkeys(labels["set"])) == tissue.studies.index.tolist()
+
+
+def test_the_pool_has_types_of_the_collection():
+    types = pd.MultiIndex.from_frame(collection().types[["set", "label"]])
+    assert pd.MultiIndex.from_frame(collection().pool[["set", "label"]]).isin(types).all()
+    macrophage = collection().labels("pancreas").set_index("label").loc["macrophage"]
+    assert macrophage["term"] == "CL:0000235"  # not the macrophage of the lung, whose profile it is
+
+
+def test_every_study_has_all_that_its_licence_asks_for():
+    for study in collection().sets.itertuples():
+        assert study.title
+        assert study.url.startswith("http")
+        assert study.licence == "CC BY 4.0"
+    text = (FOLDER / LICENCE).read_text(encoding="utf-8")
+    assert "https://creativecommons.org/licenses/by/4.0/" in text
+    assert "https://github.com/Nanostring-Biostats/CellProfileLibrary" in text
