@@ -164,18 +164,22 @@ def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tupl
     return [(ontology.term(label) or own) if own == UNKNOWN_TERM else own for label, own in pairs], ontology
 
 
-def joined_by_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontology) -> LabelTree | None:
+def joined_by_terms(
+    labels: Sequence[str], terms: Sequence[str], ontology: Ontology, *, by_name: bool = False
+) -> LabelTree | None:
     """Return the tree of labels under the most specific terms that join some of them; None if no term does.
 
     A term may have several parents, so that groups of labels can overlap. Small groups are taken first, and a group
     that overlaps one of them without containing it is left out. A term of all labels is left out, too: its probability
-    would always be 1. If one label of a group has the id of its term, this label is the parent.
+    would always be 1. If one label of a group has the id of its term, this label is the parent; `by_name`: only if it
+    has the name of the term, too, as other labels may be narrower than their ids.
     """
     term_of = _most_specific_terms(labels, terms, ontology)
     node_of: dict[frozenset[int], str] = {}  # nested groups, small ones first
     for group, term in sorted(term_of.items(), key=lambda item: (len(item[0]), item[1])):
         if all(smaller < group or smaller.isdisjoint(group) for smaller in node_of):
             same = [labels[place] for place in group if terms[place] == term]
+            same = [label for label in same if not by_name or ontology.term(label) == term]
             name = ontology.names[term]
             is_other_label = name in labels and terms[labels.index(name)] != term
             node_of[group] = same[0] if len(same) == 1 else f"{name} ({term})" if is_other_label else name

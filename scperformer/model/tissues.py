@@ -1,8 +1,8 @@
 """The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each tissue.
 
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
-`profiles.npz`. `pool.tsv` names types that occur in every tissue, and the term that a tissue must lack to get them; they
-may be broader than the type of the profile, such as macrophage for the interstitial macrophage of the lung.
+`profiles.npz`. `pool.tsv` names types that occur in every tissue, and the term that a tissue must lack to get them.
+Their names and ids may be broader than their profiles: the macrophage is the interstitial macrophage of the lung.
 
 Shape letters: C labels, G genes.
 """
@@ -152,9 +152,11 @@ class Collection:
     def labels(self, name: str) -> pd.DataFrame:
         """Return the labels of a tissue, its own and the added ones: columns label, term, merged, and set of origin."""
         row = self.tissues().set_index("name", drop=False).loc[name]
-        own = self.types[self.types["set"] == row["set"]].rename(columns={"id": "term"})
-        added = [labels.rename(columns={"name": "label"}).assign(set=source) for source, labels in self._added(row)]
-        return pd.concat([own, *added], ignore_index=True).fillna({"merged": ""})
+        own = self.terms(row["set"])
+        parts = [(row["set"], pd.DataFrame({"name": own.index, "term": own}, index=own.index)), *self._added(row)]
+        merged = self.types.fillna({"merged": ""}).set_index(["set", "label"])["merged"]
+        tables = [labels.assign(set=source, merged=merged[source][labels.index]) for source, labels in parts]
+        return pd.concat(tables, ignore_index=True).rename(columns={"name": "label"})
 
     def _added(self, row: pd.Series) -> list[tuple[str, pd.DataFrame]]:
         """Return the sets and labels (index; columns name, term) that are added to a tissue."""

@@ -22,7 +22,6 @@ from scperformer.config.options import TissueOptions
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.ontology import TABLE_VERSION, joined_by_terms, packaged_ontology
-from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.batch_effect import correct_batch_effect, gene_factors, label_means
 from scperformer.model.linear import linear_logits
@@ -30,7 +29,7 @@ from scperformer.model.load import Model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.resemblance import Resemblance, fit_resemblance
 from scperformer.model.saved_model import SavedModel
-from scperformer.model.tissues import CYCLING, Tissue, collection
+from scperformer.model.tissues import collection
 from scperformer.training.condition import NUM_ROUNDS, Condition, adapted_model, reduced, seen_rows
 from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
@@ -80,15 +79,9 @@ def tissue_model(name: str, in_capitals: bool = False) -> Model:
         weights={},
         hash=collection().hash,
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
-        tree=joined_by_terms(labels, _terms_for_tree(tissue), packaged_ontology()),
+        tree=joined_by_terms(labels, tissue.terms, packaged_ontology(), by_name=True),
     )
     return Model(saved, collection().file.parent)
-
-
-def _terms_for_tree(tissue: Tissue) -> list[str]:
-    """Return the ids of the labels; cycling cells, and labels of two types, are no parents of the types of their id."""
-    pairs = zip(tissue.profiles.index, tissue.terms, strict=True)
-    return [UNKNOWN_TERM if label.startswith(CYCLING) or " or " in label else term for label, term in pairs]
 
 
 def find_tissue(

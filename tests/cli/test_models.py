@@ -153,8 +153,8 @@ def test_the_types_of_a_tissue_and_their_studies_are_shown(words, name, library,
 
 def test_merged_types_are_shown(library, command):
     ran = command("models", "show", "liver")
-    line = next(line for line in ran.out.splitlines() if line.startswith("hepatocyte 1"))
-    assert line.endswith("hepatocyte 2; hepatocyte 4")
+    line = next(line for line in ran.out.splitlines() if line.startswith("hepatocyte, CPT1A high"))
+    assert line.endswith("  hepatocyte, Hep2; hepatocyte, Hep4")
 
 
 def test_a_model_of_the_name_of_a_tissue_comes_first(model, library, command):

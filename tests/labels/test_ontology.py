@@ -179,6 +179,15 @@ def test_a_label_with_the_id_of_a_term_is_the_parent_of_its_subtypes(obo):
     }
 
 
+def test_a_label_narrower_than_its_id_is_no_parent_by_name():
+    labels = ["crypt progenitor cell", "enterocyte", "BEST4 enterocyte", "T cell"]
+    terms = ["CL:0002563", "CL:0000584", "CL:4030026", "CL:0000084"]  # of intestinal epithelial cell, enterocyte, ...
+    tree = joined_by_terms(labels, terms, packaged_ontology(), by_name=True)
+    of_epithelium = {"crypt progenitor cell": "intestinal epithelial cell", "enterocyte": "intestinal epithelial cell"}
+    assert tree.parents == of_epithelium | {"BEST4 enterocyte": "enterocyte"}
+    assert joined_by_terms(labels, terms, packaged_ontology()).parents["enterocyte"] == "crypt progenitor cell"
+
+
 def test_terms_that_overlap_smaller_groups_are_left_out(tmp_path):
     """x joins a, b; y joins b, c; w joins a, b, c: x and w are nested, y is not."""
     path = tmp_path / "o.obo"
