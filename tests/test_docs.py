@@ -27,6 +27,8 @@ import pytest
 import yaml
 from support import celltypist
 
+from scperformer.model.tissues import collection
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HOWS = ("not run", "run with", "alternatives")
@@ -137,6 +139,25 @@ def test_blocks_run(page, example, tmp_path, run, monkeypatch):
         for number, line in enumerate(block.commands()):
             alone = block.how == "alternatives"
             run(line, shutil.copytree(folder, tmp_path / f"{block.line}-{number}", symlinks=True) if alone else folder)
+
+
+def test_tissues_are_described():
+    """The tables of docs/tissues.md have the tissues and the merged types of the packaged profiles."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (ROOT / "docs" / "tissues.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    found = {row[0]: row for row in rows if " + " in row[1]}
+    assert list(found) == collection().tissues()["name"].tolist()
+    for tissue in collection().tissues().itertuples():
+        labels = collection().labels(tissue.name)
+        num_own = (labels["set"] == tissue.set).sum()
+        study = f"[{tissue.title.rpartition(', ')[0]}]({tissue.url})"
+        assert found[tissue.name][1:3] == [f"{num_own} + {len(labels) - num_own}", study]
+        assert found[tissue.name][-1] == tissue.note
+        for label in labels[(labels["set"] == tissue.set) & (labels["merged"] != "")].itertuples():
+            assert [tissue.name, label.label, label.merged] in rows
 
 
 def test_each_block_is_run_or_says_why_not():
