@@ -346,20 +346,22 @@ def models() -> pd.DataFrame:
     `kind` is "model" or "tissue", which has no folder and is named by `options={"tissue": name}`. A folder that cannot
     be used has a row with the reason in `problem`, which is empty for the others.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for folder in [PACKAGED_MODEL, *imported_models(library_folder())]:
+        row = {"kind": "model", "name": folder.name, "labels": [], "num_genes": 0, "path": str(folder), "problem": ""}
         try:
             saved = read_model(folder)
-            row = (saved.name, saved.labels, len(saved.genes), saved.tissue, "")
+            row |= {"name": saved.name, "labels": saved.labels, "num_genes": len(saved.genes), "tissue": saved.tissue}
         except InputError as error:
-            row = (folder.name, [], 0, None, str(error))
-        rows.append(("model", *row[:-1], str(folder), row[-1]))
+            row["problem"] = str(error)
+        rows.append(row)
     for name in collection().tissues()["name"]:
-        labels = collection().labels(name)["label"]
-        rows.append(("tissue", name, labels, None, collection().title(name), "", ""))
-    table = pd.DataFrame(rows, columns=["kind", "name", "labels", "num_genes", "tissue", "path", "problem"])
-    table.insert(3, "num_labels", table["labels"].map(len))
-    return table.assign(labels=table["labels"].map(", ".join)).astype({"num_genes": "Int64"})
+        row = {"kind": "tissue", "name": name, "labels": collection().labels(name)["label"]}
+        rows.append(row | {"tissue": collection().title(name), "path": "", "problem": ""})
+    table = pd.DataFrame(rows).assign(num_labels=[len(row["labels"]) for row in rows])
+    table["labels"] = table["labels"].map(", ".join)
+    columns = ["kind", "name", "labels", "num_labels", "num_genes", "tissue", "path", "problem"]
+    return table[columns].astype({"num_genes": "Int64"})
 
 
 @documented("check")

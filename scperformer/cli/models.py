@@ -6,6 +6,7 @@ copied into the library.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -126,7 +127,7 @@ def _types(tissue: str) -> str:
     return "\n".join([*lines, "", (FOLDER / LICENCE).read_text(encoding="utf-8").rstrip()])
 
 
-def _in_columns(rows: list[tuple[str, ...]]) -> str:
+def _in_columns(rows: Sequence[tuple[str, ...]]) -> str:
     """Return a table as text, its columns as wide as their texts."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
