@@ -21,7 +21,7 @@ from scperformer.base.messages import did_you_mean, listed
 from scperformer.labels.ontology import packaged_ontology
 
 FOLDER = Path(__file__).parent / "packaged" / "tissues"
-LICENCE = "LICENCE.md"  # beside them
+LICENCE = "LICENCE.txt"  # beside them
 STEPS = 12  # of the 8-bit logarithm per power of two, as in data/make_tissues.py
 CYCLING = "cycling"  # in place of a term in pool.tsv: labels that begin with it
 PSEUDO = 5.0  # counts per million, added to profiles whose quotient is taken

@@ -147,7 +147,7 @@ def test_the_types_of_a_tissue_and_their_studies_are_shown(words, name, library,
         assert f"study {number}: {study.age} {study.species} {study.tissue}" in studies
         assert f"  {study.title}\n  {study.url}, {study.licence}" in studies
         assert study.note in studies
-    for needed in ("NanoString", "9698cc4", "https://creativecommons.org/licenses/by/4.0/", "changed"):
+    for needed in ("NanoString", "9698cc4", "https://creativecommons.org/licenses/by/4.0/", "Changed"):
         assert needed in studies
 
 
