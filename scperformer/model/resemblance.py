@@ -19,9 +19,12 @@ NUM_GENES = 2000  # that vary most between the profiles
 SHARPNESS = 15.0  # of the probabilities by correlation
 FAMILY_POWER = 2.5  # of the joined probabilities of families, by which they hold on the choosing files
 MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one would make any cell resemble it
-# Share of known cells with at most this resemblance, the mean over the choosing files of benchmarks/tissues.py.
+# Share of known cells with at most this resemblance relative to the usual one of their file: the mean over the choosing
+# files of benchmarks/tissues.py.
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
-QUANTILES = (0.0, 0.23, 0.30, 0.40, 0.49, 0.59, 0.66, 0.78, 0.88, 1.02, 1.3)
+QUANTILES = (0.0, 0.29, 0.37, 0.486, 0.587, 0.686, 0.757, 0.873, 0.972, 1.133, 1.8)
+USUAL = 0.75  # quantile of the resemblance of the cells of a file; those of types that the tissue lacks are below
+MIN_USUAL = 0.5
 FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of another tissue
 TINY = 1e-9  # in place of 0, where a quotient is taken
 
@@ -35,6 +38,7 @@ class Resemblance:
     centre: np.ndarray  # float64 G: mean of the file; 0 for genes that are not compared
     shares: np.ndarray  # float64 C: mixture of types
     noise: np.ndarray  # float64 C: counts at which half of the squared length of a cell of the type is noise
+    usual: float = 1.0  # resemblance of the cells of the file
 
     def correlations(self, x: csr_matrix) -> np.ndarray:
         """Return the correlation of cells with each profile, float64 N x C, from ln(1 + cp10k), CSR N x G.
@@ -54,7 +58,7 @@ class Resemblance:
 
     def novelty(self, resemblance: np.ndarray) -> np.ndarray:
         """Return the share of known cells that resemble their type more, float64 N, 0 to 1."""
-        return 1 - np.interp(resemblance, QUANTILES, SHARES)
+        return 1 - np.interp(resemblance / max(self.usual, MIN_USUAL), QUANTILES, SHARES)
 
 
 def joined(proba: np.ndarray, correlations: np.ndarray, families: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ are all simulated (benchmarks/tissues.py), and no cross-validation, as simulated
 """
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,7 @@ from scperformer.model.batch_effect import correct_batch_effect, gene_factors, l
 from scperformer.model.linear import linear_logits
 from scperformer.model.load import Model
 from scperformer.model.network import CellTypeModel
-from scperformer.model.resemblance import Resemblance, fit_resemblance
+from scperformer.model.resemblance import USUAL, Resemblance, fit_resemblance
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
 from scperformer.training.condition import NUM_ROUNDS, Condition, adapted_model, reduced, seen_rows
@@ -148,7 +148,10 @@ def compare_with_profiles(
         calls = logits.argmax(axis=1)
     centre = np.asarray(x.mean(axis=0)).ravel() if x.shape[0] else np.zeros(x.shape[1])
     shares = np.bincount(calls, minlength=len(saved.labels)) / max(1, len(calls))
-    return factors, fit_resemblance(centre, shares, simulated, cells.labels)
+    found = fit_resemblance(centre, shares, simulated, cells.labels)
+    if x.shape[0]:
+        found = replace(found, usual=float(np.quantile(found.of_cells(x, found.correlations(x)), USUAL)))
+    return factors, found
 
 
 def recorded_resemblance(

@@ -1,0 +1,70 @@
+"""The packaged profiles: their tables agree, and each tissue has labels that it can call."""
+
+import numpy as np
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.labels.ontology import packaged_ontology
+from scperformer.labels.tree import best_labels
+from scperformer.model.tissues import collection, family_of
+
+NAMES = collection().tissues()["name"].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tissue_has_distinct_labels_with_ids_and_profiles(name):
+    tissue = collection().tissue(name)
+    labels = tissue.profiles.index
+    assert labels.is_unique
+    assert len(labels) == len(tissue.terms) > 4
+    assert set(tissue.terms) <= packaged_ontology().names.keys()
+    assert tissue.profiles.shape[1] > 5000
+    assert np.allclose(tissue.profiles.sum(axis=1), 1e6, rtol=1e-3)
+    assert tissue.studies["url"].str.startswith("http").all()
+
+
+def test_tissues_get_the_types_of_the_pool_that_they_lack():
+    pancreas = collection().tissue("pancreas")
+    added = pancreas.profiles.index[-pancreas.num_added :]
+    assert {"CD4 T cell", "CD8 T cell", "mast cell", "vascular endothelial cell", "Schwann cell"} <= {*added}
+    assert "fibroblast" not in added  # it has stellate cells
+    blood = collection().tissue("blood").profiles.index
+    assert "vascular endothelial cell" not in blood
+    assert "regulatory T cell" in blood
+
+
+def test_profiles_of_another_set_are_brought_to_the_scale_of_the_tissue():
+    own = collection().profiles("human_adult.Pancreas_HCA")
+    added = collection().tissue("pancreas").profiles.loc["CD4 T cell"]
+    source = collection().profiles("human_adult.Lung_HCA").loc["CD4 T cell"]
+    everywhere = [gene for gene in ("ACTB", "EEF1A1", "TMSB4X", "FTH1") if gene in added.index]
+    other = collection().profiles("human_adult.Lung_HCA")
+    factors = ((own[everywhere].median() + 5) / (other[everywhere].median() + 5)).clip(1 / 12, 12)
+    found = added[everywhere] / source[everywhere]
+    assert np.allclose(found / found.iloc[0], factors / factors.iloc[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "species", "name"),
+    [("pancreas", None, "pancreas"), ("Pancreas", "mouse", "mouse pancreas"), ("fetal_lung", "human", "fetal lung")],
+)
+def test_a_tissue_is_found_by_its_name(wanted, species, name):
+    assert collection().find(wanted, species) == name
+
+
+def test_an_unknown_tissue_is_refused_with_near_names():
+    with pytest.raises(InputError, match=r"no tissue 'pancrea'.*'pancreas'"):
+        collection().find("pancrea", "human")
+
+
+def test_similar_types_are_of_one_family():
+    assert family_of("CL:0000895") == family_of("CL:0000897")  # naive and memory CD4 T cells
+    assert family_of("CL:0000895") != family_of("CL:0000900")  # naive CD8 T cells
+    assert family_of("CL:0000171") == "CL:0000171"  # alpha cells
+
+
+def test_the_label_is_the_best_of_the_most_probable_family():
+    proba = np.array([[0.3, 0.25, 0.45], [0.1, 0.2, 0.7]], dtype=np.float32)
+    families = np.array([0, 0, 1])
+    assert best_labels(proba, families).tolist() == [0, 2]
+    assert best_labels(proba, None).tolist() == [2, 2]

@@ -1,0 +1,148 @@
+"""Cells annotated without a model: the tissue, the labels, unknown cells, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+import scperformer as scp
+from scperformer.cells.profiles import simulated_counts
+from scperformer.cells.which_tissue import MEAN, rank_tissues
+from scperformer.config.options import TissueOptions
+from scperformer.model.tissues import collection
+
+PBMC = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
+OPTIONS = TissueOptions(inputs=["cells.h5ad"])
+TYPES = {
+    "B": "B cell",
+    "CD14+ Mono": "monocyte",
+    "FCGR3A+ Mono": "monocyte",
+    "NK": "NK cell",
+    "CD8 T": "CD8 T cell|MAIT",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_model(monkeypatch):
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+
+
+@pytest.fixture
+def pbmc() -> ad.AnnData:
+    cells = ad.read_h5ad(PBMC)
+    return cells[np.random.default_rng(0).choice(cells.n_obs, 800, replace=False)].copy()
+
+
+def simulated(tissue: str, num: int = 20, seed: int = 1) -> ad.AnnData:
+    profiles = collection().profiles(collection().tissues().set_index("name").loc[tissue, "set"])
+    counts = simulated_counts(sparse.csr_matrix(profiles.to_numpy() / 1e6), num, seed)
+    return ad.AnnData(
+        counts,
+        obs=pd.DataFrame({"type": np.repeat(profiles.index, num)}).set_index(
+            pd.Index([f"cell{i}" for i in range(counts.shape[0])])
+        ),
+        var=pd.DataFrame(index=profiles.columns),
+    )
+
+
+def test_blood_of_another_study_gets_its_types(pbmc, capsys):
+    scp.annotate(pbmc)
+    facts = pbmc.uns["scperformer"]
+    assert facts["tissue"]["name"] == "blood"
+    assert "spleen" in facts["tissue"]["next"]
+    assert "blood" in capsys.readouterr().out
+    truth = pbmc.obs["cell_type"].astype(str)
+    label = pbmc.obs["scperformer_label"].astype(str)
+    for own, name in TYPES.items():
+        assert label[truth == own].str.contains(name).mean() > 0.8, own
+    assert (pbmc.obs["scperformer_call"] == "unknown").mean() < 0.1
+    assert 0.5 < facts["profiles"]["expected_lowest"] < facts["profiles"]["expected_highest"] <= 1
+    assert pbmc.obs["scperformer_ontology_term_id"].astype(str).str.match(r"CL:\d{7}|unknown").all()
+
+
+def test_a_call_depends_on_the_cell_and_what_the_file_states(pbmc):
+    whole = pbmc.copy()
+    scp.annotate(whole)
+    some = pbmc[:90].copy()
+    scp.annotate(some, condition_of=pbmc, options={"tissue": "blood"})
+    assert np.array_equal(some.obs["scperformer_label"].astype(str), whole.obs["scperformer_label"].astype(str)[:90])
+    assert np.array_equal(some.obsm["scperformer_proba"], whole.obsm["scperformer_proba"].iloc[:90])
+
+
+def test_cells_of_other_kinds_are_unknown_and_the_others_keep_their_labels():
+    cells = simulated("pancreas", 60)
+    other = simulated("testis", 8, seed=2)
+    other.obs_names = [f"other{i}" for i in range(other.n_obs)]
+    both = ad.concat([cells, other])
+    scp.annotate(both)
+    assert both.uns["scperformer"]["tissue"]["name"] == "pancreas"
+    unknown = (both.obs["scperformer_call"] == "unknown").to_numpy()
+    assert unknown[cells.n_obs :].mean() > 0.9
+    assert unknown[: cells.n_obs].mean() < 0.05
+    label = both.obs["scperformer_label"].astype(str)[: cells.n_obs]
+    assert (label == both.obs["type"][: cells.n_obs]).mean() > 0.95
+
+
+def test_cells_of_one_type_are_recognised_by_their_mean(pbmc):
+    ranking = rank_tissues(pbmc[pbmc.obs["cell_type"] == "CD14+ Mono"].copy(), OPTIONS)
+    assert ranking.how == MEAN
+    assert ranking.is_found
+    assert ranking.names[0] in ("blood", "placenta")
+
+
+def test_symbols_in_capitals_may_be_of_the_mouse():
+    cells = simulated("mouse kidney")
+    cells.var_names = cells.var_names.str.upper()
+    cells.var_names_make_unique()
+    ranking = rank_tissues(cells, OPTIONS)
+    assert (ranking.names[0], ranking.in_capitals) == ("mouse kidney", True)
+    scp.annotate(cells)
+    assert cells.uns["scperformer"]["model"]["name"] == "mouse kidney"
+    assert (cells.obs["scperformer_label"].astype(str) == cells.obs["type"]).mean() > 0.6
+
+
+def test_cells_of_no_tissue_are_refused(pbmc, command, tmp_path):
+    other = pbmc.copy()
+    other.var_names = np.random.default_rng(0).permutation(other.var_names)
+    other.write_h5ad("cells.h5ad")
+    ran = command("predict", "cells.h5ad")
+    assert ran.code == 2
+    assert re.search(r"resemble no tissue .*tissue=NAME", ran.err.replace("\n", " "))
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
+
+
+def test_the_tissue_is_given_and_a_fit_is_kept(pbmc, command, tmp_path):
+    pbmc[:150].write_h5ad("cells.h5ad")
+    words = ["predict", "cells.h5ad", "tissue=Spleen", "adapted_folder=fits"]
+    first = command(*words)
+    assert first.code == 0, first.err
+    assert "as given" in first.err
+    assert [path.name[:7] for path in Path("fits").iterdir()] == ["spleen-"]
+    again = command(*words, "output=again.h5ad")
+    one, other = (ad.read_h5ad(name) for name in ("cells.annotated.h5ad", "again.h5ad"))
+    assert again.code == 0
+    assert np.array_equal(one.obsm["scperformer_proba"], other.obsm["scperformer_proba"])
+    assert json.loads(one.uns["scperformer"]["config_json"])["tissue"] == "Spleen"
+    resumed = command(*words, "resume=true")
+    assert "1 of 1 files are finished" in resumed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tissue=pancrea"], "no tissue 'pancrea'"),
+        (["adapt=false"], "adapt=false and the profiles of blood"),
+        (["tissue=blood", "model_path=pbmc3k"], "no tissue beside model_path"),
+    ],
+)
+def test_what_does_not_fit_is_refused(pbmc, command, words, message):
+    pbmc[:300].write_h5ad("cells.h5ad")
+    ran = command("predict", "cells.h5ad", *words)
+    assert ran.code == 2
+    assert message in ran.err
+    assert not Path("cells.annotated.h5ad").exists()
