@@ -35,6 +35,7 @@ from scperformer.annotation.columns import (
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
+from scperformer.cells.which_tissue import GIVEN, tissue_text
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
@@ -87,12 +88,19 @@ class Annotation:
     def text(self) -> str:
         """A paragraph for a notebook: what was found, whether it can be trusted, and which column to use."""
         model = self.record["model"]
-        tissue = f"{model['tissue']}, " if model["tissue"] else ""
+        tissue = self.record.get("tissue")
+        name = f"the model {model['name']}" if tissue is None else "published profiles"
+        of = f"{model['tissue']}, " if model["tissue"] else ""
         shares = self.obs[f"{self.key}_call"].value_counts(normalize=True)
         first = [f"{share:.0%} {call}" for call, share in shares.items() if call != NO_CALL][:NUM_FIRST_CALLS]
-        text = f"{len(self.obs):,} cells were annotated by the model {model['name']} "
-        text += f"({tissue}{len(self.labels)} labels): {', '.join(first)}; "
+        text = f"{len(self.obs):,} cells were annotated by {name} ({of}{len(self.labels)} labels): {', '.join(first)}; "
         text += f"{self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
+        if tissue is not None:
+            how = "given" if tissue["how"] == GIVEN else f"found by the {tissue['how']}: {tissue_text(tissue)}"
+            text += f"The tissue was {how}. "
+            profiles = self.record["profiles"]
+            if not math.isnan(profiles["expected_lowest"]):
+                text += f"{profiles_text(profiles['expected_lowest'], profiles['expected_highest'])}. "
         if shift := self.record.get("shift"):
             numbers = Shift(shift["relative_novelty"], shift["batch_effect"], shift["num_cells"]).numbers
             if not any(numbers in warning for warning in self.record["warnings"]):
@@ -279,7 +287,7 @@ def _trust(
     record: dict[str, Any] = {}
     warning = ""
     if adapted.resemblance is not None:
-        return _trust_in_profiles(adapted, calls, unknown_share)
+        return _trust_in_profiles(adapted, unknown_fpr, calls, unknown_share)
     if saved.held_out is None:
         why = "its kept cells are few or simulated"
         if not adapted.record["adapted"]:
@@ -319,7 +327,9 @@ def _trust(
     return record, warning
 
 
-def _trust_in_profiles(adapted: Adapted, calls: pd.DataFrame, unknown_share: float) -> tuple[dict[str, Any], str]:
+def _trust_in_profiles(
+    adapted: Adapted, unknown_fpr: float, calls: pd.DataFrame, unknown_share: float
+) -> tuple[dict[str, Any], str]:
     """Return the record of what to expect of the calls by profiles of a tissue, and a warning."""
     calls = calls[~calls["empty"]]
     saved = adapted.model.saved
@@ -337,14 +347,20 @@ def _trust_in_profiles(adapted: Adapted, calls: pd.DataFrame, unknown_share: flo
     elif unknown_share >= MANY_UNKNOWN:
         warning = f"{unknown_share:.0%} of the cells resemble no type of {saved.name}"
         warning += ": malignant cells, or types that it lacks"
-    text = "%s: resemblance to the types of %s %.2f; expected accuracy %.2f to %.2f; this reference has no cells"
-    log.info(text, adapted.query.path, saved.name, resemblance, lowest, highest)
+    expected = profiles_text(lowest, highest)
+    log.info("%s: resemblance to the types of %s %.2f. %s", adapted.query.path, saved.name, resemblance, expected)
     assert adapted.resemblance is not None
     record: dict[str, Any] = {"resemblance": resemblance, "expected_lowest": lowest, "expected_highest": highest}
     record |= {"centre": adapted.resemblance.centre, "shares": adapted.resemblance.shares}  # for explain
     if adapted.gene_factors is not None:
         record["gene_factors"] = adapted.gene_factors
-    return {"profiles": record}, warning
+    return {"profiles": record, "novelty": {"unknown_fpr": unknown_fpr}}, warning
+
+
+def profiles_text(lowest: float, highest: float) -> str:
+    """Return the accuracy to expect of calls by profiles."""
+    expected = "No expected accuracy" if math.isnan(lowest) else f"Expected accuracy {lowest:.2f} to {highest:.2f}"
+    return f"{expected}; this reference has no cells"
 
 
 def without_slashes(labels: list[str]) -> list[str]:

@@ -64,11 +64,21 @@ def tissue_text(record: Mapping[str, Any]) -> str:
     """Return a tissue and how it was found, as in "pancreas (adult human) 0.31; next: fetal pancreas 0.17"."""
     if record["how"] == GIVEN:
         return f"{record['title']}, as given"
-    pairs = list(zip(record["next"], record["next_scores"], strict=True))
     text = f"{record['title']} {record['score']:.2f}; "
-    if fit := [f"{name} {score:.2f}" for name, score in pairs if score >= CLOSE * record["score"]]:
-        return f"{text}{' and '.join(fit)} fit{'s' if len(fit) == 1 else ''}, too"
-    return f"{text}next: {', '.join(f'{name} {score:.2f}' for name, score in pairs)}"
+    if close := close_tissues(record):
+        return f"{text}{close} fit{'' if ' and ' in close else 's'}, too"
+    return f"{text}next: {', '.join(_scored(record))}"
+
+
+def close_tissues(record: Mapping[str, Any]) -> str:
+    """Return the tissues that fit nearly as well as the one that was found, with their scores; "" if none does."""
+    scores = record.get("next_scores", ())
+    return " and ".join(_scored(record)[: sum(score >= CLOSE * record["score"] for score in scores)])
+
+
+def _scored(record: Mapping[str, Any]) -> list[str]:
+    pairs = zip(record.get("next", ()), record.get("next_scores", ()), strict=True)
+    return [f"{name} {score:.2f}" for name, score in pairs]
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:

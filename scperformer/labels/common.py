@@ -1,11 +1,16 @@
 """The labels of two studies merged to what both mean, by the terms of the Cell Ontology that their names are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scperformer.labels.ontology import Ontology, spelling
 
+# Terms by markers and the terms of the same monocytes by function, which the ontology does not connect.
+SAME = {"CL:0001054": "CL:0000860", "CL:0002396": "CL:0000875"}
 
-def common_labels(own: Sequence[str], other: Sequence[str], ontology: Ontology) -> dict[str, str]:
+
+def common_labels(
+    own: Sequence[str], other: Sequence[str], ontology: Ontology, known: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return what each label of a model, and each true label, is merged to.
 
     A true label that the model lacks, such as CD4 T, takes in the labels of the model that are types of it, such as
@@ -18,17 +23,20 @@ def common_labels(own: Sequence[str], other: Sequence[str], ontology: Ontology) 
         The labels of the model.
     other
         The true labels.
+    known
+        Ontology ids of labels of the model, in place of those of their names.
     """
     terms = {label: term for label in (*own, *other) if (term := ontology.term(label)) is not None}
+    terms = {label: SAME.get(term, term) for label, term in (terms | dict(known or {})).items()}
     above = {label: ontology.ancestors(term) for label, term in terms.items()}
     takes_in: dict[str, str] = {}  # the label to which a term and all types of it are merged
     for label in other:
         if label in own or label not in terms:
             continue
-        if any(terms[label] in above[known] for known in own if known in terms):
+        if any(terms[label] in above[one] for one in own if one in terms):
             takes_in[terms[label]] = label
-        elif parents := [known for known in own if terms.get(known) in above[label]]:
-            nearest = max(parents, key=lambda known: len(above[known]))
+        elif parents := [one for one in own if terms.get(one) in above[label]]:
+            nearest = max(parents, key=lambda one: len(above[one]))
             takes_in[terms[nearest]] = nearest
     own_spelling = {spelling(label): label for label in own}
     merged = {}

@@ -150,19 +150,29 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     all_cells["model_label"] = all_cells["model"]
     cells = all_cells[all_cells["truth"].notna()]
     original_truth = cells["truth"]
-    model_labels = samples[0].model_labels
-    merged = common_labels(model_labels, sorted(set(original_truth)), packaged_ontology())
-    cells = _merged(cells, merged)
-    model_labels = list(dict.fromkeys(merged[label] for label in model_labels))
+    merged: dict[str, str] = {}
+    parts = []
+    names: list[str] = []
+    by_labels: dict[tuple[str, ...], list[Annotated]] = {}  # samples of several tissues have several lists of labels
+    for sample in samples:
+        by_labels.setdefault(tuple(sample.model_labels), []).append(sample)
+    for own, alike in by_labels.items():
+        part = cells[cells["sample"].isin([sample.name for sample in alike])]
+        found = common_labels(own, sorted(set(part["truth"])), packaged_ontology(), alike[0].terms)
+        parts.append(_merged(part, found))
+        names += [found[label] for label in own]
+        merged = found | merged
+    cells = pd.concat(parts).loc[cells.index]
+    model_labels = list(dict.fromkeys(names))
     true_labels = sorted(set(cells["truth"]))
     foreign = [label for label in true_labels if label not in set(model_labels)]
     if not true_labels:
-        found = f"no cell has a true label in '{truth_key}'"
-        raise InputError(found, "at least one", "set truth_key=... to another column")
+        text = f"no cell has a true label in '{truth_key}'"
+        raise InputError(text, "at least one", "set truth_key=... to another column")
     if len(foreign) == len(true_labels):
-        found = f"{samples[0].model_id} has none of the true labels in '{truth_key}' (e.g. {_quoted(true_labels)})"
+        text = f"{samples[0].model_id} has none of the true labels in '{truth_key}' (e.g. {_quoted(true_labels)})"
         remedy = "set truth_key=... to another column, or rename the true labels"
-        raise InputError(found, f"the model's labels, e.g. {_quoted(model_labels)}", remedy)
+        raise InputError(text, f"the model's labels, e.g. {_quoted(model_labels)}", remedy)
     # The files can hold further labels, for example after manual edits.
     predicted = set(cells["model"]).union(cells.get("baseline", ()), cells.get("cluster", ()))
     labels = [*model_labels, *foreign, *sorted(predicted.difference(model_labels, true_labels))]

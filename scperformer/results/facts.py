@@ -35,7 +35,7 @@ NEEDED = {
     "condition/adapted": "condition/key condition/depth",
     "constraints": "constraints/weights",
     "model/lacks": "model/imported/tool",
-    "tree/nodes": "tree/parents",
+    "tree/nodes": "tree/parents tree/ontology_term_ids",
     "tissue": "tissue/name tissue/title tissue/how tissue/in_capitals profiles",
     "tissue/score": "tissue/next tissue/next_scores",
     "profiles": "tissue profiles/expected_lowest profiles/expected_highest profiles/centre profiles/shares",
@@ -45,6 +45,7 @@ NEEDED = {
 EQUALLY_LONG = (
     ("calibration/bins/confidence", "calibration/bins/num_cells"),
     ("tree/nodes", "tree/parents"),
+    ("tree/nodes", "tree/ontology_term_ids"),
     ("tissue/next", "tissue/next_scores"),
 )
 COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details: numbers

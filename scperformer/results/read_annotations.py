@@ -22,6 +22,7 @@ from scperformer.base.progress import progress
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import require_h5ad
 from scperformer.io.safety import reading
+from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder
@@ -72,6 +73,13 @@ class Annotated:
         return [str(label) for label in self.facts["model"]["labels"]]
 
     @property
+    def terms(self) -> dict[str, str]:
+        """The Cell Ontology ids of labels and their parents, of those that have one."""
+        tree = self.facts.get("tree", {})
+        pairs = zip(tree.get("nodes", ()), tree.get("ontology_term_ids", ()), strict=True)
+        return {str(node): str(term) for node, term in pairs if str(term) in packaged_ontology().names}
+
+    @property
     def model_id(self) -> str:
         """Name and short hash of the model that annotated the sample."""
         model = self.facts["model"]
@@ -100,14 +108,19 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True).rename(columns={"baseline_label": "baseline"})
 
 
+def all_labels(samples: Sequence[Annotated]) -> list[str]:
+    """Return the labels of the model of the samples; of several tissues, those of all, each once."""
+    return list(dict.fromkeys(label for sample in samples for label in sample.model_labels))
+
+
 def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
-    """Return the label tree that all samples share; None if the model has none, or the trees differ."""
+    """Return the label tree that all samples share; None if the model has none, or the trees or the labels differ."""
     trees = [sample.facts.get("tree", {"nodes": [], "parents": []}) for sample in samples]
     pairs = [list(zip(map(str, tree["nodes"]), map(str, tree["parents"]), strict=True)) for tree in trees]
-    if not pairs[0] or any(other != pairs[0] for other in pairs):
+    if not pairs[0] or any(other != pairs[0] for other in pairs) or all_labels(samples) != samples[0].model_labels:
         return None
     with reading(samples[0].path):
-        return LabelTree(samples[0].model_labels, {node: parent for node, parent in pairs[0] if parent})
+        return LabelTree(all_labels(samples), {node: parent for node, parent in pairs[0] if parent})
 
 
 def sample_names(paths: Sequence[Path]) -> list[str]:

@@ -83,6 +83,8 @@ def render(
         "agreement": tables.agreement(cells),
         "metrics": evaluation.metrics if evaluation else None,
         "encoder": facts["model"].get("encoder", {}),
+        "tissues": tables.tissue_groups(samples),
+        "num_labels": sum(label.in_model for label in labels),
     }
     scripts = _scripts()
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))

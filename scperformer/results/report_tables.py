@@ -12,12 +12,15 @@ import pandas as pd
 from natsort import natsorted
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean
+from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of
+from scperformer.cells.which_tissue import GIVEN, tissue_text
 from scperformer.labels.tree import NO_CALL
+from scperformer.model.shift import FAR
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.figures import symbol_of
-from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table
+from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
+from scperformer.results.what_to_check import PROFILES
 
 UNKNOWN_COLOUR = "#5F6770"  # no label has a grey
 UNKNOWN_SYMBOL = "x"
@@ -62,7 +65,7 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     Labels without cells follow in the order of the model, then true labels that the model does not have.
     """
     counts = cell_table(samples)["call"].value_counts()
-    model_labels = samples[0].model_labels
+    model_labels = all_labels(samples)
     names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
     labels = [
@@ -76,6 +79,25 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     evaluated = evaluation.metrics["labels"] if evaluation else []
     known = {label.name for label in labels}
     return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
+
+
+def tissue_groups(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
+    """Return the tissues whose profiles annotated samples: how they were found, their labels and studies."""
+    groups: dict[str, list[Annotated]] = {}
+    for sample in samples:
+        if tissue := sample.facts.get("tissue"):
+            groups.setdefault(str(tissue["title"]), []).append(sample)
+    made = []
+    for title, alike in groups.items():
+        found = [sample.facts["tissue"] for sample in alike]
+        texts = dict.fromkeys(tissue_text(tissue).removeprefix(title).lstrip(", ") for tissue in found)
+        if len(texts) > 1:
+            scores = [tissue["score"] for tissue in found if "score" in tissue]
+            texts = dict.fromkeys([f"{min(scores):.2f} to {max(scores):.2f}"])
+        group = {"title": title, "found": "".join(texts), "samples": listed(sample.name for sample in alike)}
+        group["how"] = " and ".join(dict.fromkeys(str(tissue["how"]) for tissue in found if tissue["how"] != GIVEN))
+        made.append(group | {"labels": alike[0].model_labels, "studies": alike[0].facts["model"]["trained_on"]})
+    return made
 
 
 def value_colours(values: Iterable[str], labels: Sequence[Label]) -> dict[str, str]:
@@ -104,7 +126,10 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
     cells = cells[cells["sample"] == sample.name]
     facts = sample.facts
     known = facts.get("condition", {}).get("expected_accuracy", math.nan)  # imported models have none
-    lowest, highest = (facts.get("shift", {}).get(f"expected_{end}", known) for end in ("lowest", "highest"))
+    profiles = facts.get("profiles")
+    trust = facts.get("shift", {}) if profiles is None else profiles
+    lowest, highest = (trust.get(f"expected_{end}", known) for end in ("lowest", "highest"))
+    kind = trust.get("kind") if profiles is None else FAR if math.isnan(lowest) else PROFILES
     expected = f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
     bins = facts.get("calibration", {}).get("bins")  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
@@ -118,7 +143,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
         "agreement": agreement(cells),
         "num_decided": facts.get("encoder", {}).get("num_decided"),  # labels that the encoder changed
         "facts": facts,
-        "kind": facts.get("shift", {}).get("kind"),
+        "kind": kind,
         "expected": None if math.isnan(lowest) else expected,
         **{name: None if flag is None else int(flag.sum()) for name, flag in flags.items()},
     }
@@ -131,15 +156,18 @@ def agreement(cells: pd.DataFrame) -> float | None:
 
 def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], evaluation: Evaluation | None) -> Table:
     """Return the table of samples; samples that failed have a row with the reason."""
-    kinds = {"Sample": "text", "Status": "text", "Cells": "count", "Unknown": "share", "Distribution shift": "text"}
+    kinds = {"Sample": "text", "Status": "text", "Tissue": "text", "Cells": "count", "Unknown": "share"}
+    kinds |= {"Distribution shift": "text"}
     kinds |= {"Expected accuracy": "text", "Median confidence": "number", "Agreement with logistic regression": "share"}
     kinds |= {"Labels changed by the encoder": "count", "Likely doublets": "count", "Low quality": "count"}
     kinds |= {"Accuracy": "share"}
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
     for row in summaries:
-        status = "annotated by a refitted model" if row["facts"].get("condition", {}).get("adapted") else "annotated"
-        values = [row["name"], status, row["num_cells"], row["num_unknown"] / row["num_cells"]]
+        tissue = row["facts"].get("tissue")
+        is_refitted = tissue is None and row["facts"].get("condition", {}).get("adapted")
+        values = [row["name"], "annotated by a refitted model" if is_refitted else "annotated"]
+        values += [tissue and tissue_text(tissue), row["num_cells"], row["num_unknown"] / row["num_cells"]]
         values += [row[name] for name in ("kind", "expected", "median", "agreement", "num_decided")]
         values += [row["doublet"], row["low_quality"], scores.get(row["name"], {}).get("model", {}).get("accuracy")]
         rows.append(values)
@@ -151,7 +179,8 @@ def input_table(summaries: Sequence[dict[str, Any]]) -> Table:
     """Return how the expression of each sample was read, which genes of the model it has, and its batch effect."""
     kinds = {"Sample": "text", "File": "text", "Cells": "count", "Values": "text", "In": "text"}
     kinds |= {"Genes in the file": "count", "Genes of the model": "count", "Share of the model’s genes": "share"}
-    kinds |= {"Missing genes": "text", "Relative novelty": "number", "Batch effect": "number", "SHA-256": "text"}
+    kinds |= {"Missing genes": "text", "Relative novelty": "number", "Batch effect": "number", "Resemblance": "number"}
+    kinds |= {"SHA-256": "text"}
     rows = []
     for summary in summaries:
         values = summary["facts"]["input"]
@@ -160,7 +189,8 @@ def input_table(summaries: Sequence[dict[str, Any]]) -> Table:
         row = [summary["name"], Path(str(values["file"])).name, summary["num_cells"], values["kind"], values["source"]]
         row += [genes["num_file"], genes["num_shared"], genes["share_of_model"]]
         row += [", ".join([*genes["absent"][:3], "…"]) if len(genes["absent"]) else None]
-        row += [shift.get("relative_novelty"), shift.get("batch_effect"), str(values["sha256"])[:12]]
+        row += [shift.get("relative_novelty"), shift.get("batch_effect")]
+        row += [summary["facts"].get("profiles", {}).get("resemblance"), str(values["sha256"])[:12]]
         rows.append(row)
     return _table("inputs-table", "Expression and genes of each sample", kinds, rows)
 

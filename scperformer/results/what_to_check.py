@@ -6,6 +6,7 @@ from typing import Any
 from natsort import natsorted
 
 from scperformer.base.messages import listed
+from scperformer.cells.which_tissue import close_tissues
 from scperformer.model.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
 from scperformer.results.evaluate import Evaluation
 
@@ -15,10 +16,13 @@ HIGH_UNKNOWN = 0.2
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
 
+PROFILES = "like the profiles"  # in place of a kind of distribution shift, of cells that resemble those of their tissue
+
 # Grade, title and advice for each kind of distribution shift.
 VERDICTS = {
     LIKE: ("good", "Like the reference", "Labels can be used; look at the unknown cells."),
     OTHER: ("fair", "Batch effect", "Labels are plausible, confidence is lowered: check markers."),
+    PROFILES: ("good", "Like the profiles of the tissue", "This reference has no cells: check markers of rare labels."),
     FAR: ("bad", "Another tissue", "Do not use these labels."),
     None: ("fair", "Not known", "The distance to the reference could not be estimated: check markers."),
 }
@@ -77,6 +81,18 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
             text = f"The model was imported from {model['imported']['tool']} without {', '.join(lacks)}"
             warn(f"{text}: a cell of another type gets one of its labels all the same", each)
         unknown = each["num_unknown"] / each["num_cells"]
+        if tissue := facts.get("tissue"):
+            if close := close_tissues(tissue):
+                warn("Another tissue fits, too; compare with tissue=NAME", each, close)
+            if kind == FAR:
+                warn("These cells are not of the tissue: name it by tissue=..., or a model by model_path=...", each)
+            elif unknown > HIGH_UNKNOWN:
+                warn(
+                    "Many cells resemble no type: malignant cells, or types that the tissue lacks",
+                    each,
+                    f"{unknown:.0%}",
+                )
+            continue
         if unknown > MAX_UNKNOWN or kind == FAR:
             text = f"Most cells look like none of the {len(model['labels'])} labels. Is it the right tissue?"
             text += f" The model was trained on {model['tissue']}." if model.get("tissue") else ""

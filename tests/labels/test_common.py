@@ -21,6 +21,7 @@ def changed(own: list[str], other: list[str]) -> dict[str, str]:
         (["CD19+ B"], {"B": "CD19+ B"}),  # other names of the same
         (["CD4 T", "CD8 T"], {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}),
         (["naive B"], {"naive B": "B"}),  # a type of a label of the model
+        (["classical monocyte"], {"CD14+ Mono": "classical monocyte"}),
         (["monocyte", "CD14+ Mono"], {"CD14+ Mono": "monocyte", "FCGR3A+ Mono": "monocyte"}),
         (["Treg"], {}),  # a relative of labels of the model, but none is a type of the other
         (["T cell", "CD4 T"], dict.fromkeys(("Naive CD4 T", "Memory CD4 T", "CD8 T", "CD4 T"), "T cell")),
@@ -38,6 +39,14 @@ def test_other_spellings_of_labels_without_a_term_are_merged():
         "tumour 2 LGR5-positive cells": "Tumour-2 LGR5+"
     }
     assert changed(["Tumour-2 LGR5+", "B"], ["tumour 2 LGR5-", "tumour 1 LGR5+"]) == {}
+
+
+def test_known_ids_come_before_names():
+    own = ["CD8 T cell, GZMB high", "B", "other"]
+    known = {"CD8 T cell, GZMB high": "CL:0000625", "other": "CL:0000236"}
+    merged = common_labels(own, ["CD8 T", "B cell"], packaged_ontology(), known)
+    expected = {own[0]: "CD8 T", "CD8 T": "CD8 T", "B": "B cell", "other": "B cell", "B cell": "B cell"}
+    assert merged == expected
 
 
 def test_the_nearest_type_of_the_model_takes_in_a_true_label():

@@ -104,7 +104,10 @@ TAMPERED = {
     ),
     "columns of different lengths": (
         "tree",
-        {"nodes": np.array(["a"], dtype=object), "parents": np.array(["a", "b"], dtype=object)},
+        {
+            name: np.array(texts, dtype=object)
+            for name, texts in (("nodes", ["a"]), ("ontology_term_ids", ["a"]), ("parents", ["a", "b"]))
+        },
         "has lists of different lengths",
     ),
     "a model without a seed": ("model", {"name": "m", "hash": "0" * 64}, r"\['model'\] has no 'path'"),

@@ -1,0 +1,98 @@
+"""Evaluation and report of samples that were annotated without a model: two tissues, and one named by hand."""
+
+import numpy as np
+import pytest
+from support.page import Page
+from support.tissues import cells_of_tissue
+
+import scperformer
+from scperformer.results.evaluate import read_evaluation
+from scperformer.results.read_annotations import read_annotated
+
+KEY = "scperformer"
+TITLE = "pancreas (adult human)"
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """Cells of pancreas and of blood with a fourth of the genes; their true labels have names of other studies."""
+    cells = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SCPERFORMER_MODEL", raising=False)
+        for name in ("pancreas", "blood"):
+            cells[name] = scperformer.annotate(cells_of_tissue(name)[:, ::4].copy())
+    names = {"naive CD8 T cell": "CD8 T", "classical monocyte": "CD14+ Mono", "alpha cell": "pancreatic A cell"}
+    for sample in cells.values():
+        sample.obs["truth"] = sample.obs["cell_type"].astype(str).replace(names).astype("category")
+    return cells
+
+
+@pytest.fixture
+def files(samples, write):
+    return [write(sample, f"{name}.annotated.h5ad") for name, sample in samples.items()]
+
+
+def test_the_record_and_the_paragraph(samples, monkeypatch, capsys):
+    facts = samples["pancreas"].uns[KEY]
+    assert (facts["tissue"]["name"], facts["tissue"]["title"]) == ("pancreas", TITLE)
+    assert 0 < facts["profiles"]["expected_lowest"] < facts["profiles"]["expected_highest"] <= 1
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+    scperformer.annotate(samples["pancreas"].copy(), replace_annotation=True)
+    text = capsys.readouterr().out
+    assert f"72 cells were annotated by published profiles ({TITLE}, 22 labels): " in text
+    assert (
+        f"The tissue was found by the differences between cells: {TITLE} {facts['tissue']['score']:.2f}; next: " in text
+    )
+    lowest, highest = (facts["profiles"][f"expected_{end}"] for end in ("lowest", "highest"))
+    assert f"Expected accuracy {lowest:.2f} to {highest:.2f}; this reference has no cells." in text
+
+
+def test_each_tissue_is_evaluated_by_its_own_labels(files, samples, tmp_path):
+    """CD8 T cells are one type in the truth of the blood, and all T cells are another in that of the pancreas."""
+    evaluation = scperformer.evaluate(files, "truth", output=tmp_path / "evaluation")
+    merged = evaluation.metrics["merged"]
+    assert (merged["classical monocyte"], merged["alpha cell"]) == ("CD14+ Mono", "pancreatic A cell")
+    assert {merged[label] for label in merged if label.startswith("CD8 T cell, GZM")} == {"CD8 T"}
+    for name, sample in samples.items():
+        truth = sample.obs["cell_type"].astype(str).str.replace(r"^(naive )?CD8 T cell.*", "CD8 T", regex=True)
+        label = sample.obs[f"{KEY}_label"].astype(str).str.replace(r"^(naive )?CD8 T cell.*", "CD8 T", regex=True)
+        scores = evaluation.metrics["samples"][f"{name}"]["model"]
+        assert scores["accuracy"] == pytest.approx(np.mean(truth.to_numpy() == label.to_numpy()), abs=1e-9)
+    assert "baseline" not in read_evaluation(tmp_path / "evaluation").metrics
+
+
+def test_the_report_names_the_tissues(files, samples, tmp_path):
+    evaluation = scperformer.evaluate(files, "truth")
+    text = scperformer.report(files, output=tmp_path / "report.html", evaluation=evaluation).path.read_text()
+    page = Page(text)
+    words = " ".join(" ".join(page.text).split())
+    num_labels = len(set().union(*(sample.uns[KEY]["model"]["labels"] for sample in samples.values())))
+    assert f"annotated by published mean profiles of cell types, with {num_labels} labels." in words
+    for name, sample in samples.items():
+        tissue, profiles = sample.uns[KEY]["tissue"], sample.uns[KEY]["profiles"]
+        assert f"{tissue['title']} {tissue['score']:.2f}; " in words
+        assert f"{name}: found by the differences between cells" in words
+        [row] = [row for row in page.tables["samples-table"] if row[0] == name]
+        assert row[2].startswith(tissue["title"])
+        expected = f"{profiles['expected_lowest']:.0%} to {profiles['expected_highest']:.0%}"
+        assert expected in row
+    assert "Like the profiles of the tissue : 2 samples with" in words
+    assert "was trained on" not in words
+
+
+def test_a_tissue_that_does_not_fit(samples, monkeypatch, tmp_path):
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+    cells = samples["pancreas"].copy()
+    scperformer.annotate(cells, replace_annotation=True, options={"tissue": "blood"})
+    text = scperformer.report(cells, output=tmp_path / "report.html").path.read_text()
+    words = " ".join(" ".join(Page(text).text).split())
+    assert "blood (adult human) as given" in words
+    assert "Another tissue : 1 sample with" in words
+    assert "These cells are not of the tissue" in words
+
+
+def test_damaged_records_are_refused(samples, write):
+    cells = samples["blood"].copy()
+    del cells.uns[KEY]["tissue"]["title"]
+    with pytest.raises(Exception, match="has 'tissue' without 'tissue/title'"):
+        read_annotated([str(write(cells))], KEY)
