@@ -238,6 +238,8 @@ def row_of(folder: Path, file: File, row: str) -> dict[str, object]:
         return line | {"tissue": "none", "as expected": file.tissue is None, "error": str(error)[:60]}
     facts = cells.uns[KEY]
     line |= {"tissue": facts["tissue"]["name"], "as expected": facts["tissue"]["name"] == file.tissue}
+    if file.tissue is None:
+        return line | {"score": facts["tissue"]["score"], "resemblance": facts["profiles"]["resemblance"]}
     line |= {"score": facts["tissue"]["score"], **scores(truth, merged(cells.obs[f"{KEY}_label"], file.types))}
     known = np.array([kind is not None for kind in truth])
     unknown = (cells.obs[f"{KEY}_call"].astype(str) == "unknown").to_numpy()
@@ -246,9 +248,8 @@ def row_of(folder: Path, file: File, row: str) -> dict[str, object]:
     if file.tissue == "pancreas":
         own = np.isin(truth.astype(str), ["alpha", "beta", "delta", "acinar", "ductal", "stellate"])
         line["own types"] = scores(truth[own], merged(cells.obs[f"{KEY}_label"][own], file.types))["accuracy"]
-    if file.tissue is not None:
-        for method, labels in by_others(cells, file.tissue).items():
-            line[method] = scores(truth, merged(pd.Series(labels), file.types))["accuracy"]
+    for method, labels in by_others(cells, file.tissue).items():
+        line[method] = scores(truth, merged(pd.Series(labels), file.types))["accuracy"]
     return line
 
 

@@ -130,14 +130,16 @@ def require_fit(
     """Refuse a file with less than `min_overlap` of the model's informative expression, or with fewer than 50 genes.
 
     Fewer genes are enough for a model of a panel and with a `min_overlap` of 0. If the model can be refitted to the
-    genes of the file, 50 of its genes are enough if they are half of the file's.
+    genes of the file, 50 of its genes are enough if they are half of the file's; for a tissue, they always are.
     """
     overlap = plan.overlap
     min_genes = 1 if plan.own_totals or cfg.min_overlap == 0 or overlap.num_model < MIN_PANEL else MIN_PANEL
     if overlap.num_shared >= min_genes and overlap.informative_share >= cfg.min_overlap:
         return
-    has_own = model.has_reference_cells or model.reference_cells is not None
-    has_cells = has_own or any(study.saved.has_reference_cells for study in model.studies)
+    is_tissue = model.reference_cells is not None  # found with the genes of the file, and fitted to them
+    if is_tissue and overlap.num_shared >= MIN_PANEL:
+        return
+    has_cells = model.has_reference_cells or any(study.saved.has_reference_cells for study in model.studies)
     if has_cells and cfg.adapts and overlap.num_shared >= max(MIN_PANEL, overlap.num_file / 2):
         return
     file_genes = [str(name).strip() for name in var.index]
