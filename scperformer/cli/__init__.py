@@ -9,7 +9,7 @@
 - explain: `scperformer explain`: find the genes on which calls depend.
 - help: What `scperformer --help` and `scperformer STEP --help` print: the options as a user reads them.
 - main: The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py.
-- models: `scperformer models`: list models and tissues, describe one, or import a model from somewhere else.
+- models: `scperformer models`: list models and tissues, describe one, or import a model.
 - overrides: Options as words of a command, `name=value` in the grammar of Hydra's overrides.
 - predict: `scperformer predict`: annotate the cells of files.
 - preprocess: `scperformer preprocess`: filter, normalise and log-transform a file.

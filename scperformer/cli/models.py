@@ -1,4 +1,4 @@
-"""`scperformer models`: list models and tissues, describe one, or import a model from somewhere else.
+"""`scperformer models`: list models and tissues, describe one, or import a model.
 
 Tissues have no model folder: `predict` makes a model of their packaged profiles. Imported models are in the library, a
 folder of model folders, found by their names. A model may come from anywhere: it is checked as a whole before it is
