@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -136,12 +136,13 @@ def annotate_file(
                 is_stored = isinstance(cells, BackedH5ad)
                 existing = {*cells.keys()["obs"], cells.index_name} if is_stored else cells.obs.reset_index().columns
                 annotation.describe(sample, existing, path)
+            with ExitStack() as both:  # the markers appear after the annotation, by which a resumed run knows them
+                if markers is not None:
+                    temporary = both.enter_context(new_file(markers, overwrite=cfg.overwrite))
+                    write_text(temporary, markers.name, iter([cluster_markers(query, annotation)]))
+                write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
             if markers is not None:
-                table = cluster_markers(query, annotation)
-                with new_file(markers, overwrite=True) as temporary:  # `run` has checked that it may be
-                    write_text(temporary, markers.name, iter([table]))
                 log.info("written: %s", markers)
-            write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
     return annotation
 
 

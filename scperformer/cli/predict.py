@@ -88,7 +88,8 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
             require_readable(path)
             require_writable(output, cfg.overwrite or cfg.resume)
             if path in tables:
-                require_writable(tables[path], cfg.overwrite or cfg.resume, list(SEPARATORS), "markers")
+                may_stay = cfg.resume and output.exists()  # `is_finished` refuses an output of another run
+                require_writable(tables[path], cfg.overwrite or may_stay, list(SEPARATORS), "markers")
                 require(tables[path] != output, "markers", tables[path], "another file than the output")
             waiting.append((path, output))
     if model is None and names_model(cfg.model_path, cfg.tissue):

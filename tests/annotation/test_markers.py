@@ -86,6 +86,40 @@ def test_each_file_has_a_table_and_may_be_an_annotated_one(command, counts_adata
     assert (tmp_path / "c.csv").read_text() == (tmp_path / "found" / "a.csv").read_text()
 
 
+def test_a_table_of_another_run_is_not_replaced(command, refused, counts_adata, tiny_model, write, tmp_path):
+    file = write(counts_adata, "a.h5ad")
+    words = ("predict", file, f"model_path={tiny_model}", "clusters=cell_type", "markers=m.csv", "resume=true")
+    table = tmp_path / "m.csv"
+    table.write_text("mine")
+    assert "m.csv exists" in refused(*words)
+    assert table.read_text() == "mine"
+    assert command(*words, "overwrite=true").code == 0
+    made = table.read_text()
+    assert made.startswith("cluster,")
+    table.write_text("edited")
+    assert command(*words).code == 0  # the same run is finished
+    assert table.read_text() == "edited"
+    assert "of another run (other unknown_fpr)" in refused(*words, "unknown_fpr=0.2")
+    assert table.read_text() == "edited"
+    assert command(*words, "unknown_fpr=0.2", "overwrite=true").code == 0
+    assert table.read_text() != "edited"
+
+
+def test_the_table_appears_after_the_annotation(counts_adata, tiny_model, write, tmp_path, monkeypatch):
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    file = write(counts_adata)
+    options = {"markers": str(tmp_path / "m.csv"), "resume": True}
+    with monkeypatch.context() as patch:
+        patch.setattr("scperformer.annotation.predict.write_annotation", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            scperformer.annotate(file, tiny_model, clusters="cell_type", options=options)
+    assert not (tmp_path / "m.csv").exists()
+    scperformer.annotate(file, tiny_model, clusters="cell_type", options=options)
+    assert (tmp_path / "m.csv").exists()
+
+
 def test_tables_that_cannot_be_written_are_refused(refused, counts_adata, tiny_model, write, tmp_path):
     counts_adata.obs["one"] = "same"
     files = [write(counts_adata, f"{name}.h5ad") for name in "ab"]
