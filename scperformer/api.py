@@ -199,7 +199,7 @@ def _trained(path: Path) -> Trained:
 @documented("train")
 def train(
     cells: AnnData | File | Sequence[File],
-    label_key: str,
+    label_key: str | None = TrainConfig.label_key,
     *,
     output: File | None = None,
     model: str | None = None,

@@ -112,8 +112,8 @@ def test_several_files_may_come_in_any_order_of_things(counts_adata, model, writ
     for number, given in enumerate((paths, tuple(paths), iter(paths), pd.Series(paths), np.array(paths, dtype=object))):
         assert len(scp.annotate(given, model, output_dir=tmp_path / str(number))) == 2
     assert len(scp.check(iter(paths), model=model).files) == 2
-    with pytest.raises(InputError, match=r"a list with an AnnData in it; .*anndata\.concat"):
-        scp.annotate([counts_adata], model)
+    with pytest.raises(InputError, match=r"a list with an AnnData in it; .*write_h5ad, .*anndata\.concat"):
+        scp.train([counts_adata, counts_adata], "cell_type", output=tmp_path / "model")
 
 
 @pytest.mark.parametrize(
