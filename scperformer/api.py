@@ -123,7 +123,7 @@ def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[File | A
         )
         raise InputError(f"cells of type {type(cells).__name__}", expected, remedy)
     if not several_in_memory and any(isinstance(one, AnnData) for one in found):
-        remedy = "call the function for each of them, or put them together with anndata.concat"
+        remedy = "write each to a file with write_h5ad, or put cells of one study together with anndata.concat"
         raise InputError("a list with an AnnData in it", "one AnnData, or a list of files", remedy)
     return found
 

@@ -55,6 +55,7 @@ NUM_SIMILAR = 2  # profiles whose labels the cells have, too, that correct anoth
 MIN_SHARED_GENES = 50  # of cells and profiles
 SIMULATED_NOTE = "Scores on held-out simulated cells say little about real cells: they are too easy."
 SIMULATED = "simulated"  # batch or group of simulated cells
+NAMES_KEY = "cell_type"  # column of labels that are the names of rows, if no label_key names it
 
 
 def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path) -> bool:
@@ -106,6 +107,8 @@ def reference_with_profiles(source: Sample, profiles: Sequence[Sample], cfg: Ref
         values = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
         made, labels = add_profiles(source, profiles, cfg)
     else:
+        if cfg.label_key is None and not len(source.adata.obs.columns):
+            cfg = replace(cfg, label_key=NAMES_KEY)
         made = simulate_cells(source.adata, cfg, source.path)
         labels = sorted(set(made.obs[cfg.label_key]))
     findings = detect_expression(made, "X", **values)
@@ -150,12 +153,12 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
     if cfg.data.split == "column" and cfg.data.split_key in cells.adata.obs:
         is_test = (label_texts(cells.adata.obs[cfg.data.split_key]) == TEST).to_numpy()
         cells = Sample(cells.adata[~is_test].copy(), cells.path)
+    labels = deepest_labels(cells.adata.obs, cfg, cells.path)
     labelled = [replace(each, adata=_labelled(each.adata, cfg, each.path)) for each in profiles]
     labelled = [replace(each, findings=detect_expression(each.adata, path=each.path)) for each in labelled]
     (x, *expression), genes, shared = _read_together([cells, *labelled], cfg)
     rng = np.random.default_rng(cfg.seed)
     depths = _depths(x, rng)
-    labels = deepest_labels(cells.adata.obs, cfg, cells.path)
     is_known = labels.notna().to_numpy()
     names, codes = np.unique(labels[is_known].to_numpy(str), return_inverse=True)
     means = label_means(x[is_known][:, shared], codes, len(names))
@@ -168,7 +171,7 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
         obs = each.adata.obs
         own = _label_of_term(obs, obs[cfg.label_key].to_numpy(str), cfg, each.path)
         same = {label: name_of_term[term] for term, label in own.items() if label not in names and term in name_of_term}
-        obs = obs.assign(**{cfg.label_key: obs[cfg.label_key].replace(same)})
+        obs[cfg.label_key] = obs[cfg.label_key].replace(same)
         shares = _shares(values, each.path)[:, shared]
         if obs[cfg.label_key].isin(known).all():
             remedy = "leave the file out, or add studies=true for a model of each file"

@@ -38,22 +38,24 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
     return columns
 
 
-def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Series:
+def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -> pd.Series:
     """Return the labels of the cells as text, with NaN for texts that mean no label; see `label_texts`.
 
     Raises
     ------
     InputError
-        The column is missing (the message lists likely columns), is empty, or holds numbers with decimals or lists.
+        No column is named, or it is missing (the message lists likely columns), or it is empty or holds numbers with
+        decimals or lists.
     """
     remedy = "set label_key=... to the column of labels"
     likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
     options = [f"label_key={key}" for key in likely]
-    if label_key not in obs:
-        remedy = did_you_mean(label_key, obs.columns) + remedy
+    if label_key is None or label_key not in obs:
+        found = f"no label_key for {path}" if label_key is None else f"no column '{label_key}' in obs of {path}"
+        remedy = did_you_mean(label_key or "", obs.columns) + remedy
         columns = [f"{key} ({num} values)" for key, num in likely.items()] or map(str, obs.columns)
         expected = listed(columns) or "columns in obs, but it has none"
-        raise InputError(f"no column '{label_key}' in obs of {path}", expected, remedy, options)
+        raise InputError(found, expected, remedy, options)
     column = obs[label_key]
     if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
         raise InputError(f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, options)

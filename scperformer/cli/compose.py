@@ -121,8 +121,6 @@ def config_of_tree(step: str, tree: Any) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        if step == "train" and OmegaConf.is_missing(tree, "label_key") and tree.label_keys:
-            tree.label_key = tree.label_keys[-1]
         if missing := sorted(OmegaConf.missing_keys(tree)):
             remedy = f"add {missing[0]}=... to 'scperformer {step}'"
             raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)

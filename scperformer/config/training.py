@@ -208,7 +208,9 @@ class ReferenceOptions(DataOptions):
 
     # seed of every random choice: split, weights, projections, order, masked values, dropout
     seed: int = option(0, SEED)
-    label_key: str  # obs column with the labels; the last of `label_keys`, if they are given
+    # obs column with the labels, required for cells; null: the last of `label_keys`, or the names of the rows, if these
+    # are profiles named by types
+    label_key: str | None = None
     # for atlases with levels: obs columns of labels, the coarsest first, such as [lineage,type,subtype]
     label_keys: list[str] = field(default_factory=list)
     # source of Cell Ontology ids: packaged (a table of ours), none, or a CL file (.obo)
@@ -228,6 +230,8 @@ class ReferenceOptions(DataOptions):
         self.profiles = self.profiles.lower()  # Hydra turns the word true into True
         super().__post_init__()
         last = self.label_keys[-1] if self.label_keys else self.label_key
+        if self.label_key is None:
+            self.label_key = last
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
 
 

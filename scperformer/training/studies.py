@@ -178,7 +178,7 @@ def _joined(
     facts: dict[str, Any] = {
         "reference": ", ".join(names),
         "reference_sha256": source_of(paths)["reference_sha256"],
-        "label_key": cfg.label_key,
+        "label_key": cfg.label_key or "",
         "num_cells": sum(study.saved.provenance["num_cells"] for study in parts),
         "cells_per_label": cells_per_label,
         "batches": {"key": cfg.batch_key or "file", "names": names},

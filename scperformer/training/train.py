@@ -241,7 +241,7 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
     reference = training.reference
     cfg = training.cfg
     facts: dict[str, Any] = {
-        "label_key": cfg.label_key,
+        "label_key": cfg.label_key or "",  # the names of profiles
         "num_cells": int(reference.counts.sum()),
         "cells_per_label": dict(zip(reference.label_names, reference.counts.tolist(), strict=True)),
         "input": reference.summary,

@@ -133,6 +133,25 @@ def test_a_model_of_profiles_annotates_cells(means, counts_adata, write, tmp_pat
     assert "Scores on held-out simulated cells say little about real cells" in card
 
 
+def test_profiles_named_by_types_need_no_label_key(means, counts_adata, write, command, refused, tmp_path):
+    named = ad.AnnData(means.X, obs=pd.DataFrame(index=means.obs["cell_type"].to_list()), var=means.var)
+    words = [f"{name}={value}" for name, value in OPTIONS.items()]
+    path = write(named, "profiles.h5ad")
+    made = command("train", path, "output=a.model", *words)
+    assert (made.code, read_model(tmp_path / "a.model").labels) == (0, ["B cell", "Monocyte", "T cell"]), made.err
+    models = [scperformer.train(named, output=tmp_path / "b.model", options=OPTIONS).path, tmp_path / "a.model"]
+    for model in models:
+        cells = counts_adata.copy()
+        scperformer.annotate(cells, scperformer.load_model(model))
+        assert (cells.obs["scperformer_label"] == cells.obs["cell_type"]).mean() > 0.9
+    unnamed = {"cells": counts_adata, "with_obs": means}
+    for name, adata in unnamed.items():
+        more = ("profiles=true",) if adata is means else ()
+        for others in ((), (path,)):
+            text = refused("train", write(adata, f"{name}.h5ad"), *others, *words, *more)
+            assert f"no label_key for {name}.h5ad; expected cell_type" in text.replace(f"{tmp_path}/", "")
+
+
 def test_options_about_the_values_are_those_of_the_profiles(means, counts_adata, tmp_path):
     means.layers["tpm"] = np.log2(1 + means.X)
     means.X = np.zeros_like(means.X)

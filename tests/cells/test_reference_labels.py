@@ -48,6 +48,8 @@ def test_a_missing_label_key_lists_the_existing_columns(counts_adata):
     expected = r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): did you mean 'cell_type'\? set"
     with pytest.raises(InputError, match=expected):
         require_labels(counts_adata.obs, "celltype", "r.h5ad")
+    with pytest.raises(InputError, match=r"no label_key for r.h5ad; expected cell_type \(3 values\): set label_key="):
+        require_labels(counts_adata.obs, None, "r.h5ad")
     with pytest.raises(InputError, match="holds numbers with decimals"):
         require_labels(counts_adata.obs, "score", "r.h5ad")
     counts_adata.obs["none"] = ""

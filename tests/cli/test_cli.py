@@ -147,7 +147,8 @@ def test_words_that_are_nearly_right(command, words, remedy, cells, write, tmp_p
 
 def test_help_lists_every_option_with_its_default(command):
     text = command("train", "--help").out
-    assert "  label_key=... (required)" in text
+    assert "  label_key=null " in text
+    assert "  truth_key=... (required)" in command("evaluate", "--help").out
     assert "  seed=0 " in text
     assert re.search(r"more options: .* model, ", text)
     assert "  model.depth=1 " in command("train", "--help", "model").out

@@ -75,8 +75,8 @@ def test_unknown_options_are_refused(option):
 
 
 def test_required_options():
-    with pytest.raises(InputError, match=r"no label_key; expected a value .* add label_key=\.\.\."):
-        make_config("train", ["inputs=[a.h5ad]"])
+    with pytest.raises(InputError, match=r"no truth_key; expected a value .* add truth_key=\.\.\."):
+        make_config("evaluate", ["inputs=[a.h5ad]"])
 
 
 def test_an_unknown_option_of_a_mechanism():

@@ -197,7 +197,7 @@ def test_no_gpu(sample, model, refused):
 
 
 def test_what_is_missing_on_the_command_line(sample, refused):
-    for step, option in (("train", "label_key"), ("evaluate", "truth_key")):
-        assert mentions(refused(step, sample), f"no {option}", f"add {option}=...")
+    for step, option, verb in (("train", "label_key", "set"), ("evaluate", "truth_key", "add")):
+        assert mentions(refused(step, sample), f"no {option}", f"{verb} {option}=...")
         assert mentions(refused(step, f"{option}=x"), "no input file", f"scperformer {step}")
     assert mentions(refused("anotate", "sample.h5ad"), "step 'anotate'", "preprocess, pretrain, train", "--help")
