@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 USAGE = "workflow SAMPLES"
 EXAMPLES = """\
+  scperformer workflow samples.tsv                      # the tissue of each sample is found
   scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type
   scperformer workflow samples.tsv model_path=my_model -- -n          # show the jobs and run none
   scperformer workflow --config my.yaml -- --cores 16                 # words after -- are for snakemake
@@ -66,7 +67,8 @@ class WorkflowConfig(Options):
     # labelled files to train on; several are studies, see docs/training.md#several-studies
     reference: list[str] | None = None
     label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
-    model_path: str | None = None  # a trained model or its name instead of a reference: nothing is trained
+    # a trained model or its name instead of a reference: nothing is trained; null: without a reference, as for predict
+    model_path: str | None = None
     output_dir: str | None = None  # folder for everything that is written; null: results
     predict_jobs: int | None = option(None, ONE_OR_MORE)  # maximum number of jobs for small samples; null: 8
     # GPUs of the training job; with 1 or more, each prediction asks for one; null: 0

@@ -20,13 +20,13 @@ from scperformer.cli.overrides import option_word, option_words, without_interpo
 from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
-from scperformer.model.folder import resolve_model
+from scperformer.model.folder import names_model, resolve_model
 
 KEYS = (*WORKFLOW_KEYS, "overrides")
 EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
 # What the workflow writes into its `output_dir`.
 OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted"}
-OWN |= {"prepared", "report.html", "samples", "samples.csv"}
+OWN |= {"pancreas.html", "prepared", "report.html", "samples", "samples.csv"}
 SAMPLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 OUTDIR = re.compile(r"[^~{}\s][^{}\n]*")  # snakemake reads braces as wildcards
 
@@ -36,7 +36,7 @@ class Workflow:
     """What the workflow is to do: its configuration, without defaults left open, and the samples of its sheet."""
 
     references: list[str]  # labelled files to train on; none with a model
-    model: str  # the folder of a model; "": it is trained
+    model: str  # the folder of a model; "": it is trained, or without a reference each sample has that of its tissue
     samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: the embedded data
     label_key: str
     truth_key: str  # the column with the true labels, of all samples that have any
@@ -107,10 +107,9 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if references and cfg.model_path:
         remedy = "drop model_path= to train, reference= to use the model"
         raise InputError("reference= and model_path=", "one of them", remedy)
-    if bool(cfg.sample_sheet) != bool(references or cfg.model_path):
-        found = "sample_sheet= alone" if cfg.sample_sheet else "no sample_sheet="
-        remedy = "name both: scperformer workflow samples.tsv reference=labelled.h5ad"
-        raise InputError(found, "a sample sheet, and what to annotate its samples with", remedy)
+    if not cfg.sample_sheet and (references or cfg.model_path):
+        remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad"
+        raise InputError("no sample_sheet=", "a sample sheet beside reference= or model_path=", remedy)
     if not cfg.sample_sheet and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
@@ -126,8 +125,10 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise InputError(f"two files {twice} in reference=", "a name of its own for each study", "rename one of them")
     model = ""
-    if cfg.model_path:
-        model = _require_input(str(resolve_model(cfg.model_path)[0]), f"the model named by model_path={cfg.model_path}")
+    names_tissue = any(word.startswith("tissue=") for word in options["predict"])
+    if cfg.model_path or (cfg.sample_sheet and not references and names_model(None, "" if names_tissue else None)):
+        named = f"model_path={cfg.model_path}" if cfg.model_path else "$SCPERFORMER_MODEL"
+        model = _require_input(str(resolve_model(cfg.model_path)[0]), f"the model named by {named}")
     samples = _read_samples(cfg.sample_sheet) if cfg.sample_sheet else {}
     return Workflow(
         references=references,

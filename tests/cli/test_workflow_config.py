@@ -83,6 +83,19 @@ def test_models_are_found_by_name_as_in_predict(user):
         read({"model_path": "pbmc4k", "sample_sheet": "samples.tsv"})
 
 
+def test_without_a_model_the_tissue_of_each_sample_is_found(user, monkeypatch):
+    samples = {"sample_sheet": "samples.tsv"}
+    monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
+    assert (read(samples).model, read(samples).references) == ("", [])
+    monkeypatch.setenv("SCPERFORMER_MODEL", "model")
+    assert read(samples).model == "model"
+    assert read(REFERENCE).model == ""
+    assert read(samples | overrides(predict=["tissue=pancreas"])).model == ""
+    monkeypatch.setenv("SCPERFORMER_MODEL", "gone")
+    with pytest.raises(InputError, match=r"no gone; expected the model named by \$SCPERFORMER_MODEL"):
+        read(samples)
+
+
 def overrides(**steps):
     return {"overrides": steps}
 
@@ -105,7 +118,6 @@ REFUSED = {
     "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
     "braces": ({"output_dir": "a{b}"}, r"output_dir=a\{b\}; expected a folder without braces"),
     "reference alone": ({"reference": "reference.h5ad"}, r"no sample_sheet=; expected a sample sheet"),
-    "samples alone": ({"sample_sheet": "samples.tsv"}, r"sample_sheet= alone; expected a sample sheet, and what"),
     "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
     "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, r"braces in \{x\}\.h5ad, the labelled file"),
     "braces in the model": (MODEL | {"model_path": "my{m}"}, r"braces in my\{m\}, the model"),

@@ -40,15 +40,26 @@ def pbmc3k() -> ad.AnnData:
 
 def test_file_is_the_one_that_the_readme_describes(pbmc3k: ad.AnnData) -> None:
     file = (DATA / "pbmc3k.h5ad").read_bytes()
-    assert re.findall(r"SHA-256.*?`([0-9a-f]{64})`", (DATA / "README.md").read_text()) == [
-        hashlib.sha256(file).hexdigest()
-    ]
+    pancreas = (DATA / "baron_pancreas.h5ad").read_bytes()
+    found = [hashlib.sha256(content).hexdigest() for content in (file, pancreas)]
+    assert re.findall(r"SHA-256.*?`([0-9a-f]{64})`", (DATA / "README.md").read_text()) == found
     assert len(file) < 6e6
     # Cells, genes and expressed values of Seurat's pbmc3k.final, which others made from the same reads.
     assert (*pbmc3k.shape, pbmc3k.X.nnz) == (2638, 13714, 2238732)
     np.testing.assert_array_equal(pbmc3k.X.data, np.round(pbmc3k.X.data))
     sizes = [697, 483, 480, 344, 271, 162, 155, 32, 14]  # of the clusters of Seurat's tutorial
     assert sorted(pbmc3k.obs["cell_type"].value_counts(), reverse=True) == sizes
+
+
+def test_cells_of_the_pancreas_are_those_that_the_readme_describes() -> None:
+    file = DATA / "baron_pancreas.h5ad"
+    assert file.stat().st_size <= 1e6
+    cells = ad.read_h5ad(file)
+    assert (cells.shape, cells.X.dtype) == ((319, 11522), np.uint16)
+    assert (cells.X > 0).sum(axis=0).min() == 6
+    sizes = cells.obs.groupby(["cell_type", "donor"], observed=True).size()
+    assert (sizes.max(), cells.obs["cell_type"].nunique(), cells.obs["donor"].nunique()) == (9, 14, 4)
+    assert cells.obs["cell_type"].value_counts().agg(["min", "max"]).tolist() == [2, 36]
 
 
 def test_parts_share_no_cell_and_samples_no_label(example: Path, pbmc3k: ad.AnnData) -> None:

@@ -81,7 +81,9 @@ def user(tmp_path: Path) -> Path:
 
 
 def test_default_plan_is_the_embedded_example(tmp_path: Path) -> None:
-    assert plan(tmp_path) == sorted(["example", "prepare reference", "train", *PREDICTED, *STEPS_AFTER_PREDICT])
+    assert plan(tmp_path) == sorted(
+        ["example", "pancreas", "prepare reference", "train", *PREDICTED, *STEPS_AFTER_PREDICT]
+    )
 
 
 @pytest.mark.slow

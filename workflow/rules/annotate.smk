@@ -20,6 +20,7 @@ rule predict:
         f"{OUT}/benchmarks/predict/{{job}}.tsv"
     params:
         output=lambda wildcards, output: option("output", f"{output}/{{sample}}.h5ad"),
+        model=lambda wildcards, input: [option("model_path", str(input.model))] if input.model else [],
         sheet=SHEET,
         device=DEVICE,
         adapted=ADAPTED,
@@ -30,7 +31,7 @@ rule predict:
         runtime=predict_minutes,
         gpu=min(WORKFLOW.gpu, 1),
     shell:
-        "scperformer predict {input.sample:q} model_path={input.model:q} {params.output:q} keep_going=ok"
+        "scperformer predict {input.sample:q} {params.model:q} {params.output:q} keep_going=ok"
         " {params.adapted:q} {params.sheet:q} {params.device:q} threads={threads} {params.overrides:q} > {log:q} 2>&1"
 
 
@@ -69,3 +70,30 @@ rule deliver:
     shell:
         "if [ -e {params.file:q}.failed.json ]; then tee {log:q} < {params.file:q}.failed.json >&2; exit 1; fi;"
         " ln {params.file:q}.h5ad {output:q} 2> {log:q} || cp {params.file:q}.h5ad {output:q} 2> {log:q}"
+
+
+if not WORKFLOW.samples:
+
+    rule pancreas:
+        """Annotate, evaluate and report the embedded cells of a pancreas without a model."""
+        input:
+            workflow.source_path("../../data/baron_pancreas.h5ad"),
+        output:
+            annotated=f"{OUT}/annotated/pancreas.h5ad",
+            evaluation=directory(f"{EXAMPLE}/pancreas.evaluation"),
+            report=f"{OUT}/pancreas.html",
+        log:
+            f"{OUT}/logs/pancreas.log",
+        benchmark:
+            f"{OUT}/benchmarks/pancreas.tsv"
+        params:
+            results=RESULT_VERSION,
+        threads: 1
+        resources:
+            mem_mb=2000,
+            runtime=10,
+        shell:
+            "(env -u SCPERFORMER_MODEL scperformer predict {input:q} output={output.annotated:q} device=cpu"
+            " && scperformer evaluate {output.annotated:q} truth_key=cell_ontology_class output={output.evaluation:q}"
+            " && scperformer report {output.annotated:q} evaluation={output.evaluation:q} output={output.report:q})"
+            " > {log:q} 2>&1"

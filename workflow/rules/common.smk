@@ -19,6 +19,7 @@ from scperformer.cli.overrides import option_word as option
 from scperformer.cli.steps import RESULT_VERSION
 from scperformer.io.sheet import OWN_COLUMNS
 from scperformer.model.content import INFO
+from scperformer.model.tissues import collection
 
 SMALL = 20 * 10**6  # bytes, about 10,000 cells: samples up to this size may share a job
 
@@ -165,9 +166,11 @@ TRUTH_TABLES = [SAMPLES[name]["truth"] for name in WITH_TRUTH if "truth" in SAMP
 
 PREPARED = f"{OUT}/prepared/{{reference}}.h5ad"
 # A given model is known by its content: its files are newer after each installation of the package.
-MODEL = ancient(WORKFLOW.model) if WORKFLOW.model else f"{OUT}/model"
+MODEL = ancient(WORKFLOW.model) if WORKFLOW.model else f"{OUT}/model" if REFERENCES else []
 MODEL_INFO = f"{WORKFLOW.model}/{INFO}"
 GIVEN_MODEL = sha256(MODEL_INFO) if os.path.isfile(MODEL_INFO) else WORKFLOW.model
+if not MODEL:  # the profiles of the tissue of each sample
+    GIVEN_MODEL = collection().hash
 SETTLED = f"{OUT}/samples/{{sample}}"
 ANNOTATED = f"{OUT}/annotated/{{sample}}.h5ad"
 EVALUATION = f"{OUT}/evaluation"
