@@ -13,6 +13,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from support.tissues import cells_of_tissue
 
 import scperformer as scp
 from scperformer.api import Trained
@@ -330,3 +331,15 @@ def test_scripts_of_users_are_checked_for_types(tmp_path):
     found = re.findall(r"^script\.py:(\d+): error: .*\[([\w-]+)\]$", ran.stdout, re.MULTILINE)
     first = SCRIPT.count("\n") + 1
     assert dict(found) == {str(first + number): error for number, error in enumerate(wrong_lines.values())}, ran.stdout
+
+
+def test_without_a_model_the_tissue_is_found_or_a_model_asked_for(monkeypatch):
+    monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
+    cells = cells_of_tissue("pancreas", 4)[:, ::4].copy()
+    embedding = scp.embed(cells)
+    annotated = scp.annotate(cells)
+    np.testing.assert_allclose(embedding, annotated.obsm["X_scperformer"], rtol=1e-5)
+    assert embedding.shape == annotated.obsm["scperformer_proba"].shape
+    with pytest.raises(InputError, match="no model; expected the model whose network takes the tokens"):
+        scp.tokens(cells)
+    assert scp.load_model().saved.name == "pbmc3k"

@@ -86,6 +86,15 @@ def test_default_plan_is_the_embedded_example(tmp_path: Path) -> None:
     )
 
 
+def test_without_a_model_nothing_is_trained(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
+    jobs, said = planned(user, "--config", "sample_sheet=samples.tsv")
+    rules = ("predict", *PLACED)
+    assert jobs == sorted([*(f"{rule} {name}" for rule in rules for name in "abc"), "evaluate", "report"])
+    assert "model_path" not in said
+    assert re.search(r"scperformer predict a\.h5ad +'?output=", said)
+
+
 @pytest.mark.slow
 def test_many_small_samples_share_jobs(user: Path) -> None:
     """b is large, and c to g are small."""
