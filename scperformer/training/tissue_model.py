@@ -29,6 +29,7 @@ from scperformer.model.load import Model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.resemblance import USUAL, Resemblance, fit_resemblance
 from scperformer.model.saved_model import SavedModel
+from scperformer.model.shift import MIN_CELLS
 from scperformer.model.tissues import collection
 from scperformer.training.condition import NUM_ROUNDS, Condition, adapted_model, reduced, seen_rows
 from scperformer.training.evidence import Fitted, fill_network
@@ -146,8 +147,11 @@ def compare_with_profiles(
         logits = linear_logits(fitted, correct_batch_effect(x, factors))
         assert logits is not None
         calls = logits.argmax(axis=1)
-    centre = np.asarray(x.mean(axis=0)).ravel() if x.shape[0] else np.zeros(x.shape[1])
-    shares = np.bincount(calls, minlength=len(saved.labels)) / max(1, len(calls))
+    of_file = x
+    if x.shape[0] < MIN_CELLS:  # their mean would take out what they are: all types alike in its place
+        of_file, calls = simulated, cells.labels
+    centre = np.asarray(of_file.mean(axis=0)).ravel()
+    shares = np.bincount(calls, minlength=len(saved.labels)) / len(calls)
     found = fit_resemblance(centre, shares, simulated, cells.labels)
     if x.shape[0]:
         found = replace(found, usual=float(np.quantile(found.of_cells(x, found.correlations(x)), USUAL)))

@@ -88,6 +88,16 @@ def test_cells_of_other_kinds_are_unknown_and_the_others_keep_their_labels():
     assert (label == both.obs["type"][: cells.n_obs]).mean() > 0.95
 
 
+def test_few_cells_keep_their_labels(pbmc):
+    few = pbmc[
+        [*np.flatnonzero(pbmc.obs["cell_type"] == "B")[:2], *np.flatnonzero(pbmc.obs["cell_type"] == "NK")[:1]]
+    ].copy()
+    scp.annotate(few)
+    assert few.uns["scperformer"]["tissue"]["name"] == "blood"
+    assert few.obs["scperformer_call"].astype(str).str.contains("B cell").tolist()[:2] == [True, True]
+    assert few.obs["scperformer_call"].astype(str).tolist()[2] == "NK cell"
+
+
 def test_cells_of_one_type_are_recognised_by_their_mean(pbmc):
     ranking = rank_tissues(pbmc[pbmc.obs["cell_type"] == "CD14+ Mono"].copy(), OPTIONS)
     assert ranking.how == MEAN
