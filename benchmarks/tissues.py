@@ -9,8 +9,8 @@ other methods get the profiles of the same tissue: logistic regression on the sa
 by Spearman's correlation, as in SingleR without its fine-tuning, and the package singler, if it is installed.
 
 `--sisters`: cells simulated from each tissue, 50 for each type, are called by tissues of other studies that have such
-types, such as an adult and a fetal one. A call is right if its Cell Ontology term is that of the cell, or one of both
-contains the other.
+types, such as an adult and a fetal one, also of the other species. A call is right if its Cell Ontology term is that of
+the cell, or one of both contains the other.
 """
 
 import argparse
@@ -259,21 +259,36 @@ def agree(one: str, other: str) -> bool:
     return one in ontology.ancestors(other) or other in ontology.ancestors(one)
 
 
+def organ(tissue: str) -> str:
+    """Return the organ of a tissue; parts of an organ are sisters, too."""
+    parts = {
+        "brain": ("cerebral cortex", "cerebrum", "cerebellum", "brain"),
+        "intestine": ("ileum", "rectum", "colon", "small intestine", "intestine"),
+        "lung": ("lung", "airway", "nasal swab", "bronchoalveolar lavage"),
+        "blood": ("bone marrow and cord blood", "blood", "bone marrow", "spleen"),
+        "uterus": ("placenta", "decidua", "uterus"),
+        "muscle": ("skeletal muscle", "heart"),
+        "bone": ("calvaria", "rib", "mesenchyme"),
+    }
+    return next((name for name, tissues in parts.items() if tissue in tissues), tissue)
+
+
 def sisters() -> pd.DataFrame:
     """Return how tissues of other studies call the cells of each tissue."""
     rows = collection().tissues()
     found = []
     for row in rows.itertuples():
-        others = rows[(rows["species"] == row.species) & (rows["title"] != row.title)]
-        plain = row.tissue.split(" and ")[0]
         own = collection().terms(row.set)
-        counts = simulated_counts(sparse.csr_matrix(collection().profiles(row.set).to_numpy() / 1e6), 50, 1)
-        genes = collection().profiles(row.set).columns
+        profiles = collection().profiles(row.set)
+        counts = simulated_counts(sparse.csr_matrix(profiles.to_numpy() / 1e6), 50, 1)
         truth = np.repeat(own.to_numpy(), 50)
-        for other in others.itertuples():
-            if plain not in other.tissue and other.tissue not in row.tissue:
+        for other in rows[rows["title"] != row.title].itertuples():
+            if organ(row.tissue) != organ(other.tissue):
                 continue
-            cells = ad.AnnData(counts.copy(), var=pd.DataFrame(index=genes))
+            cells = ad.AnnData(counts.copy(), var=pd.DataFrame(index=profiles.columns))
+            if row.species != other.species:  # most orthologs have the same symbol
+                cells.var_names = cells.var_names.str.upper()
+                cells.var_names_make_unique()
             scp.annotate(cells, options={"tissue": other.name})
             terms = collection().tissue(other.name).terms
             ids = dict(zip(tissue_model(other.name).saved.labels, terms, strict=True))

@@ -139,10 +139,7 @@ class Collection:
         for source, labels in self._added(row):
             parts.append((self._in_scale(source, labels.index, parts[0][0]).set_axis(labels["name"]), labels["term"]))
             sources.append(source)
-        genes = parts[0][0].columns
-        for profiles, _ in parts[1:]:
-            genes = genes.intersection(profiles.columns, sort=False)
-        table = pd.concat([profiles[genes] for profiles, _ in parts])
+        table = pd.concat([profiles for profiles, _ in parts])
         table = table.div(table.sum(axis=1), axis=0) * 1e6
         terms = [term for _, ids in parts for term in ids]
         studies = self.sets.loc[list(dict.fromkeys(sources))]
@@ -191,12 +188,16 @@ class Collection:
         """Return profiles of another set in the scale of a tissue's own set.
 
         The factor of a gene is the quotient of its medians over the types of the two sets: genes of few types have
-        small medians, the ambient RNA, and genes of all types show the difference of the chemistries.
+        small medians, the ambient RNA, and genes of all types show the difference of the chemistries. A gene that the
+        other set does not measure, such as INS of lung, gets the median of the own set.
         """
         other = self.profiles(source)
         genes = own.columns.intersection(other.columns, sort=False)
-        factors = (own[genes].median() + PSEUDO) / (other[genes].median() + PSEUDO)
-        return other.loc[list(labels), genes] * factors.clip(1 / MAX_FACTOR, MAX_FACTOR)
+        medians = own.median()
+        factors = (medians[genes] + PSEUDO) / (other[genes].median() + PSEUDO)
+        scaled = other.loc[list(labels), genes] * factors.clip(1 / MAX_FACTOR, MAX_FACTOR)
+        filled = scaled.reindex(columns=own.columns)
+        return filled.where(filled.notna(), np.tile(medians, (len(filled), 1)))
 
     def title(self, name: str) -> str:
         """Return the name of a tissue with age and species, as in "pancreas (adult human)"."""

@@ -19,7 +19,7 @@ def require(ours, models, importance=None, *, min_overlap=0.1, own_totals=False)
     target = np.array([models.index(gene) if gene in models else -1 for gene in ours], dtype=int)
     overlap = measure_overlap(target, ours, models, importance=importance)
     plan = SimpleNamespace(overlap=overlap, own_totals=own_totals)
-    model = SimpleNamespace(genes=models, has_reference_cells=False, studies=())
+    model = SimpleNamespace(genes=models, has_reference_cells=False, reference_cells=None, studies=())
     require_fit(pd.DataFrame(index=ours), plan, model, ModelOptions(inputs=["q"], min_overlap=min_overlap), "q.h5ad")
 
 

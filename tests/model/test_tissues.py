@@ -44,6 +44,14 @@ def test_profiles_of_another_set_are_brought_to_the_scale_of_the_tissue():
     assert np.allclose(found / found.iloc[0], factors / factors.iloc[0], rtol=1e-3)
 
 
+def test_a_tissue_keeps_the_genes_that_other_sets_lack():
+    pancreas = collection().tissue("pancreas").profiles
+    assert {"INS", "GCG", "SST"} <= {*pancreas.columns}
+    assert pancreas["INS"].idxmax() == "beta cell"
+    assert pancreas.loc["CD4 T cell", "INS"] < 0.1 * pancreas.loc["beta cell", "INS"]
+    assert not pancreas.isna().any(axis=None)
+
+
 @pytest.mark.parametrize(
     ("wanted", "species", "name"),
     [("pancreas", None, "pancreas"), ("Pancreas", "mouse", "mouse pancreas"), ("fetal_lung", "human", "fetal lung")],
