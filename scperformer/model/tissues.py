@@ -87,8 +87,9 @@ class Collection:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the profiles."""
-        return hashlib.sha256(self.file.read_bytes()).hexdigest()
+        """SHA-256 of the profiles and their tables."""
+        files = [self.file, *sorted(self.file.parent.glob("*.tsv"))]
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
     @cached_property
     def _arrays(self) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """The model of a tissue: cells are simulated from its profiles, and the linear branch is fitted for each file.
 
 The fit to a file has its genes and its depth, as any refitted model, but no Performer, which adds nothing to cells that
-are all simulated (benchmarks/tissues.py), and no cross-validation, as simulated cells are easier than real ones.
+are all simulated (benchmarks/NOTES.md), and no cross-validation, as simulated cells are easier than real ones.
 """
 
 import logging
