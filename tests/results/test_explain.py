@@ -273,9 +273,9 @@ def test_calls_by_the_profiles_of_a_tissue_are_reproduced(name, monkeypatch, wri
     np.testing.assert_allclose(made.obs[f"{KEY}_probability"], half.obs[f"{KEY}_confidence"], rtol=1e-5)
     assert made.obs[f"{KEY}_error"].abs().max() < 1e-4
     record = half.uns[KEY]["profiles"]
-    record["centre"] = 0.98 * record["centre"]  # too little to change a label
+    record["centre"] = 0.999 * record["centre"]  # too little to change a label
     other = scperformer.explain(half, num_cells=None).adata
-    assert (other.obs[f"{KEY}_probability"] - half.obs[f"{KEY}_confidence"]).abs().max() > 1e-4
+    assert (other.obs[f"{KEY}_probability"] - half.obs[f"{KEY}_confidence"]).abs().max() > 1e-5
     error = refused("explain", write(annotated), "model_path=pbmc3k")
     assert "expected the same model, not pbmc3k" in error
     assert "leave model_path out" in error
