@@ -308,7 +308,7 @@ def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path)
 def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, sample, tmp_path, monkeypatch):
     """Lightning starts them from sys.argv: not the sweep again, but this job with its output."""
     seen = []
-    record = lambda _, cfg, output, encoder: seen.append((cfg, sys.argv[1:]))  # noqa: E731
+    record = lambda _, cfg, *others: seen.append((cfg, sys.argv[1:]))  # noqa: E731
     monkeypatch.setattr("scperformer.training.train.train_cells", record)
     presets = tmp_path / "presets"
     (presets / "experiment").mkdir(parents=True)

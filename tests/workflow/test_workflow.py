@@ -169,7 +169,7 @@ def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path)
     option = "    replace_annotation: bool = False"
     with (
         replaced(options, option, f"    new_option: bool = False  # a new one\n{option}"),
-        replaced(annotate, "scperformer predict", "scperformer  predict"),
+        replaced(annotate, "scperformer predict {input.sample:q}", "scperformer  predict {input.sample:q}"),
     ):
         assert plan(done, "--config", *ONE_JOB, "overrides={predict: {new_option: false}}", root=checkout) != []
         assert plan(done, "--config", *ONE_JOB, root=checkout) == []
