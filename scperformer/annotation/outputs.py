@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
 from anndata.io import read_elem
@@ -21,6 +21,10 @@ from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import checksum, default_output
 from scperformer.io.safety import reading
 from scperformer.io.sheet import sample_names
+from scperformer.model.tissues import collection
+
+if TYPE_CHECKING:
+    from scperformer.model.load import Model  # needs torch
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +70,13 @@ def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMA
         raise InputError(f"{option}={output}", f"a name that ends in {', '.join(formats)}", "rename it")
 
 
+def model_hash(given: "Model | None") -> str:
+    """Return what identifies the models of a run: the model that is given, or without it the packaged tissues."""
+    return collection().hash if given is None else given.saved.hash
+
+
 def identity_of(
-    cfg: AnnotationOptions, model_hash: str, sha256: str, condition_sha256: str, sample: dict[str, str]
+    cfg: AnnotationOptions, of_model: str, sha256: str, condition_sha256: str, sample: dict[str, str]
 ) -> dict[str, Any]:
     """Return everything that the annotation of a file depends on, as JSON has it.
 
@@ -79,12 +88,12 @@ def identity_of(
         The columns that a sample sheet adds, with their values.
     """
     identity = {name: value for name, value in asdict(cfg).items() if name not in WITHOUT_EFFECT}
-    identity |= {"input": sha256, "model": model_hash, "version": version("scperformer")}
+    identity |= {"input": sha256, "model": of_model, "version": version("scperformer")}
     identity |= {"condition_of": condition_sha256, "sheet": sample}
     return dict(json.loads(json.dumps(identity)))
 
 
-def is_finished(path: str, output: Path, model_hash: str, cfg: AnnotationOptions, sample: dict[str, str]) -> bool:
+def is_finished(path: str, output: Path, of_model: str, cfg: AnnotationOptions, sample: dict[str, str]) -> bool:
     """Return whether an output is the annotation of this run; refuse another one unless it may be replaced.
 
     `sample` has the columns that a sample sheet adds to the file `path`, with their values.
@@ -101,7 +110,7 @@ def is_finished(path: str, output: Path, model_hash: str, cfg: AnnotationOptions
     why = f"no record of an annotation '{cfg.key_added}'"
     if found is not None:
         of_condition = "" if cfg.condition_of is None else checksum(cfg.condition_of)
-        identity = identity_of(cfg, model_hash, checksum(path), of_condition, sample)
+        identity = identity_of(cfg, of_model, checksum(path), of_condition, sample)
         why = ", ".join(f"other {name}" for name in identity if found.get(name) != identity[name])
     if why and not cfg.overwrite:
         expected = f"an annotation of {path} by the same model and options"

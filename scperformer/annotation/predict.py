@@ -21,7 +21,7 @@ from scperformer.annotation.annotate import Annotation, make_annotation
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.label_options import find_label_options
 from scperformer.annotation.markers import cluster_markers
-from scperformer.annotation.outputs import identity_of
+from scperformer.annotation.outputs import identity_of, model_hash
 from scperformer.annotation.write import write_annotation, write_text
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
@@ -130,7 +130,7 @@ def annotate_file(
             annotation = make_annotation(cells, adapted, options, cfg.key_added, read, seconds)
             annotation.record |= {"config_json": _as_json(cfg)} | ({"tissue": tissue} if tissue else {})
             of_condition = adapted.record.get("of_sha256", "")
-            identity = identity_of(cfg, model.saved.hash, query.sha256, of_condition, sample)
+            identity = identity_of(cfg, model_hash(given), query.sha256, of_condition, sample)
             annotation.record["run"]["identity"] = json.dumps(identity)
             if sample:
                 is_stored = isinstance(cells, BackedH5ad)

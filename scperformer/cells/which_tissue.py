@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.cells.detect import gene_table
@@ -35,7 +34,11 @@ MIN_SCORE = 0.15
 # The mean of cells of one type correlates with its profile by .63 to .91, that of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.56
 CLOSE = 0.9  # another tissue fits, too, if its score is so much of the first one's
-CELLS, MEAN, GIVEN = "differences between cells", "mean of the cells", "given"
+TINY = 1e-9  # in place of 0, where a quotient is taken
+# How a tissue was found.
+CELLS = "differences between cells"
+MEAN = "mean of the cells"
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,9 @@ def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "t
     """
     findings, rows = find_expression(cells, cfg, path)
     var = gene_table(cells, findings.source)
-    rankings: list[Ranking] = []
-    problem = InputError(
-        f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", "check their names"
-    )
+    samples = []  # for each species: some cells, the genes that the file has, and whether its symbols are in capitals
+    found = f"fewer than {MIN_PANEL} known genes in {path}"
+    problem = InputError(found, "genes of human or mouse", "check their names")
     for species in ("human", "mouse") if cfg.species == "auto" else (cfg.species,):
         in_capitals = species == "mouse" and _in_capitals(var.index)
         try:
@@ -122,13 +124,15 @@ def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "t
             continue
         query = Query(path, rows, plan, var, cfg)
         if query.measured.sum() >= MIN_PANEL:
-            x = query.some(query.spread(NUM_CELLS))
-            rankings += [_ranking(x, query.measured, species, how, in_capitals) for how in (CELLS, MEAN)]
-    if not rankings:
+            x = query.some(query.spread(NUM_CELLS)).toarray()
+            samples.append((species, x, query.measured, in_capitals))
+    if not samples:
         raise problem
-    fit = [ranking for ranking in rankings if ranking.is_found] or rankings
-    how = CELLS if any(ranking.how == CELLS for ranking in fit) else MEAN
-    return max((ranking for ranking in fit if ranking.how == how), key=lambda ranking: ranking.scores[0])
+    by_cells, by_mean = (
+        max((_ranking(*sample, how) for sample in samples), key=lambda ranking: ranking.scores[0])
+        for how in (CELLS, MEAN)
+    )
+    return by_cells if by_cells.is_found or not by_mean.is_found else by_mean
 
 
 def _in_capitals(names: pd.Index | list[str]) -> bool:
@@ -143,29 +147,27 @@ def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:
     return SavedModel(name=species, genes=genes, gene_means=means, config={"target_sum": 1e4}, **empty)
 
 
-def _ranking(x: csr_matrix, measured: np.ndarray, species: str, how: str, in_capitals: bool) -> Ranking:
+def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: bool, how: str) -> Ranking:
     """Rank the tissues of a species.
 
-    `x` is ln(1 + cp10k), CSR N x G, of the genes of the species, of which the file has the `measured` ones.
+    `x_NG` is ln(1 + cp10k) of the genes of the species, of which the file has the `measured` ones.
     """
     tissues = collection().tissues(species)
-    sets, values, has_gene = collection().expression(species)
-    logs = np.log1p(values / 100)
-    spread = logs.std(axis=0) * measured
-    dense = x.toarray()
-    mean = logs.mean(axis=0)
-    totals = np.expm1(dense).mean(axis=0)
-    of_file = np.log1p(totals * 1e4 / max(totals.sum(), 1e-9))
+    sets, logs_PG, has_gene_PG = collection().expression(species)
+    spread_G = logs_PG.std(axis=0) * measured
+    mean_G = logs_PG.mean(axis=0)
+    totals_G = np.expm1(x_NG).mean(axis=0)
+    file_G = np.log1p(totals_G * 1e4 / max(float(totals_G.sum()), TINY))
     scores = {}
     for name, of_tissue in zip(tissues["set"], tissues["name"], strict=True):
         is_own = sets == name
-        own = spread * has_gene[is_own][0]
-        top = np.argsort(-own)[: min(NUM_GENES, np.count_nonzero(own))]
+        own_G = spread_G * has_gene_PG[is_own][0]
+        top = np.argsort(-own_G)[: min(NUM_GENES, np.count_nonzero(own_G))]
         if how == CELLS:
-            scores[of_tissue] = _resemblance(dense[:, top], logs[is_own][:, top])
+            scores[of_tissue] = _resemblance(x_NG[:, top], logs_PG[is_own][:, top])
         else:
-            difference = centred((of_file - mean)[None, top])
-            scores[of_tissue] = float((centred((logs[is_own] - mean)[:, top]) @ difference[0]).max())
+            profiles = centred((logs_PG[is_own] - mean_G)[:, top])
+            scores[of_tissue] = float((profiles @ centred((file_G - mean_G)[None, top])[0]).max())
     order = sorted(scores, key=lambda name: -scores[name])
     return Ranking(order, [scores[name] for name in order], how, in_capitals)
 

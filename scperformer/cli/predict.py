@@ -67,7 +67,14 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output, and one error
     is raised after the other files; with `keep_going=ok` nothing is raised.
     """
-    from scperformer.annotation.outputs import Failures, failed_file, is_finished, outputs_of, require_writable
+    from scperformer.annotation.outputs import (
+        Failures,
+        failed_file,
+        is_finished,
+        model_hash,
+        outputs_of,
+        require_writable,
+    )
     from scperformer.annotation.predict import annotate_file
     from scperformer.annotation.write import SEPARATORS
     from scperformer.base.progress import progress
@@ -76,7 +83,6 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     from scperformer.model.folder import names_model
     from scperformer.model.inference import choose_device
     from scperformer.model.load import load_model
-    from scperformer.model.tissues import collection
 
     files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
     tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
@@ -94,13 +100,12 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
             waiting.append((path, output))
     if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
-    model_hash = collection().hash if model is None else model.saved.hash
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     if cfg.resume:
         waiting = [
             (path, output)
             for path, output in waiting
-            if not is_finished(path, output, model_hash, cfg, sheet.get(path, {}))
+            if not is_finished(path, output, model_hash(model), cfg, sheet.get(path, {}))
         ]
     num_finished = len(files) - len(waiting) - len(failures.errors)
     if num_finished:

@@ -188,4 +188,6 @@ class TissueOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.tissue is None or self.model_path is None, "tissue", self.tissue, "no tissue beside model_path")
+        if self.tissue is not None and self.model_path is not None:
+            found = f"tissue={self.tissue} and model_path={self.model_path}"
+            raise InputError(found, "one of them", "leave the other out")

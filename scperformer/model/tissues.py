@@ -46,9 +46,8 @@ FAMILIES = [
     "CL:0002306",  # epithelial cell of proximal tubule
     "CL:0000018",  # spermatid
 ]
-CD4_T, CD8_T = "CL:0000624", "CL:0000625"
-# Terms that the ontology does not put there, as the type occurs among other cells, too.
-FAMILY_OF = {"CL:0000815": CD4_T, "CL:0000940": CD8_T}
+# Regulatory T cells and MAIT cells, which the ontology does not put there, as they occur among other cells, too.
+FAMILY_OF = {"CL:0000815": "CL:0000624", "CL:0000940": "CL:0000625"}
 
 
 @dataclass(frozen=True)
@@ -107,23 +106,22 @@ class Collection:
 
     @cache  # noqa: B019 (there is one collection)
     def expression(self, species: str) -> tuple[pd.Index, np.ndarray, np.ndarray]:
-        """Return all profiles of a species: the set of each, P; counts per million, float32 P x G; measured, P x G."""
+        """Return all profiles of a species: the set of each, P; ln(1 + cp10k), float32 P x G; measured genes, P x G."""
         names = self.sets.index[self.sets["species"] == species]
         sets = pd.Index(self.types.loc[self.types["set"].isin(names), "set"])
         packed = self._arrays[f"{species}_measured"]
         measured = np.unpackbits(packed, axis=1, count=len(self.genes(species))).astype(bool)[names.get_indexer(sets)]
         values = np.exp2(self._arrays[f"{species}_values"] / np.float32(STEPS)) - 1
-        return sets, values / values.sum(axis=1, keepdims=True) * np.float32(1e6), measured
+        return sets, np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4)), measured
 
     @cache  # noqa: B019
     def profiles(self, name: str) -> pd.DataFrame:
         """Return the profiles of a set: labels x measured genes, counts per million of these genes."""
         species = self.sets.loc[name, "species"]
-        sets, values, measured = self.expression(species)
+        sets, logs, measured = self.expression(species)
         genes = measured[sets == name][0]
-        return pd.DataFrame(
-            values[sets == name][:, genes], index=self.terms(name).index, columns=self.genes(species)[genes]
-        )
+        values = 100 * np.expm1(logs[sets == name][:, genes])
+        return pd.DataFrame(values, index=self.terms(name).index, columns=self.genes(species)[genes])
 
     @cache  # noqa: B019
     def terms(self, name: str) -> pd.Series:
@@ -167,11 +165,10 @@ class Collection:
             ids = ids[names.split(", ")] if names else ids[~ids.index.isin(known.index)]
             found.append((source, pd.DataFrame({"name": ids.index, "term": ids})))
             known = pd.concat([known, ids])
-        is_blood = row["tissue"] in ("blood", "bone marrow", "bone marrow and cord blood", "spleen", "thymus")
         of_species = self.pool[self.pool["set"].map(self.sets["species"]) == row["species"]]
         for source, labels in of_species.groupby("set", sort=False):
             is_lacking = [self._is_lacking(lacked, known) for lacked in labels["lacks"]]
-            labels = labels[is_lacking] if source != row["set"] and not is_blood else labels[:0]
+            labels = labels[is_lacking] if source != row["set"] and row["pool"] == "yes" else labels[:0]
             if len(labels):
                 found.append((source, labels.set_index("label")[["name", "id"]].rename(columns={"id": "term"})))
         return found

@@ -186,10 +186,11 @@ def _model_of(annotated: Annotated) -> Model:
     tissue = annotated.facts.get("tissue")
     if tissue is None:
         return load_model(find_model(annotated.facts))
-    if annotated.facts["model"]["hash"] != collection().hash:
+    model = tissue_model(collection().find(str(tissue["name"]), None), bool(tissue["in_capitals"]))
+    if annotated.facts["model"]["hash"] != model.saved.hash:
         found = f"{annotated.path} annotated by other profiles ({annotated.facts['model']['hash'][:12]})"
-        raise InputError(found, f"those of this version ({collection().hash[:12]})", "annotate its cells again")
-    return tissue_model(collection().find(str(tissue["name"]), None), bool(tissue["in_capitals"]))
+        raise InputError(found, f"the profiles of this version ({model.saved.hash[:12]})", "annotate its cells again")
+    return model
 
 
 def _adapt_as_predict(

@@ -92,9 +92,9 @@ def adapt_model(
     """Adapt a model to the condition of a query, or return it as it is, depending on `cfg.adapt`.
 
     A model that has been adapted to another query of the same condition is reused. `condition` is that of the query
-    unless it is given. With `with_shift`, also find how far the query is from the reference; if it is of another study,
-    let the encoder weigh less, and find the factors of its genes. With `whole`, the cells of the query are some of
-    those of another one: depth and batch effect are estimated on all of these, and its cells are called as there.
+    unless it is given. With `with_shift`, also estimate the distribution shift of the query; if it is of another study,
+    let the encoder weigh less, and estimate per-gene batch effects. With `whole`, the query is a subset of another one:
+    depth and batch effect are estimated on all cells of that, and its cells are called as there.
 
     Raises
     ------
@@ -110,13 +110,7 @@ def adapt_model(
         raise InputError(found, "a model named by model_path", "leave adapt=false out")
     seen = whole or query
     if whole is not None:
-        read, expected = (each.plan.findings.text for each in (query, whole))
-        remedy = "keep all genes and the values in the file of some of its cells, or leave condition_of out"
-        if num_other := int((query.measured != whole.measured).sum()):
-            found = f"{num_other:,} genes of the model that are in one of {query.path} and {whole.path}"
-            raise InputError(found, "the same genes in both", remedy)
-        if read != expected:
-            raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
+        _require_subset(query, whole)
         log.info("%s: depth and batch effect are taken from %s", query.path, whole.path)
     condition = condition or find_condition(seen, with_depth=cfg.adapts)
     reference_cells = load_reference_cells(saved, model.path) if cfg.adapts else None
@@ -154,8 +148,7 @@ def adapt_model(
         shift, factors = find_shift(seen, held_out, saved, reference_cells, condition, model)
         model = with_encoder_weight(model, shift.encoder_weight)
     num_genes = int(condition.measured.sum())
-    # In another study it says little.
-    if is_adapted and not is_tissue and (shift is None or shift.kind not in (OTHER, FAR)):
+    if is_adapted and not is_tissue and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
         said = accuracy_beside(expected_accuracy, own_accuracy)
         depth_of = "its depth" if share < 1 else "the depth of the reference"
         log.info("%s: %s on reference cells with its %s genes and %s", query.path, said, f"{num_genes:,}", depth_of)
@@ -173,6 +166,17 @@ def adapt_model(
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
     return Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance)
+
+
+def _require_subset(query: Query, whole: Query) -> None:
+    """Refuse a subset of the cells of a file with other genes or values than this file."""
+    read, expected = (each.plan.findings.text for each in (query, whole))
+    remedy = "keep all genes and the values in the file of some of its cells, or leave condition_of out"
+    if num_other := int((query.measured != whole.measured).sum()):
+        found = f"{num_other:,} genes of the model that are in one of {query.path} and {whole.path}"
+        raise InputError(found, "the same genes in both", remedy)
+    if read != expected:
+        raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
 
 
 def _is_like_reference(query: Query, depth_share: float) -> bool:
@@ -239,8 +243,8 @@ def _adapted_to(
     if adapted_folder is None:
         saved = fit_to_condition(model, reference_cells, condition)
     else:
-        name = model.saved.name.replace(" ", "_") if not model.saved.weights else model.saved.hash[:16]
-        folder = Path(adapted_folder) / f"{name}-{condition.key}-{version('scperformer')}"
+        folder = Path(adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
+        log.info("%s: the fit is kept in %s", path, folder)
         if not (folder / INFO).is_file():
             fitted = fit_to_condition(model, reference_cells, condition)
             try:

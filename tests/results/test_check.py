@@ -384,7 +384,7 @@ def test_the_tissue_is_found(write, monkeypatch, tmp_path, capsys):
     assert checked(path, tissue="Lung") == [result]
     assert result["rows"]["tissue"] == ["lung (adult human), as given"]
     assert result["command"] == f"scperformer predict {path} tissue=Lung"
-    with pytest.raises(InputError, match="tissue=lung; expected no tissue beside model_path"):
+    with pytest.raises(InputError, match="tissue=lung and model_path="):
         CheckConfig(inputs=["a"], tissue="lung", model_path="b")
 
 

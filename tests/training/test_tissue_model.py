@@ -132,7 +132,8 @@ def test_the_tissue_is_given_and_a_fit_is_kept(pbmc, command, tmp_path):
     first = command(*words)
     assert first.code == 0, first.err
     assert "as given" in first.err
-    assert [path.name[:7] for path in Path("fits").iterdir()] == ["spleen-"]
+    [fit] = Path("fits").iterdir()
+    assert f"the fit is kept in {fit}" in first.err
     again = command(*words, "output=again.h5ad")
     one, other = (ad.read_h5ad(name) for name in ("cells.annotated.h5ad", "again.h5ad"))
     assert again.code == 0
@@ -142,12 +143,25 @@ def test_the_tissue_is_given_and_a_fit_is_kept(pbmc, command, tmp_path):
     assert "1 of 1 files are finished" in resumed.err
 
 
+def test_fits_of_symbols_in_capitals_are_kept_apart(command):
+    cells = simulated("mouse kidney", 12)
+    cells = cells[:, ~cells.var_names.str.upper().duplicated()].copy()
+    cells.write_h5ad("title.h5ad")
+    cells.var_names = cells.var_names.str.upper()
+    cells.write_h5ad("capitals.h5ad")
+    ran = command("predict", "title.h5ad", "capitals.h5ad", "adapted_folder=fits", "output_dir=out")
+    assert ran.code == 0, ran.err
+    assert len(list(Path("fits").iterdir())) == 2
+    one, other = (ad.read_h5ad(f"out/{name}.annotated.h5ad") for name in ("title", "capitals"))
+    assert np.array_equal(one.obs["scperformer_label"].astype(str), other.obs["scperformer_label"].astype(str))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["tissue=pancrea"], "no tissue 'pancrea'"),
         (["adapt=false"], "adapt=false and the profiles of blood"),
-        (["tissue=blood", "model_path=pbmc3k"], "no tissue beside model_path"),
+        (["tissue=blood", "model_path=pbmc3k"], "tissue=blood and model_path=pbmc3k; expected one of them"),
     ],
 )
 def test_what_does_not_fit_is_refused(pbmc, command, words, message):
