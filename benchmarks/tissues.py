@@ -2,11 +2,14 @@
 
     python benchmarks/tissues.py FOLDER                  # choosing and reporting files, whole and cut
     python benchmarks/tissues.py FOLDER --use choose     # the files by which options are chosen
-    python benchmarks/tissues.py --sisters               # each tissue called by its sister tissues; needs no files
+    python benchmarks/tissues.py FOLDER --mixtures       # cells that the tissue lacks, among cells that it has
+    python benchmarks/tissues.py --sisters               # each tissue annotated by others of its organ; needs no files
 
 FOLDER has the files of `FILES`. Labels of a file and of a tissue are merged, after the calls, to what both mean. The
 other methods get the profiles of the same tissue: logistic regression on the same simulated cells, the nearest profile
-by Spearman's correlation, as in SingleR without its fine-tuning, and the package singler, if it is installed.
+by Spearman's correlation, as in SingleR without its fine-tuning, and the package singler, if it is installed (1,000
+cells of each file). The quantiles of model/resemblance.py are printed from the choosing files: the resemblance of known
+cells, relative to the usual one of their file, averaged over the files.
 
 `--sisters`: cells simulated from each tissue, 50 for each type, are called by tissues of other studies that have such
 types, such as an adult and a fetal one, also of the other species. A call is right if its Cell Ontology term is that of
@@ -32,9 +35,9 @@ import scperformer as scp
 from scperformer.base.errors import InputError
 from scperformer.cells.profiles import simulated_counts
 from scperformer.labels.ontology import packaged_ontology
-from scperformer.model.resemblance import SHARES
+from scperformer.model.resemblance import QUANTILES, SHARES
 from scperformer.model.tissues import collection
-from scperformer.training.tissue_model import NUM_CELLS, tissue_model
+from scperformer.training.tissue_model import tissue_model
 
 KEY = "scperformer"
 ROWS = {"whole": (None, 1.0), "1,000 genes": (1000, 1.0), "a third of the counts": (None, 0.33)}
@@ -94,6 +97,7 @@ LUNG = [
     ("cd8", "T"),
     ("mait", "T"),
 ]
+SINGLER_CELLS = 1000
 ENDOCRINE = {"alpha", "beta", "delta", "gamma", "epsilon"}  # which the label `endocrine` of a tissue may mean
 
 
@@ -204,14 +208,18 @@ def by_others(cells: ad.AnnData, tissue: str) -> dict[str, np.ndarray]:
     except ImportError:
         return {name: np.array(saved.labels)[codes] for name, codes in found.items()}
     named = {name: np.array(saved.labels)[codes] for name, codes in found.items()}
+    some = np.sort(np.random.default_rng(0).permutation(len(cells))[:SINGLER_CELLS])
     result = singler.annotate_single(
-        test_data=x.T.tocsr().toarray(),
+        test_data=x[some].T.toarray().astype(float),
         test_features=list(genes),
-        ref_data=np.log2(1 + profiles).T,
+        ref_data=np.ascontiguousarray(np.log2(1 + profiles).T, dtype=float),
         ref_features=list(genes),
         ref_labels=list(saved.labels),
+        num_threads=1,
     )
-    return named | {"singler": np.array(result.column("best"))}
+    labels = np.full(len(cells), None, dtype=object)
+    labels[some] = result.column("best")
+    return named | {"singler": labels}
 
 
 def _logs(counts: sparse.csr_matrix) -> sparse.csr_matrix:
@@ -249,8 +257,43 @@ def row_of(folder: Path, file: File, row: str) -> dict[str, object]:
         own = np.isin(truth.astype(str), ["alpha", "beta", "delta", "acinar", "ductal", "stellate"])
         line["own types"] = scores(truth[own], merged(cells.obs[f"{KEY}_label"][own], file.types))["accuracy"]
     for method, labels in by_others(cells, file.tissue).items():
-        line[method] = scores(truth, merged(pd.Series(labels), file.types))["accuracy"]
+        has_call = np.array([label is not None for label in labels])
+        line[method] = scores(truth[has_call], merged(pd.Series(labels[has_call]), file.types))["accuracy"]
+    line["resemblances"] = resemblances(cells)[known]
     return line
+
+
+def resemblances(cells: ad.AnnData) -> np.ndarray:
+    """Return the resemblance of annotated cells relative to the usual one of their file."""
+    novelty = cells.obs[f"{KEY}_novelty"].to_numpy(np.float64)
+    return np.interp(1 - novelty, SHARES, QUANTILES)
+
+
+MIXTURES = [  # cells that a tissue has, and cells that it lacks: file, its cells of a type (None: all), number
+    (("pbmc3k", None, 800), ("mixology_lung_celllines", None, 200)),
+    (("pbmc3k", None, 800), ("baron_pancreas_human", "beta", 150)),
+    (("pbmc3k", None, 800), ("baron_pancreas_human", "ductal", 150)),
+    (("baron_pancreas_human", None, 1000), ("mixology_lung_celllines", None, 300)),
+    (("baron_pancreas_human", None, 1000), ("pbmc3k", None, 200)),  # which the pool has
+]
+
+
+def mixtures(folder: Path) -> pd.DataFrame:
+    """Return the share of unknown cells among cells that a tissue has, and among cells of another file."""
+    lines = []
+    for parts in MIXTURES:
+        tables = []
+        for name, kind, num in parts:
+            cells = read(folder, next(file for file in FILES if file.name == name and file.pick is None), "whole")
+            cells = cells if kind is None else cells[cells.obs["cell_type"] == kind]
+            tables.append(cells[np.random.default_rng(0).choice(cells.n_obs, num, replace=False)].copy())
+        both = ad.concat(tables, keys=["own", "other"], index_unique="-", join="inner", label="part")
+        scp.annotate(both)
+        unknown = (both.obs[f"{KEY}_call"] == "unknown").groupby(both.obs["part"], observed=True).mean()
+        titles = [name if kind is None else f"{kind} cells of {name}" for name, kind, _ in parts]
+        line = {"cells": titles[0], "among them": titles[1], "tissue": both.uns[KEY]["tissue"]["name"]}
+        lines.append(line | {"unknown": unknown["own"], "unknown among the others": unknown["other"]})
+    return pd.DataFrame(lines)
 
 
 def agree(one: str, other: str) -> bool:
@@ -310,6 +353,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--use", choices=["choose", "report"])
     parser.add_argument("--rows", nargs="*", default=list(ROWS))
+    parser.add_argument("--mixtures", action="store_true")
     parser.add_argument("--sisters", action="store_true")
     arguments = parser.parse_args()
     be_quiet()
@@ -319,15 +363,26 @@ def main() -> None:
         return
     if arguments.folder is None:
         parser.error("name the folder of the files")
+    if arguments.mixtures:
+        print(mixtures(arguments.folder).to_markdown(index=False, floatfmt=".2f"))
+        return
     lines = []
     for row in arguments.rows:
         for file in FILES:
             if arguments.use in (None, file.use):
                 lines.append(row_of(arguments.folder, file, row))
-                print(lines[-1], flush=True)
+                print({name: value for name, value in lines[-1].items() if name != "resemblances"}, flush=True)
     table = pd.DataFrame(lines)
+    known = [line for line in lines if line["use"] == "choose" and line["row"] == "whole" and "resemblances" in line]
+    if known:
+        grid = np.linspace(0, QUANTILES[-1], 1000)
+        shares = np.mean(
+            [np.searchsorted(np.sort(line["resemblances"]), grid) / len(line["resemblances"]) for line in known], axis=0
+        )
+        print("quantiles:", dict(zip(SHARES, np.interp(SHARES, shares, grid).round(3), strict=True)))
+    table = table.drop(columns="resemblances", errors="ignore")
     print(table.to_markdown(index=False, floatfmt=".3f"))
-    print("shares of known cells by resemblance:", SHARES, NUM_CELLS)
+    print(table.groupby(["row", "use"], sort=False).mean(numeric_only=True).to_markdown(floatfmt=".3f"))
 
 
 if __name__ == "__main__":

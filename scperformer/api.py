@@ -51,7 +51,7 @@ CELLS = (str, os.PathLike, AnnData)  # files, or cells in memory
 TAKE_LISTS = ("check", "pretrain")  # steps that take several AnnData
 # Arguments that several functions have.
 SHARED = {
-    "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else that of the tissue of the cells",
+    "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the tissue is found",
     "options": 'more options by their full names, such as `{"seed": 1}`',
     "attention": "a mechanism by its name, such as softmax, or a class of your own; None: favor",
 }

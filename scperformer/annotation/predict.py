@@ -101,7 +101,7 @@ def annotate_file(
 ) -> Annotation:
     """Annotate a file, and write a copy of it or a table; the calls of each block of cells are on disk until then.
 
-    `given` is the model, None: that of the tissue of the file. `sample` has columns that all its cells get, with their
+    `given` is the model; None: the tissue of the file is found. `sample` has columns that all its cells get, with their
     values; `markers` is the table of markers to write.
     """
     seen = fingerprint(path)

@@ -195,7 +195,7 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
 def _read_together(
     samples: Sequence[Sample], cfg: ReferenceOptions
 ) -> tuple[list[sparse.csr_matrix], np.ndarray, np.ndarray]:
-    """Return ln(1 + cp10k) of each sample over the genes of all, these genes, and which of them all samples measure."""
+    """Return ln(1 + cp10k) of each sample over all genes, the genes, and which of them all samples measure."""
     whole = replace(cfg, data=replace(cfg.data, min_genes=0, min_cells=0))
     collection = make_collection(samples, whole)
     measured = [np.isin(np.arange(len(collection.genes)), mapping.target) for mapping in collection.maps]
@@ -254,7 +254,7 @@ def _in_chemistry_of_cells(
 ) -> sparse.csr_matrix:
     """Return T profiles, each divided by factors of genes between profiles and cells.
 
-    The factors are those of the two most similar profiles whose labels the cells have, too. `means` are the mean counts
+    The factors come from the two most similar profiles whose labels the cells have, too. `means` are the mean counts
     per 10,000 of the labels `names` of the cells.
     """
     both = np.flatnonzero(labels.isin(names))

@@ -31,7 +31,7 @@ NUM_GENES = 2000  # that vary most between profiles
 NUM_ROUNDS = 3  # of finding the nearest profile of each cell, and the mixture of types
 # Files of tissues in the collection have scores of .23 to .58, cell lines .08 to .11 (benchmarks/tissues.py).
 MIN_SCORE = 0.15
-# The mean of cells of one type correlates with its profile by .63 to .91, that of a cell line with any by .49 at most.
+# The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.56
 CLOSE = 0.9  # another tissue fits, too, if its score is so much of the first one's
 TINY = 1e-9  # in place of 0, where a quotient is taken
@@ -119,7 +119,7 @@ def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "t
         in_capitals = species == "mouse" and _in_capitals(var.index)
         try:
             plan = map_to_model(var, findings, _genes_as_model(species, in_capitals), cfg, path)
-        except InputError as error:  # the names are those of another species
+        except InputError as error:  # names of another species
             problem = error
             continue
         query = Query(path, rows, plan, var, cfg)

@@ -106,7 +106,7 @@ def _tissues() -> str:
     for row in collection().tissues().itertuples():
         study = shorten(row.title.rpartition(", ")[0], MAX_STUDY_LENGTH, placeholder="...")
         rows.append((row.name, f"{row.age} {row.species}", str(len(collection().labels(row.name))), study))
-    start = f"{len(rows) - 1} tissues: predict without a model finds that of a file, tissue=NAME names it"
+    start = f"{len(rows) - 1} tissues: predict without a model finds the tissue of a file, tissue=NAME names it"
     return f"\n{start}\n\n{_in_columns(rows)}"
 
 

@@ -36,7 +36,7 @@ class Workflow:
     """What the workflow is to do: its configuration, without defaults left open, and the samples of its sheet."""
 
     references: list[str]  # labelled files to train on; none with a model
-    model: str  # the folder of a model; "": it is trained, or without a reference each sample has that of its tissue
+    model: str  # the folder of a model; "": it is trained, or without a reference the tissue of each sample is found
     samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: the embedded data
     label_key: str
     truth_key: str  # the column with the true labels, of all samples that have any

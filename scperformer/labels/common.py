@@ -24,7 +24,7 @@ def common_labels(
     other
         The true labels.
     known
-        Ontology ids of labels of the model, in place of those of their names.
+        Ontology ids of labels of the model; other labels get the id of their name.
     """
     terms = {label: term for label in (*own, *other) if (term := ontology.term(label)) is not None}
     terms = {label: SAME.get(term, term) for label, term in (terms | dict(known or {})).items()}

@@ -4,7 +4,7 @@ The correlation of a cell with a profile, both centred: the cell by the mean of 
 same mixture of types. What all cells of the file share, its chemistry and its ambient RNA, has no part in it.
 
 A reference of profiles has no cells, whose spread would show how far a cell may be from its type. So the correlation is
-compared with that of a simulated cell of the type that has as many counts: shallow cells are not novel for that.
+compared with a simulated cell of the type that has as many counts: shallow cells are not novel for that.
 
 Shape letters: N cells, C labels, G genes.
 """
@@ -23,7 +23,7 @@ MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one w
 # files of benchmarks/tissues.py.
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 QUANTILES = (0.0, 0.29, 0.37, 0.486, 0.587, 0.686, 0.757, 0.873, 0.972, 1.133, 1.8)
-USUAL = 0.75  # quantile of the resemblance of the cells of a file; those of types that the tissue lacks are below
+USUAL = 0.75  # quantile of the resemblance of the cells of a file; types that the tissue lacks are below it
 MIN_USUAL = 0.5
 FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of another tissue
 TINY = 1e-9  # in place of 0, where a quotient is taken
@@ -53,7 +53,7 @@ class Resemblance:
         return (values @ self.profiles - self.centre @ self.profiles) / lengths[:, None]
 
     def of_cells(self, x: csr_matrix, correlations: np.ndarray) -> np.ndarray:
-        """Return the largest resemblance of cells to a type, float64 N: 1 is that of a simulated cell."""
+        """Return the largest resemblance of cells to a type, float64 N; simulated cells have about 1."""
         return (correlations * np.sqrt(1 + self.noise / counts_of(x)[:, None])).max(axis=1)
 
     def novelty(self, resemblance: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ def centred(x: np.ndarray) -> np.ndarray:
 
 
 def counts_of(x: csr_matrix) -> np.ndarray:
-    """Return the counts of each cell, float64 N, from ln(1 + cp10k): its smallest expression is that of one count."""
+    """Return the counts of each cell, float64 N, from ln(1 + cp10k): its smallest expression is one count."""
     smallest = np.full(x.shape[0], np.inf)
     has_any = np.diff(x.indptr) > 0
     smallest[has_any] = np.minimum.reduceat(x.data, x.indptr[:-1][has_any])

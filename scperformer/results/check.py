@@ -126,7 +126,7 @@ class Checker:
     """A model and options, against which files are checked."""
 
     options: TissueOptions
-    model: SavedModel | None  # None: that of the tissue of each file
+    model: SavedModel | None  # None: the tissue of each file is found
     model_text: str  # its name, and why it was chosen
     label_key: str | None  # None: cells are to be annotated
 

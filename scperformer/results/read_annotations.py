@@ -109,7 +109,7 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
 
 
 def all_labels(samples: Sequence[Annotated]) -> list[str]:
-    """Return the labels of the model of the samples; of several tissues, those of all, each once."""
+    """Return the labels of the model of the samples; with several tissues, the labels of all, each once."""
     return list(dict.fromkeys(label for sample in samples for label in sample.model_labels))
 
 

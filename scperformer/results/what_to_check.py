@@ -16,7 +16,7 @@ HIGH_UNKNOWN = 0.2
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
 
-PROFILES = "like the profiles"  # in place of a kind of distribution shift, of cells that resemble those of their tissue
+PROFILES = "like the profiles"  # in place of a kind of distribution shift, of cells that resemble their tissue
 
 # Grade, title and advice for each kind of distribution shift.
 VERDICTS = {

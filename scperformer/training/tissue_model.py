@@ -149,7 +149,7 @@ def compare_with_profiles(
         assert logits is not None
         calls = logits.argmax(axis=1)
     of_file = x
-    if x.shape[0] < MIN_CELLS:  # their mean would take out what they are: all types alike in its place
+    if x.shape[0] < MIN_CELLS:  # their own mean says little: all types alike in its place
         of_file, calls = simulated, cells.labels
     centre = np.asarray(of_file.mean(axis=0)).ravel()
     shares = np.bincount(calls, minlength=len(saved.labels)) / len(calls)
