@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
@@ -243,7 +244,10 @@ def _adapted_to(
     if adapted_folder is None:
         saved = fit_to_condition(model, reference_cells, condition)
     else:
-        folder = Path(adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
+        # Tissues have one hash, and symbols in capitals are another model.
+        identity = f"{model.saved.hash} {model.saved.name} {model.saved.genes}".encode()
+        digest = hashlib.sha256(identity).hexdigest()[:16]
+        folder = Path(adapted_folder) / f"{digest}-{condition.key}-{version('scperformer')}"
         log.info("%s: the fit is kept in %s", path, folder)
         if not (folder / INFO).is_file():
             fitted = fit_to_condition(model, reference_cells, condition)

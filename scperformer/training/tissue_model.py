@@ -4,7 +4,6 @@ The fit to a file has its genes and its depth, as any refitted model, but no Per
 are all simulated (benchmarks/NOTES.md), and no cross-validation, as simulated cells are easier than real ones.
 """
 
-import hashlib
 import logging
 from dataclasses import asdict, replace
 from functools import cache
@@ -79,7 +78,7 @@ def tissue_model(name: str, in_capitals: bool = False) -> Model:
         metrics={"scales": {"linear": SCALE}},
         provenance=provenance,
         weights={},
-        hash=hashlib.sha256(f"{collection().hash} {name} {in_capitals}".encode()).hexdigest(),
+        hash=collection().hash,
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
         tree=joined_by_terms(labels, tissue.terms, packaged_ontology(), by_name=True),
     )

@@ -222,7 +222,7 @@ def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel
     one = ad.read_h5ad(first)
     assert same_bits(one, annotated(panel, default))
     [reference_cells] = folder.iterdir()
-    assert reference_cells.name == f"{read_model(default).hash[:16]}-{condition(one)['key']}-{scperformer.__version__}"
+    assert reference_cells.name.endswith(f"-{condition(one)['key']}-{scperformer.__version__}")
     before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference_cells.iterdir()}
     assert CELLS_FILE not in before
     monkeypatch.setattr(adapt, "fit_to_condition", None)  # not made again
