@@ -61,8 +61,9 @@ from scperformer.model.batches import Cells
 from scperformer.model.inference import fast_cpu, predict_cells
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import ReadLayer
-from scperformer.training.evidence import branch_scales, fit_branches
+from scperformer.training.evidence import fit_branches
 from scperformer.training.fit_linear import LinearOptions
+from scperformer.training.scales import branch_scales
 
 LENGTHS = (1000, 4000, 16_907)
 PRESETS = {

@@ -25,6 +25,7 @@ from scperformer.cells.reference_labels import (
 )
 from scperformer.cells.splits import (
     MAX_FIT_CELLS,
+    MAX_LOADED_CELLS,
     MAX_VAL_CELLS,
     TEST,
     Split,
@@ -214,11 +215,13 @@ def _load_sample(
     """
     split = labelled.split
     labels = labelled.labels
-    fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, seed)]
+    fit = split.train[stratified_sample(labels[split.train], MAX_LOADED_CELLS, seed)]
     val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, seed)] if sample_val else split.val
-    notes = [f"Cells stayed on disk while the encoder learned from {len(split.train):,} of them."]
+    notes = [f"The {len(split.train):,} training cells stayed on disk."]
     if len(fit) < len(split.train):
-        notes.append(f"Linear fits are on a sample of {len(fit):,} of these, each label in proportion.")
+        notes.append(
+            f"{len(fit):,} of them, each label in proportion, were loaded for all that does not learn from all."
+        )
     if len(val) < len(split.val):
         notes.append(f"Validation is on a sample of {len(val):,} of {len(split.val):,} cells.")
     for note in notes:

@@ -31,8 +31,8 @@ from scperformer.lab.initialise import (
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import Performer
-from scperformer.training.evidence import branch_scales
 from scperformer.training.run_folder import Run
+from scperformer.training.scales import branch_scales
 from scperformer.training.train import Training, settled
 from scperformer.training.trainer import loss_weights
 

@@ -45,7 +45,7 @@ from scperformer.training.condition import (
 )
 from scperformer.training.evidence import fill_network, fit_branches
 from scperformer.training.fit_imported import distilled
-from scperformer.training.fit_linear import MAX_DUAL, PENALTY_C, SOLVER_TOLERANCE, LinearOptions, fit_logistic
+from scperformer.training.fit_linear import MAX_DUAL, PENALTY_C, LinearOptions
 from scperformer.training.tissue_model import compare_with_profiles, fit_tissue
 
 log = logging.getLogger(__name__)
@@ -313,7 +313,8 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     options: dict[str, Any] = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head")}
     network = CellTypeModel(x.shape[1], len(saved.labels), **options)
     fill_network(network, fitted, metrics["scales"])
-    baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
+    baseline = fitted.baseline
+    assert baseline is not None
     weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     return adapted_model(
         saved,

@@ -1,7 +1,9 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import torch
 from scipy.sparse import csr_matrix, vstack
 from threadpoolctl import threadpool_limits
 
-from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions
@@ -22,80 +23,16 @@ from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.performer import Performer
 from scperformer.model.shift import MIN_CELLS
-from scperformer.training.fit_linear import (
-    MAX_DUAL,
-    ROUGH,
-    SOLVER_TOLERANCE,
-    LinearOptions,
-    batch_folds,
-    design,
-    fit_linear_branch,
-    fit_logistic,
-    label_folds,
-    labels_of_one_fold,
-)
+from scperformer.training.fit_linear import SOLVER_TOLERANCE, BranchDesign, Design, LinearOptions, fit_baseline
+from scperformer.training.folds import Folds, evidence_folds, no_folds
+from scperformer.training.scales import branch_scale, branch_scales, scaled_score, score_alone
 
-LARGEST = 10.0  # a scale would be infinite without a limit if all held-out cells are called correctly
-EVIDENCE_FOLDS = 5
-MIN_GAIN = 2.0  # standard errors by which an encoder has to lower the loss of held-out cells, else it is left out
+log = logging.getLogger(__name__)
 
-
-def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Find a and b, from 0 to `LARGEST`, for which a * linear + b * encoder has the lowest loss on held-out cells.
-
-    `linear` and `encoder` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
-    linear branch. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
-    """
-    from scipy.optimize import minimize  # takes a while to import, and a prediction seldom needs it
-
-    linear, encoder = (np.asarray(branch, dtype=np.float64) for branch in (linear, encoder))
-    # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
-    # weight of one cell and prevents extreme scales if there are few held-out cells.
-    prior = np.array([1.0, 0.0 if linear.any() else 1.0])
-    true = np.arange(len(labels)), labels
-
-    def objective(scales: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = scales[0] * linear + scales[1] * encoder
-        proba = np.exp(logits - logits.max(axis=1, keepdims=True))
-        proba /= proba.sum(axis=1, keepdims=True)
-        slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (linear, encoder)]
-        off = scales - prior
-        loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
-        return loss, np.array(slopes) + off / len(labels)
-
-    best = minimize(objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, LARGEST)] * 2).x
-    return float(best[0]), float(best[1])
-
-
-def scales_if_significant(
-    linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray, min_gain: float = MIN_GAIN
-) -> tuple[float, float, dict[str, float] | None]:
-    """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
-
-    The loss has to decrease by more than `min_gain` standard errors, unless that is 0: an encoder with a smaller gain
-    lowers the accuracy on cells of other studies. The third result is the mean decrease of a cell's loss with its
-    standard error; None if a branch is off.
-    """
-    both = branch_scales(linear, encoder, labels)
-    if not linear.any() or not encoder.any():
-        return *both, None
-    alone, _ = branch_scales(linear, np.zeros_like(encoder), labels)
-    decreases = cell_losses(alone * linear, labels) - cell_losses(both[0] * linear + both[1] * encoder, labels)
-    mean = float(decreases.mean())
-    error = float(decreases.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
-    is_significant = min_gain == 0 or mean > min_gain * error
-    return *(both if is_significant else (alone, 0.0)), {"mean": mean, "standard_error": error}
-
-
-def score_alone(logits: dict[str, np.ndarray], name: str, labels: np.ndarray) -> dict[str, float]:
-    """Return the scores of one of the branches without the other, and its loss with the best scale of its own.
-
-    `logits` of the branches `linear` and `encoder` are for held-out cells, N x C.
-    """
-    alone = {other: branch if other == name else np.zeros_like(branch) for other, branch in logits.items()}
-    scales = dict(zip(("linear", "encoder"), branch_scales(**alone, labels=labels), strict=True))
-    loss = negative_log_likelihood(scales[name] * logits[name], labels)
-    return score(labels, logits[name].argmax(axis=1)) | {"loss": loss}
+PENALTIES = (0.03, 0.1, 1.0)  # values of C
+CLASS_WEIGHTS = ("none", "balanced")
+MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
+MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
 
 
 @dataclass
@@ -112,6 +49,15 @@ class FittedEncoder:
 
 
 @dataclass
+class FittedBranch:
+    """The features of the cells to which the linear branch was fitted, and the penalty."""
+
+    design: BranchDesign
+    c: float
+    class_weights: str
+
+
+@dataclass
 class Fitted:
     """Fitted branches (None: the branch is off), the scales of their logits, and the evidence for these."""
 
@@ -120,7 +66,8 @@ class Fitted:
     scales: dict[str, float]  # of `linear` and `encoder`; empty without evidence
     evidence: dict[str, Any]  # cross-validated scores; empty without evidence
     held_out: HeldOut | None  # the cross-validated calls, with scaled logits; None without evidence
-    linear_options: LinearOptions | None = None  # of the linear branch
+    baseline: LinearModel | None = None  # plain logistic regression
+    branch: FittedBranch | None = None  # how the linear branch was fitted, to fit it to further cells
 
 
 @progress("fitting the branches of the model")
@@ -148,107 +95,120 @@ def fit_branches(
     the index of the batch of each cell, int64 N, whole batches are dealt to the folds. `folder` is the run folder for
     logs and checkpoints.
     """
-    folds = Folds(np.arange(0), np.full(len(labels), -1))
-    if with_evidence:
-        folds = evidence_folds(labels, cfg.seed, batches)
+    folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else no_folds(labels)
     num_labels = int(labels.max()) + 1
-    linear_logits = np.zeros((len(folds.rows), num_labels), dtype=np.float32)
-    encoder_logits = np.zeros_like(linear_logits)
-    linear = encoder = None
+    linear = encoder = fitted_branch = None
+    logits = dict.fromkeys(("linear", "encoder"), np.zeros((len(folds.rows), num_labels), dtype=np.float32))
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
+        design = Design(x, labels, cfg.seed)
+        baseline = fit_baseline(design)
+        baseline_logits = _out_of_fold(design, folds, design.baseline_c, "none")
         if linear_options is not None:
-            linear = _fit_linear(x, labels, linear_options, folds, linear_logits)
+            design = branch = BranchDesign(x, labels, linear_options, cfg.seed)
+            options = linear_options.c, linear_options.class_weights
+            if not branch.is_exact and len(folds.numbers):
+                options = _choose_penalty(branch, folds)
+            linear = branch.branch(branch.fit(*options, tolerance=SOLVER_TOLERANCE))
+            logits["linear"] = _out_of_fold(branch, folds, *options)
+            fitted_branch = FittedBranch(branch, *options)
+        del design
         if cfg.model.reads_genes:
-            # Lightning takes a while to import.
-            from scperformer.training.fit_performer import gene_vectors, scaled_vectors, start_performer, train_readouts
-
-            every = vstack([x, *draws], "csr")
-            seen = every if unlabelled is None else vstack([every, unlabelled], "csr")
-            vectors = gene_vectors(seen, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, seen)
-            performer = start_performer(vectors, every, cfg)
-            sums = np.concatenate([performer.sums_of(draw) for draw in (x, *draws)])
-            # The first copy is trained on all cells, and each other on no draw of the cells of a fold, which it calls.
-            sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], 1 + len(draws))
-            repeated = np.tile(labels, 1 + len(draws))
-            readouts = train_readouts(performer, sums, repeated, sides, num_labels, cfg, folder)
-            encoder, *copies = (FittedEncoder(performer, readout) for readout in readouts)
-            for fold, copy in zip(folds.numbers, copies, strict=True):
-                is_called = folds.fold_of_row == fold
-                encoder_logits[is_called] = copy.logits(sums[folds.rows[is_called]])
+            encoder, logits["encoder"] = _fit_encoder(
+                x, labels, folds, cfg=cfg, draws=draws, unlabelled=unlabelled, vectors=vectors, folder=folder
+            )
         if not folds.is_dealt.any():
-            return Fitted(linear, encoder, {}, {}, None, linear_options)
+            return Fitted(linear, encoder, {}, {}, None, baseline, fitted_branch)
         profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
     truth = labels[folds.rows][folds.is_dealt]
-    logits = {"linear": linear_logits[folds.is_dealt], "encoder": encoder_logits[folds.is_dealt]}
+    logits = {name: each[folds.is_dealt] for name, each in logits.items()}
     both = zip(("linear", "encoder"), (linear, encoder), branch_scales(**logits, labels=truth), strict=True)
     scales = {name: scale for name, branch, scale in both if branch is not None}
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
-    evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
-    evidence |= score(truth, scaled.argmax(axis=1))
+    evidence: dict[str, Any] = {"num_cells": len(truth), **scaled_score(scaled, truth)}
     evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
+    of_baseline = baseline_logits[folds.is_dealt]
+    evidence["baseline"] = scaled_score(branch_scale(of_baseline, truth) * of_baseline, truth)
     if batches is not None:
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[folds.rows[folds.is_dealt]]).mean()
         evidence["batches"] = {
             "accuracy": [is_right.get(batch) for batch in range(int(batches.max()) + 1)],  # None: no cell is held out
-            "batch_effect": effects_of_batches(x, labels, batches),
+            "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
         }
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
-    return Fitted(linear, encoder, scales, evidence, held_out, linear_options)
+    return Fitted(linear, encoder, scales, evidence, held_out, baseline, fitted_branch)
 
 
-class Folds:
-    """Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
+def _choose_penalty(design: Design, folds: Folds) -> tuple[float, str]:
+    """Choose C and class weights by the loss of the first fold's cells; the best depend on the number of cells."""
+    is_called = folds.fold_of_row == 0
+    rows = folds.rows[is_called]
+    losses = {}
+    for options in product(PENALTIES, CLASS_WEIGHTS):
+        fitted = design.fit(*options, folds.others(0, design.labels))
+        logits = design.features[rows] @ fitted.weight + fitted.bias
+        truth = design.labels[rows]
+        losses[options] = scaled_score(branch_scale(logits, truth) * logits, truth)["loss"]
+    best = min(losses, key=lambda options: losses[options])
+    log.info("linear branch of many cells: C %g, class weights '%s', by the loss of held-out cells", *best)
+    return best
 
-    def __init__(self, rows: np.ndarray, fold_of_cell: np.ndarray):
-        self.rows = rows  # numbers of the cells
-        self.fold_of_cell = fold_of_cell  # also of those that are not called; -1: in the fits of all folds
-        self.fold_of_row = fold_of_cell[rows]
-        self.numbers = range(int(self.fold_of_row.max(initial=-1)) + 1)
-        self.is_dealt = self.fold_of_row >= 0
 
-
-def _fit_linear(
-    x: csr_matrix, labels: np.ndarray, options: LinearOptions, folds: Folds, logits: np.ndarray
-) -> LinearModel:
-    """Fit the linear branch to all cells, and write the logits of each fold's cells by a fit to the others."""
-    has_all = len(folds.rows) == len(labels)
-    if len(folds.rows):
-        some = labels[folds.rows]
-        features, to_branch = design(x if has_all else x[folds.rows], some, options)
+def _out_of_fold(design: Design, folds: Folds, c: float, class_weights: str) -> np.ndarray:
+    """Return the logits of the cells of each fold by a linear fit to the others, float32 N x C; 0 for other cells."""
+    logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
     for fold in folds.numbers:
         is_called = folds.fold_of_row == fold
-        fitted = fit_logistic(features[~is_called], some[~is_called], options.c, options.class_weights, ROUGH)
-        logits[is_called] = features[is_called] @ fitted.weight + fitted.bias
-    if has_all:  # the features are made already
-        return to_branch(fit_logistic(features, labels, options.c, options.class_weights, SOLVER_TOLERANCE))
-    return fit_linear_branch(x, labels, options)
+        fitted = design.fit(c, class_weights, folds.others(fold, design.labels))
+        logits[is_called] = design.features[folds.rows[is_called]] @ fitted.weight + fitted.bias
+    return logits
 
 
-def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = None) -> Folds:
-    """Choose up to 4,000 cells, and deal them to 5 folds, or whole batches, if they are known, to up to 5.
+def _fit_encoder(
+    x: csr_matrix,
+    labels: np.ndarray,
+    folds: Folds,
+    *,
+    cfg: NetworkOptions,
+    draws: Sequence[csr_matrix],
+    unlabelled: csr_matrix | None,
+    vectors: np.ndarray | None,
+    folder: Path | None,
+) -> tuple[FittedEncoder, np.ndarray]:
+    """Fit the Performer to all cells; also the logits of each fold's cells by a copy that did not see them, N x C."""
+    # Lightning takes a while to import.
+    from scperformer.training.fit_performer import gene_vectors, scaled_vectors, start_performer, train_readouts
 
-    The only cell of a label is not held out, nor are the cells of a label that occurs in a single fold of batches.
-    """
-    rows = stratified_sample(labels, MAX_DUAL, seed)
-    if batches is not None:
-        fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
-        fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
-    else:
-        fold_of_cell = np.full(len(labels), -1)
-        order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
-        fold_of_cell[rows[order]] = dealt
-    return Folds(rows, fold_of_cell)
+    every = vstack([x, *draws], "csr") if draws else x
+    every = every[stratified_sample(np.tile(labels, 1 + len(draws)), MAX_STATISTICS_CELLS, cfg.seed)]
+    seen = every if unlabelled is None else vstack([every, unlabelled], "csr")
+    vectors = gene_vectors(seen, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, seen)
+    performer = start_performer(vectors, every, cfg)
+    sums = np.concatenate([performer.sums_of(draw) for draw in (x, *draws)])
+    # The first copy is trained on all cells, and each other on no draw of the cells of a fold, which it calls.
+    sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], 1 + len(draws))
+    repeated = np.tile(labels, 1 + len(draws))
+    readouts = train_readouts(performer, sums, repeated, sides, int(labels.max()) + 1, cfg, folder)
+    encoder, *copies = (FittedEncoder(performer, readout) for readout in readouts)
+    logits = np.zeros((len(folds.rows), int(labels.max()) + 1), dtype=np.float32)
+    for fold, copy in zip(folds.numbers, copies, strict=True):
+        is_called = folds.fold_of_row == fold
+        logits[is_called] = copy.logits(sums[folds.rows[is_called]])
+    return encoder, logits
 
 
-def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray) -> float:
-    """Return the largest gene effects between the cells of a batch and the others, which have the same labels."""
+def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray, seed: int) -> float:
+    """Return the largest gene effects between cells of a batch and of the others, which have the same labels."""
     effects = []
     for batch in range(int(batches.max()) + 1):
         is_batch = batches == batch
-        is_shared = np.isin(labels, labels[~is_batch])
-        if (is_batch & is_shared).sum() >= MIN_CELLS:
-            others = np.unique(labels[~is_batch], return_inverse=True)[1]
-            effects.append(batch_effect(x[is_batch & is_shared], x[~is_batch], others))
+        shared = np.isin(labels, labels[~is_batch])
+        rows = np.flatnonzero(is_batch & shared)
+        if len(rows) >= MIN_CELLS:
+            rows = rows[stratified_sample(labels[rows], MAX_BATCH_CELLS, seed)]
+            rest = np.flatnonzero(~is_batch)
+            rest = rest[stratified_sample(labels[rest], MAX_BATCH_CELLS, seed)]
+            others = np.unique(labels[rest], return_inverse=True)[1]
+            effects.append(batch_effect(x[rows], x[rest], others))
     return max(effects, default=0.0)
 
 

@@ -25,7 +25,8 @@ from scperformer.model.load import Model
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.saved_model import CLIP, STANDARDISED, SavedModel
 from scperformer.training.condition import Condition, adapted_model, reduced
-from scperformer.training.evidence import branch_scales, evidence_folds
+from scperformer.training.folds import evidence_folds
+from scperformer.training.scales import branch_scale
 
 KEPT_SCORES = "kept.scores"  # weights of a model folder: the scores of its kept cells by the whole model, N x C
 MAX_KEPT = 2000  # labelled cells that are kept; the time of an adaptation grows with their number cubed
@@ -42,7 +43,7 @@ def evidence_of(
     `scores` are by the model, which was not trained on these cells, N x C; `x` is their expression, CSR float32 N x G,
     ln(1 + cp10k); `labels` has the index of the true label of each, int64 N; not all have to occur.
     """
-    scale = max(branch_scales(scores, np.zeros_like(scores), labels)[0], 1e-6)
+    scale = max(branch_scale(scores, labels), 1e-6)
     logits = (scale * scores).astype(np.float32)
     folds = evidence_folds(labels, seed)
     rows = folds.rows

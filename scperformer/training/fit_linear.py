@@ -1,38 +1,45 @@
-"""Logistic regression: the baseline that is reported beside every result, and the start of the linear branch.
+"""Linear models: the baseline that is reported beside every result, and the linear branch.
 
 The linear branch sees views of the expression with weighted genes. A view is the expression raised to a power, each
 cell scaled to the same length. A low power shows which genes a cell expresses, a high power which few genes dominate
 it. Plain logistic regression on logarithms lies between, and is less accurate where two studies differ in that.
+
+Fits are exact up to 4,000 cells. Of more cells, the principal components are fitted: that takes seconds instead of
+minutes, and loses no accuracy (docs/large_references.md).
 """
 
-import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
-from scperformer.base.metrics import negative_log_likelihood
 from scperformer.base.progress import progress
+from scperformer.cells.splits import stratified_sample
+from scperformer.model.batches import row_subset
 from scperformer.model.linear import power_transform
 from scperformer.model.network import LinearModel
-
-log = logging.getLogger(__name__)
+from scperformer.training.components import cells_for_axes, fit_components, principal_axes
 
 MAX_ITERATIONS = 1000
 SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
 ROUGH = 5e-3  # of fits that only show how good a fit is
-PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch
-WEIGHTINGS = ("signal", "standard")  # ways to weight the genes, of which a cross-validation chooses one
-CLASS_WEIGHTS = ("none", "balanced")  # ways to weight the labels, likewise
-CHOICE_FOLDS = 3  # of the cross-validation that chooses
-MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not change the choice
+PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch, unless another one is better
+WEIGHTINGS = ("signal", "standard", "none")  # ways to weight the genes
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
-MAX_DUAL = 4000  # cells; up to this number, inner products of cells are faster than sparse products with genes
+MAX_DUAL = 4000  # cells whose inner products are computed; more cells are fitted by their principal components
+MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
 BLOCK_GENES = 4096  # columns that are dense at a time
+BLOCK_CELLS = 4096  # cells whose components are computed at a time
 POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of the number of its cells in the weight of a label
 JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
+
+
+def label_weights(labels: np.ndarray, class_weights: str) -> np.ndarray:
+    """Return the weight of each label in the loss, float64 C, by the number of its cells."""
+    counts = np.bincount(labels)
+    return np.asarray((counts.mean() / counts) ** POWERS[class_weights])
 
 
 @progress("fitting logistic regression")
@@ -48,8 +55,7 @@ def fit_logistic(
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    counts = np.bincount(labels)
-    weight_of = dict(enumerate((counts.mean() / counts) ** POWERS[class_weights]))
+    weight_of = dict(enumerate(label_weights(labels, class_weights)))
     estimator = LogisticRegression(C=c, class_weight=weight_of, max_iter=MAX_ITERATIONS, tol=tolerance)
     with threadpool_limits(1):  # its dense products are small: with threads that wait for each other, ten times slower
         estimator.fit(x, labels)
@@ -69,7 +75,7 @@ class LinearOptions:
     weighting: str  # of genes, as in `gene_weights`
 
     def __post_init__(self) -> None:
-        is_known = self.class_weights in POWERS and self.weighting in (*WEIGHTINGS, "none")
+        is_known = self.class_weights in POWERS and self.weighting in WEIGHTINGS
         if not is_known or not 0 < self.c < math.inf:
             raise ValueError("options that the linear branch cannot have")
 
@@ -128,34 +134,88 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     return factor.astype(np.float32), lambda weight: x.T @ solve_triangular(factor, weight, lower=True, trans="T")
 
 
-def design(
-    x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions
-) -> tuple[np.ndarray | csr_matrix, Callable[[LinearModel], LinearModel]]:
-    """Make the features of the linear branch from expression: CSR float32, N cells x G genes, ln(1 + cp10k).
+class Design:
+    """Features of expression, from which linear models are fitted, and the way back to weights of genes.
 
-    Also return the function that turns a fit to the features into a linear branch, with weights of genes.
+    Expression is CSR float32, N cells x G genes, ln(1 + cp10k). Up to 4,000 cells the features are those of `compact`,
+    and above that the principal components.
     """
-    views = [power_transform(x, power) for power in linear_options.powers]
-    scales = [gene_weights(v, labels, linear_options.weighting) for v in views]
-    scales = [scale / max(1.0, power) for scale, power in zip(scales, linear_options.powers, strict=True)]
-    weighted = hstack([v.multiply(s.astype(np.float32)[None]) for v, s in zip(views, scales, strict=True)], "csr")
-    features, to_genes = compact(weighted) if x.shape[0] <= MAX_DUAL else (weighted, lambda weight: weight)
 
-    def to_branch(fitted: LinearModel) -> LinearModel:
-        blocks = np.split(to_genes(fitted.weight), len(views))
-        weight = np.hstack([block * scale[:, None] for block, scale in zip(blocks, scales, strict=True)])
+    def __init__(self, x: csr_matrix, labels: np.ndarray, seed: int):
+        self.labels = labels
+        self.is_exact = x.shape[0] <= MAX_DUAL
+        if self.is_exact:
+            self.features, self.to_genes = compact(self.weighted(x))
+        else:
+            axes_GK = self.axes_GK = principal_axes(self.weighted(x[cells_for_axes(labels, seed)]), seed)
+            self.features, self.to_genes = self.components(x), lambda weight: axes_GK @ weight
+
+    def weighted(self, x: csr_matrix) -> csr_matrix:
+        """Return what is fitted: N x the numbers of a cell."""
+        return x
+
+    def components(self, x: csr_matrix) -> np.ndarray:
+        """Return the principal components of cells, float32 N x K."""
+        features = np.empty((x.shape[0], self.axes_GK.shape[1]), dtype=np.float32)
+        for start in range(0, len(features), BLOCK_CELLS):
+            rows = np.arange(start, min(start + BLOCK_CELLS, len(features)))
+            features[rows] = self.weighted(row_subset(x, rows)).astype(np.float32) @ self.axes_GK
+        return features
+
+    @property
+    def baseline_c(self) -> float:
+        """C of the baseline: scikit-learn's default; with principal components, that overfits."""
+        return 1.0 if self.is_exact else 0.1
+
+    def fit(
+        self, c: float, class_weights: str, rows: np.ndarray | None = None, tolerance: float = ROUGH
+    ) -> LinearModel:
+        """Fit a linear model of the features to all cells or to some `rows`, which have all labels."""
+        features, labels = self.features, self.labels
+        if rows is not None:
+            features, labels = features[rows], labels[rows]
+        if self.is_exact:
+            return fit_logistic(features, labels, c, class_weights, tolerance)
+        return fit_components(features, labels, c, label_weights(labels, class_weights))
+
+
+@progress("fitting logistic regression")
+def fit_baseline(design: Design, tolerance: float = SOLVER_TOLERANCE) -> LinearModel:
+    """Fit the baseline: logistic regression on expression itself."""
+    fitted = design.fit(design.baseline_c, "none", tolerance=tolerance)
+    return LinearModel(np.asarray(design.to_genes(fitted.weight), dtype=np.float32), fitted.bias)
+
+
+class BranchDesign(Design):
+    """The design of the linear branch: views with weighted genes."""
+
+    def __init__(self, x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0):
+        some = stratified_sample(labels, MAX_WEIGHT_CELLS, seed)
+        views = [power_transform(x[some], power) for power in options.powers]
+        weights = [gene_weights(view, labels[some], options.weighting) for view in views]
+        self.powers = options.powers
+        self.scales = [each / max(1.0, power) for each, power in zip(weights, options.powers, strict=True)]
+        super().__init__(x, labels, seed)
+
+    def weighted(self, x: csr_matrix) -> csr_matrix:
+        """Return the views of expression with weighted genes, side by side, N x (views * G)."""
+        pairs = zip(self.powers, self.scales, strict=True)
+        return hstack([power_transform(x, p).multiply(scale.astype(np.float32)[None]) for p, scale in pairs], "csr")
+
+    def branch(self, fitted: LinearModel) -> LinearModel:
+        """Turn a fit to the features into a linear branch, with weights of genes."""
+        blocks = np.split(self.to_genes(fitted.weight), len(self.scales))
+        weight = np.hstack([block * scale[:, None] for block, scale in zip(blocks, self.scales, strict=True)])
         return LinearModel(weight.astype(np.float32), fitted.bias)
 
-    return features, to_branch
 
-
-def fit_linear_branch(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> LinearModel:
+def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0) -> LinearModel:
     """Fit the linear branch to expression: CSR float32, N cells x G genes, ln(1 + cp10k).
 
     The weight, float32 G x (views * C), is to be multiplied with `power_transform(x, power)` of each power.
     """
-    features, to_branch = design(x, labels, linear_options)
-    return to_branch(fit_logistic(features, labels, linear_options.c, linear_options.class_weights, SOLVER_TOLERANCE))
+    design = BranchDesign(x, labels, options, seed)
+    return design.branch(design.fit(options.c, options.class_weights, tolerance=SOLVER_TOLERANCE))
 
 
 def predict_logits(model: LinearModel, x: csr_matrix, linear_options: LinearOptions) -> np.ndarray:
@@ -163,74 +223,3 @@ def predict_logits(model: LinearModel, x: csr_matrix, linear_options: LinearOpti
     powers = linear_options.powers
     blocks = np.split(model.weight, len(powers), axis=1)
     return sum(power_transform(x, power) @ block for power, block in zip(powers, blocks, strict=True)) + model.bias
-
-
-def label_folds(
-    labels: np.ndarray, seed: int, num_folds: int = CHOICE_FOLDS, most: int = MAX_CELLS_PER_LABEL
-) -> tuple[np.ndarray, np.ndarray]:
-    """Deal at most `most` cells of each label to folds: row numbers, and the fold of each.
-
-    A label with a single cell has fold -1, which is never held out: every training then has all labels.
-    """
-    rng = np.random.default_rng(seed)
-    rows = [rng.permutation(np.flatnonzero(labels == label))[:most] for label in np.unique(labels)]
-    folds = [np.arange(len(cells)) % num_folds if len(cells) > 1 else np.array([-1]) for cells in rows]
-    return np.concatenate(rows), np.concatenate(folds)
-
-
-def batch_folds(batches: np.ndarray, num_folds: int) -> np.ndarray:
-    """Deal whole batches, int64 N, to folds, the largest first, each into the fold with the fewest cells: int64 N."""
-    sizes = np.bincount(batches)
-    fold_of_batch = np.zeros(len(sizes), dtype=np.int64)
-    filled = np.zeros(min(num_folds, int(np.count_nonzero(sizes))), dtype=np.int64)
-    for batch in np.argsort(-sizes, kind="stable"):
-        fold_of_batch[batch] = filled.argmin()
-        filled[fold_of_batch[batch]] += sizes[batch]
-    return fold_of_batch[batches]
-
-
-def labels_of_one_fold(folds: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the labels whose cells are all in one fold: if it is held out, the others do not have them."""
-    return np.array([label for label in np.unique(labels) if len(np.unique(folds[labels == label])) == 1], dtype=int)
-
-
-def held_out_losses(
-    x: csr_matrix, labels: np.ndarray, folds: np.ndarray, linear_options: LinearOptions, balances: tuple[str, ...]
-) -> list[float]:
-    """Mean negative log-likelihood of the cells of each fold by a model of the others, for each of `balances`."""
-    logits = np.zeros((len(balances), len(labels), labels.max() + 1))
-    for fold in range(folds.max() + 1):
-        train = folds != fold
-        features, to_branch = design(x[train], labels[train], linear_options)
-        for number, balance in enumerate(balances):
-            model = to_branch(fit_logistic(features, labels[train], linear_options.c, balance, ROUGH))
-            logits[number, ~train] = predict_logits(model, x[~train], linear_options)
-    return [negative_log_likelihood(each[folds >= 0], labels[folds >= 0]) for each in logits]
-
-
-@progress("choosing the options of the linear branch")
-def choose_linear_options(
-    x: csr_matrix, labels: np.ndarray, powers: tuple[float, ...], seed: int, batches: np.ndarray | None = None
-) -> LinearOptions:
-    """Choose the weights of genes and labels by the likelihood of held-out cells, in a cross-validation with 3 folds.
-
-    Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
-    little in many genes favour `standard`. `seed` deals the cells to the folds; with `batches`, the index of the batch
-    of each cell, whole batches are held out.
-    """
-    first = LinearOptions(powers, PENALTY_C, CLASS_WEIGHTS[0], WEIGHTINGS[0])
-    rows, folds = label_folds(labels, seed)
-    if batches is not None:
-        folds = batch_folds(batches[rows], CHOICE_FOLDS)
-        folds[np.isin(labels[rows], labels_of_one_fold(folds, labels[rows]))] = -1
-    if not (folds >= 0).any():  # every label has a single cell
-        return first
-    losses = {}
-    for weighting in WEIGHTINGS:
-        options = replace(first, weighting=weighting)
-        losses[weighting] = held_out_losses(x[rows], labels[rows], folds, options, CLASS_WEIGHTS)
-    best = min(WEIGHTINGS, key=lambda weighting: losses[weighting][0])  # compared with the first class weights
-    options = replace(first, weighting=best, class_weights=CLASS_WEIGHTS[int(np.argmin(losses[best]))])
-    text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"
-    log.info(text, options.weighting, options.class_weights)
-    return options

@@ -43,8 +43,8 @@ from scperformer.model.load import Model, as_model
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.adapt import adapt_model
 from scperformer.training.calls import call_block
-from scperformer.training.evidence import branch_scales
 from scperformer.training.run_folder import Run, training_run
+from scperformer.training.scales import branch_scale
 from scperformer.training.train import load_reference, settled, source_of, train_on
 from scperformer.training.trainer import device_of
 
@@ -239,8 +239,7 @@ def _with_evidence(
     called = [_call_by_others(whole, number, *pair, cfg) for number, pair in enumerate(pairs)]
     joint, truth, scores = (np.concatenate(parts) for parts in zip(*called, strict=True))
     logits = np.log(np.maximum(joint, TINY))
-    inverse, _ = branch_scales(logits, np.zeros_like(logits), truth)
-    temperature = float(np.clip(1 / max(inverse, TINY), MIN_TEMPERATURE, MAX_TEMPERATURE))
+    temperature = float(np.clip(1 / max(branch_scale(logits, truth), TINY), MIN_TEMPERATURE, MAX_TEMPERATURE))
     scaled = (logits / temperature).astype(np.float32)
     is_right = [each.argmax(axis=1) == right for each, right, _ in called]
     accuracies = [float(each.mean()) if len(each) else math.nan for each in is_right]

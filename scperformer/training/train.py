@@ -38,13 +38,17 @@ from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.batches import Cells, gene_means, row_subset
 from scperformer.model.confidence import calibration
 from scperformer.model.inference import branch_logits, torch_state_kept
-from scperformer.model.network import CellTypeModel, require_encoder
+from scperformer.model.network import CellTypeModel, LinearModel, require_encoder
 from scperformer.model.novelty import fit_profile
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
-from scperformer.training.evidence import MIN_GAIN, Fitted, fill_network, fit_branches, scales_if_significant
-from scperformer.training.fit_linear import choose_linear_options, fit_linear_branch, fit_logistic
+from scperformer.training.all_cells import fit_to_cells_on_disk
+from scperformer.training.choose_linear import choose_linear_options
+from scperformer.training.evidence import Fitted, fill_network, fit_branches
+from scperformer.training.fit_linear import MAX_DUAL, LinearOptions
 from scperformer.training.fit_performer import encoder_facts
+from scperformer.training.folds import evidence_folds
 from scperformer.training.run_folder import Diverged, Run, training_run
+from scperformer.training.scales import MIN_GAIN, scales_if_significant
 from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
@@ -62,6 +66,8 @@ class Training:
     train: Cells  # the cells to train on that are in memory: all of them, or a sample of cells on disk
     val: Cells  # to validate on
     unlabelled: csr_matrix | None  # more cells, from which vectors of genes are learned, too
+    linear_options: LinearOptions | None  # None: there is no linear branch
+    fits_once: bool  # all cells train, and the folds show how good the model is: there are no other validation cells
     vectors: np.ndarray | None = None  # of the genes, G x D, if they are not to be learned from the cells
 
     @property
@@ -155,9 +161,16 @@ def train_on(
     begin = time.perf_counter()
     hashes = _hashes(reference)
     stored = cells_to_store(reference, cfg)
-    split = reference.split.train, reference.split.val
-    train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in split)
-    training = Training(reference, cfg, new_network(reference, cfg), train, val, read_unlabelled(reference, cfg))
+    fits_once = _fits_once(reference, cfg)
+    every = np.arange(len(reference.labels))
+    sides = (every, every[:0]) if fits_once else (reference.split.train, reference.split.val)
+    train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in sides)
+    options = None
+    if cfg.model.linear:
+        options = choose_linear_options(train.x, train.known_labels, cfg.seed, _batches(reference, fits_once))
+        cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
+    network = new_network(reference, cfg)
+    training = Training(reference, cfg, network, train, val, read_unlabelled(reference, cfg), options, fits_once)
     facts = source | ({} if encoder is None else encoder.prepare(training, run)) | _facts(training, stored)
     recorded = run.record(training.cfg, facts)
     if not training.learns and not run.is_first:  # the first process fits alone
@@ -178,10 +191,10 @@ def train_on(
         metrics["calibration"] = calibration(held_out.logits, held_out.labels)
         text = "calibration error of the confidence: %.3f on %d held-out cells"
         log.info(text, metrics["calibration"]["error"], len(held_out.labels))
-    if fitted.linear_options is not None:
-        metrics["linear_branch"] = asdict(fitted.linear_options)
-    fit_to_all_cells(training, fitted, metrics["scales"])
-    baseline = fit_logistic(reference.x, reference.labels)
+    if options is not None:
+        metrics["linear_branch"] = asdict(options)
+    baseline = fitted.baseline if fits_once else fit_to_all_cells(training, fitted, metrics["scales"])
+    assert baseline is not None
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
     weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
     if training.network.encoder is not None:
@@ -202,6 +215,14 @@ def train_on(
     )
     log_scores(saved, training.cfg)
     return saved
+
+
+def _fits_once(reference: Reference, cfg: TrainOptions) -> bool:
+    """Whether the folds of many cells stand for validation cells: a second fit, to all cells, would change nothing."""
+    is_learned = cfg.model.encoder and not cfg.model.reads_genes
+    if len(reference.labels) <= MAX_DUAL or is_learned or cfg.data.split_key is not None:
+        return False
+    return bool(evidence_folds(reference.labels, cfg.seed, reference.batches).is_dealt.any())
 
 
 def _hashes(reference: Reference) -> np.ndarray:
@@ -264,29 +285,25 @@ def fit(training: Training, folder: Path) -> Fitted:
     train = training.train
     network = training.network
     stream = training.reference.stream
-    batches = training.reference.batches
-    if batches is not None:
-        batches = batches[training.reference.split.train]
     text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     sizes = len(train if stream is None else stream.cells), len(training.val), train.x.shape[1], network.num_labels
     has_attention = network.encoder is not None and bool(network.encoder.mechanisms)
     log.info(text, *sizes, num_parameters, f"attention {cfg.attention['name']}" if has_attention else "no attention")
-    options = None
-    if cfg.model.linear:
-        powers = tuple(cfg.model.linear_powers)
-        options = choose_linear_options(train.x, train.known_labels, powers, cfg.seed, batches)
     fitted = fit_branches(
         train.x,
         train.known_labels,
-        linear_options=options,
+        linear_options=training.linear_options,
         cfg=cfg,
         unlabelled=training.unlabelled,
         vectors=training.vectors,
-        batches=batches,
+        batches=_batches(training.reference, training.fits_once),
         with_evidence=not training.learns,
         folder=folder,
     )
+    if training.fits_once and stream is not None and fitted.branch is not None:
+        with threadpool_limits(1):  # sums in another order would change the last bits
+            fitted.linear = fit_to_cells_on_disk(fitted.branch, training.reference, folder)
     fill_network(network, fitted, fitted.scales)
     return fitted
 
@@ -298,6 +315,11 @@ def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any
     """
     train = training.train
     val = training.val
+    if training.fits_once:
+        metrics = {"num_val_cells": fitted.evidence["num_cells"]}
+        for name, scores in (("model", fitted.evidence), ("baseline", fitted.evidence["baseline"])):
+            metrics[name] = {score: scores[score] for score in ("accuracy", "macro_f1")}
+        return metrics | {"scales": fitted.scales, "out_of_fold": fitted.evidence}, fitted.held_out
     linear, encoder = branch_logits(training.network, val, training.cfg.trainer.batch_size)
     if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
         raise Diverged("logits", training.cfg)
@@ -310,11 +332,11 @@ def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any
         with threadpool_limits(1):  # sums in another order would change the last bits
             profile = fit_profile(train.x, train.known_labels, training.cfg.seed)
         held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), vars(profile))
-    baseline = fit_logistic(train.x, train.known_labels)
+    assert fitted.baseline is not None
     metrics = {
         "num_val_cells": len(val),
         "model": score(val.known_labels, logits.argmax(axis=1)),
-        "baseline": score(val.known_labels, baseline.predict(val.x)),
+        "baseline": score(val.known_labels, fitted.baseline.predict(val.x)),
         **evidence,
     }
     if training.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
@@ -343,27 +365,37 @@ def scale_by_validation(
 
 
 @torch.no_grad()
-def fit_to_all_cells(training: Training, fitted: Fitted, scales: dict[str, float]) -> None:
+def fit_to_all_cells(training: Training, fitted: Fitted, scales: dict[str, float]) -> LinearModel:
     """Replace what was fitted in the network by fits to all cells, the validation cells included; the scales stay.
 
-    Of cells on disk, the sample for linear fits and the validation cells are all cells.
+    Of cells on disk, the sample for linear fits and the validation cells are all cells. Returns the baseline.
     """
-    x = training.reference.x
-    labels = training.reference.labels
-    options = fitted.linear_options
+    final = fit_branches(
+        training.reference.x,
+        training.reference.labels,
+        linear_options=training.linear_options,
+        cfg=training.cfg,
+        unlabelled=training.unlabelled,
+        vectors=training.vectors,
+        with_evidence=False,
+    )
     if not training.learns:
-        more: Any = {"unlabelled": training.unlabelled, "vectors": training.vectors}
-        final = fit_branches(x, labels, linear_options=options, cfg=training.cfg, with_evidence=False, **more)
         fill_network(training.network, final, scales)
-    elif fitted.linear is not None and options is not None:
+    elif fitted.linear is not None and final.linear is not None:
         branch = training.network.linear
         assert branch is not None
-        for linear, times in (
-            (fitted.linear, -scales["linear"]),
-            (fit_linear_branch(x, labels, options), scales["linear"]),
-        ):
+        for linear, times in ((fitted.linear, -scales["linear"]), (final.linear, scales["linear"])):
             branch.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
             branch.bias.add_(torch.from_numpy(linear.bias), alpha=times)
+    assert final.baseline is not None
+    return final.baseline
+
+
+def _batches(reference: Reference, fits_once: bool) -> np.ndarray | None:
+    """Return the batch of each cell that trains, int64; None: they are not known."""
+    if reference.batches is None or fits_once:
+        return reference.batches
+    return reference.batches[reference.split.train]
 
 
 def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
@@ -373,7 +405,7 @@ def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
     if not metrics["best_epoch"]:
         how = f"trained for {cfg.trainer.max_steps} steps" if cfg.model.encoder else "fitted, without training"
     ours, baseline = (metrics[name] for name in ("model", "baseline"))
-    text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f"
+    text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d held-out cells; logistic regression %.3f, %.3f"
     scores = ours["accuracy"], ours["macro_f1"], metrics["num_val_cells"], baseline["accuracy"], baseline["macro_f1"]
     log.info(text, how, sum_of_branches(metrics["scales"]), *scores)
     titles = branch_names(metrics.get("encoder", {}))
@@ -381,3 +413,8 @@ def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
     texts = [f"{titles[name]} {each.format(**scores)}" for name, scores in saved.branch_scores.items()]
     if texts:
         log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))
+    ours, baseline = metrics.get("out_of_fold", ours), metrics.get("out_of_fold", metrics).get("baseline", baseline)
+    if ours["accuracy"] < baseline["accuracy"]:
+        text = "the model is below logistic regression on held-out cells (accuracy %.3f, %.3f): %s"
+        remedy = "check it by 'scperformer evaluate' on other labelled cells before use"
+        log.warning(text, ours["accuracy"], baseline["accuracy"], remedy)

@@ -41,7 +41,7 @@ def test_a_file_on_disk_gives_the_same_reference_as_in_memory(counts_adata, tmp_
 
 def test_large_references_load_a_sample_that_contains_every_label(counts_adata, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", logger="scperformer")
-    monkeypatch.setattr(reference, "MAX_FIT_CELLS", 20)
+    monkeypatch.setattr(reference, "MAX_LOADED_CELLS", 20)
     monkeypatch.setattr(reference, "MAX_VAL_CELLS", 10)
     labels = np.array(["common"] * 100 + ["rare"] * 18 + ["rarest"] * 2)
     counts_adata.obs["cell_type"] = labels
@@ -56,8 +56,8 @@ def test_large_references_load_a_sample_that_contains_every_label(counts_adata, 
         len(found.stream.cells) + len(found.split.val) == 120
     )  # validation cells that are not needed are used for training
     assert found.counts.tolist() == [100, 18, 2]
-    assert "Linear fits are on a sample of 21 of these" in " ".join(found.notes)
-    assert "Linear fits are on a sample" in caplog.text
+    assert "21 of them, each label in proportion, were loaded" in " ".join(found.notes)
+    assert "each label in proportion, were loaded" in caplog.text
 
 
 def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_path):

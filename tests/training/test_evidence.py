@@ -12,14 +12,9 @@ from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig, T
 from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.network import CellTypeModel
-from scperformer.training.evidence import (
-    branch_scales,
-    fill_network,
-    fit_branches,
-    scales_if_significant,
-    score_alone,
-)
+from scperformer.training.evidence import fill_network, fit_branches
 from scperformer.training.fit_linear import LinearOptions, predict_logits
+from scperformer.training.scales import branch_scales, scales_if_significant, score_alone
 
 RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
 MODEL = ModelConfig(positions="coexpression", dropout=0.5)

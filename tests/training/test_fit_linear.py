@@ -108,31 +108,6 @@ def test_one_plain_view_is_scikit_learns_logistic_regression():
     )
 
 
-POWERS = (0.5, 2.0)
-
-
-def test_the_choice_is_the_likelier_one(monkeypatch):
-    x, labels = cells(num_cells=30)
-    losses = {"signal": [0.4, 0.1], "standard": [0.3, 0.2]}  # with class weights none, balanced
-    monkeypatch.setattr(linear, "held_out_losses", lambda x, labels, folds, options, _: losses[options.weighting])
-    chosen = linear.choose_linear_options(x, labels, POWERS, seed=0)
-    assert (chosen.weighting, chosen.class_weights) == ("standard", "balanced")
-
-
-def test_held_out_loss_never_looks_at_its_own_fold():
-    x, labels = cells(num_cells=30)
-    folds = np.arange(30) // 3 % 3
-    expected = []
-    for fold in range(3):
-        model = linear.fit_linear_branch(x[folds != fold], labels[folds != fold], RECIPE)
-        logits = linear.predict_logits(model, x[folds == fold], RECIPE)
-        proba = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        expected += list(-np.log(proba[np.arange(len(proba)), labels[folds == fold]]))
-    found = linear.held_out_losses(x, labels, folds, RECIPE, ("balanced", RECIPE.class_weights))
-    np.testing.assert_allclose(found[1], np.mean(expected), rtol=5e-2)  # these fits stop earlier
-    assert isinstance(linear.fit_linear_branch(x, labels, RECIPE), linear.LinearModel)
-
-
 @pytest.mark.parametrize("num_genes", [30, 500], ids=["fewer genes than cells", "more"])
 def test_compact_features_have_the_products_and_the_fits_of_the_genes(num_genes):
     x, labels = cells(num_cells=90, num_genes=num_genes)
@@ -146,19 +121,19 @@ def test_compact_features_have_the_products_and_the_fits_of_the_genes(num_genes)
     np.testing.assert_allclose(to_genes(small.weight), whole.weight, atol=2e-3)
 
 
-def test_more_cells_are_fitted_without_their_products(monkeypatch):
-    """Both ways have the same optimum: in double precision, in which the optimiser reaches it, their logits agree."""
+def test_more_cells_are_fitted_by_their_principal_components(monkeypatch):
+    """With as many components as cells both ways have the same optimum."""
     x, labels = cells(num_cells=90, num_genes=300)
+    monkeypatch.setattr("scperformer.training.components.TOLERANCE", 1e-6)
     logits, widths = [], []
     for most in (90, 89):
         monkeypatch.setattr(linear, "MAX_DUAL", most)
-        features, to_branch = linear.design(x, labels, RECIPE)
-        widths.append(features.shape[1])
-        options = RECIPE.c, RECIPE.class_weights
-        fitted = linear.fit_logistic(features.astype(np.float64), labels, *options, tolerance=1e-7)
-        logits.append(linear.predict_logits(to_branch(fitted), x, RECIPE))
-    assert widths == [90, 600]
-    np.testing.assert_allclose(*logits, atol=2e-3)  # the products are summed in float32
+        design = linear.BranchDesign(x, labels, RECIPE)
+        widths.append(design.features.shape[1])
+        fitted = design.branch(design.fit(RECIPE.c, RECIPE.class_weights, tolerance=1e-6))
+        logits.append(linear.predict_logits(fitted, x, RECIPE))
+    assert widths == [90, 90]
+    np.testing.assert_allclose(*logits, atol=1e-2)  # the products are summed in float32
 
 
 def test_cells_that_differ_in_few_genes_are_fitted():
@@ -166,4 +141,4 @@ def test_cells_that_differ_in_few_genes_are_fitted():
     x = np.full((90, 300), 3.0)
     x[:, :3] = np.random.default_rng(0).integers(0, 5, (90, 3))
     x = sparse.csr_matrix(np.log1p(x / x.sum(1, keepdims=True) * 1e4).astype(np.float32))
-    assert np.isfinite(linear.design(x, np.arange(90) % 3, RECIPE)[0]).all()
+    assert np.isfinite(linear.BranchDesign(x, np.arange(90) % 3, RECIPE).features).all()

@@ -1,0 +1,81 @@
+"""The choice of the options of the linear branch."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from scperformer.base.metrics import cell_losses
+from scperformer.cells.normalisation import normalise_counts
+from scperformer.training import choose_linear as choice
+from scperformer.training.choose_linear import FIRST
+from scperformer.training.fit_linear import fit_linear_branch, predict_logits
+from scperformer.training.folds import choice_folds, most_of_a_label
+from scperformer.training.scales import branch_scale
+
+
+def cells(num_cells: int = 60, num_genes: int = 40, seed: int = 0) -> tuple[csr_matrix, np.ndarray]:
+    """Cells of 3 labels, each of which has more of ten genes."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_cells) % 3
+    rates = np.full((num_cells, num_genes), 0.5)
+    for label in range(3):
+        rates[np.ix_(labels == label, range(10 * label, 10 * label + 10))] = 1.5
+    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+
+
+def made_choice(monkeypatch, losses) -> tuple[object, list]:
+    """The choice for given losses of options, and the options that were tried."""
+    tried = []
+
+    def of(options):
+        tried.append(options)
+        return losses(options) + np.tile([-0.01, 0.01], 20) * len(tried)
+
+    monkeypatch.setattr(choice, "held_out_losses", lambda x, labels, folds: of)
+    return choice.choose_linear_options(*cells(), seed=0), tried
+
+
+def test_the_best_of_each_step_is_taken(monkeypatch):
+    def losses(options):
+        gain = 0.3 * (options.powers == (2.0,)) + 0.2 * (options.weighting == "none") + 0.1 * (options.c == 1.0)
+        return np.full(40, 1.0 - gain)
+
+    chosen, tried = made_choice(monkeypatch, losses)
+    assert chosen == replace(FIRST, powers=(2.0,), weighting="none", c=1.0)
+    assert len(tried) == 8
+
+
+def test_a_small_gain_changes_nothing(monkeypatch):
+    chosen, _ = made_choice(monkeypatch, lambda options: np.full(40, 1.0 - 1e-4 * (options.c == 1.0)))
+    assert chosen == FIRST
+
+
+def test_held_out_losses_never_look_at_their_own_fold():
+    x, labels = cells()
+    folds = np.arange(60) // 3 % 3
+    logits = np.zeros((60, 3))
+    for fold in range(3):
+        model = fit_linear_branch(x[folds != fold], labels[folds != fold], FIRST)
+        logits[folds == fold] = predict_logits(model, x[folds == fold], FIRST)
+    expected = cell_losses(branch_scale(logits, labels) * logits, labels)
+    found = choice.held_out_losses(x, labels, folds)(FIRST)
+    assert found.mean() == pytest.approx(expected.mean(), rel=5e-2)  # these fits stop earlier
+
+
+def test_few_cells_of_many_labels_are_used():
+    labels = np.repeat(np.arange(200), 100)
+    rows, folds = choice_folds(labels, seed=0)
+    assert len(rows) == 200 * 7 == 200 * most_of_a_label(labels, 1500)
+    assert set(labels[rows]) == set(range(200))
+    assert (np.bincount(folds) >= 400).all()
+    few = np.repeat(np.arange(3), [500, 90, 1])
+    rows, folds = choice_folds(few, seed=0)
+    assert np.bincount(few[rows]).tolist() == [200, 90, 1]
+    assert folds[few[rows] == 2].tolist() == [-1]
+
+
+def test_single_cells_of_labels_leave_the_first_options():
+    x, _ = cells(num_cells=3)
+    assert choice.choose_linear_options(x, np.arange(3), seed=0) == FIRST
