@@ -2,16 +2,22 @@
 query.
 
 - adapt: Adapt a model to the genes and the depth of a query: whether to, and the fit to the cells that it stores.
+- all_cells: The linear branch of a reference whose cells stay on disk: fitted to the principal components of all of
+  them.
 - calls: The calls of a block of cells by a model.
+- choose_linear: The options of the linear branch: chosen by the loss of held-out cells of the reference.
+- components: Fits of linear models to more cells than have inner products: by principal components.
 - condition: The condition of a query: its genes of the model and its depth; reference cells reduced to it, or
   repeated in it.
 - evidence: Both branches fitted to labelled cells, and the scales of their logits by cross-validation.
 - fit_imported: Imported models with labelled cells: the evidence for their scores, and their adaptation to a file.
-- fit_linear: Logistic regression: the baseline that is reported beside every result, and the start of the linear
-  branch.
+- fit_linear: Linear models: the baseline that is reported beside every result, and the linear branch.
 - fit_performer: The default encoder: gene vectors from co-expression, and a Performer with which the cell reads them.
+- folds: Cells that are dealt to folds, each of which is called by fits to the cells of the others.
+- kept_fits: Finished fits of a training, kept in the run folder, so that an interrupted run does not make them again.
 - run_folder: The run of a training: its folder beside the model, with records, logs and checkpoints; it can be
   resumed.
+- scales: The scales of the logits of the branches: they have the lowest loss on held-out cells.
 - studies: Train on a reference of several studies: a model of each, whose calls of the others' cells show what to
   expect.
 - tissue_model: The model of a tissue: cells are simulated from its profiles, and the linear branch is fitted for each

@@ -23,8 +23,9 @@ from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.performer import Performer
 from scperformer.model.shift import MIN_CELLS
-from scperformer.training.fit_linear import SOLVER_TOLERANCE, BranchDesign, Design, LinearOptions, fit_baseline
+from scperformer.training.fit_linear import SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design, fit_baseline
 from scperformer.training.folds import Folds, evidence_folds, no_folds
+from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.scales import branch_scale, branch_scales, scaled_score, score_alone
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,10 @@ class FittedEncoder:
 
 @dataclass
 class FittedBranch:
-    """The features of the cells to which the linear branch was fitted, and the penalty."""
+    """What the linear branch sees of many cells, and its penalty: enough to fit it to further cells."""
 
-    design: BranchDesign
+    views: Views
+    axes: np.ndarray  # float32, (views * G) x K
     c: float
     class_weights: str
 
@@ -83,6 +85,7 @@ def fit_branches(
     batches: np.ndarray | None = None,
     with_evidence: bool = True,
     folder: Path | None = None,
+    kept: KeptFits | None = None,
 ) -> Fitted:
     """Fit the branches that are on to cells: CSR float32 N x G, ln(1 + cp10k), labels int64 N, each of 0..C-1 occurs.
 
@@ -93,31 +96,28 @@ def fit_branches(
     `draws` are the same cells, thinned with other random numbers: the encoder learns from them, too. Gene vectors are
     learned also from `unlabelled` cells with the same genes, unless they are given as `vectors`, G x D. With `batches`,
     the index of the batch of each cell, int64 N, whole batches are dealt to the folds. `folder` is the run folder for
-    logs and checkpoints.
+    logs and checkpoints; `kept` has the finished fits of an interrupted run.
     """
     folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else no_folds(labels)
+    kept = KeptFits(None) if kept is None else kept
     num_labels = int(labels.max()) + 1
-    linear = encoder = fitted_branch = None
+    linear = encoder = branch = None
     logits = dict.fromkeys(("linear", "encoder"), np.zeros((len(folds.rows), num_labels), dtype=np.float32))
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
-        design = Design(x, labels, cfg.seed)
-        baseline = fit_baseline(design)
-        baseline_logits = _out_of_fold(design, folds, design.baseline_c, "none")
-        if linear_options is not None:
-            design = branch = BranchDesign(x, labels, linear_options, cfg.seed)
-            options = linear_options.c, linear_options.class_weights
-            if not branch.is_exact and len(folds.numbers):
-                options = _choose_penalty(branch, folds)
-            linear = branch.branch(branch.fit(*options, tolerance=SOLVER_TOLERANCE))
-            logits["linear"] = _out_of_fold(branch, folds, *options)
-            fitted_branch = FittedBranch(branch, *options)
-        del design
+        of_baseline = kept.of("baseline", lambda: _fit_baseline(x, labels, folds, cfg.seed))
+        baseline = LinearModel(of_baseline["weight"], of_baseline["bias"])
+        if (options := linear_options) is not None:
+            made = kept.of("linear", lambda: _fit_linear(x, labels, folds, options, cfg.seed))
+            linear, logits["linear"] = LinearModel(made["weight"], made["bias"]), made["logits"]
+            if "axes" in made:
+                views = Views(options.powers, tuple(made["scales"]))
+                branch = FittedBranch(views, made["axes"], float(made["c"]), str(made["class_weights"]))
         if cfg.model.reads_genes:
             encoder, logits["encoder"] = _fit_encoder(
                 x, labels, folds, cfg=cfg, draws=draws, unlabelled=unlabelled, vectors=vectors, folder=folder
             )
         if not folds.is_dealt.any():
-            return Fitted(linear, encoder, {}, {}, None, baseline, fitted_branch)
+            return Fitted(linear, encoder, {}, {}, None, baseline, branch)
         profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
     truth = labels[folds.rows][folds.is_dealt]
     logits = {name: each[folds.is_dealt] for name, each in logits.items()}
@@ -126,8 +126,8 @@ def fit_branches(
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), **scaled_score(scaled, truth)}
     evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
-    of_baseline = baseline_logits[folds.is_dealt]
-    evidence["baseline"] = scaled_score(branch_scale(of_baseline, truth) * of_baseline, truth)
+    alone = of_baseline["logits"][folds.is_dealt]
+    evidence["baseline"] = scaled_score(branch_scale(alone, truth) * alone, truth)
     if batches is not None:
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[folds.rows[folds.is_dealt]]).mean()
         evidence["batches"] = {
@@ -135,7 +135,29 @@ def fit_branches(
             "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
         }
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
-    return Fitted(linear, encoder, scales, evidence, held_out, baseline, fitted_branch)
+    return Fitted(linear, encoder, scales, evidence, held_out, baseline, branch)
+
+
+def _fit_baseline(x: csr_matrix, labels: np.ndarray, folds: Folds, seed: int) -> Arrays:
+    """Fit the baseline to all cells; also the logits of each fold's cells by fits to the others."""
+    design = Design(x, labels, Views(), seed)
+    fitted = fit_baseline(design)
+    logits = _out_of_fold(design, folds, design.baseline_c, "none")
+    return {"weight": fitted.weight, "bias": fitted.bias, "logits": logits}
+
+
+def _fit_linear(x: csr_matrix, labels: np.ndarray, folds: Folds, options: LinearOptions, seed: int) -> Arrays:
+    """Fit the linear branch to all cells; also the logits of each fold's cells, and of many cells what was fitted."""
+    design = branch_design(x, labels, options, seed)
+    penalty = options.c, options.class_weights
+    if design.axes is not None and len(folds.numbers):
+        penalty = _choose_penalty(design, folds)
+    fitted = design.model(design.fit(*penalty, tolerance=SOLVER_TOLERANCE))
+    made = {"weight": fitted.weight, "bias": fitted.bias, "logits": _out_of_fold(design, folds, *penalty)}
+    if design.axes is not None:
+        made |= {"axes": design.axes, "scales": np.array(design.views.scales)}
+        made |= dict(zip(("c", "class_weights"), map(np.array, penalty), strict=True))
+    return made
 
 
 def _choose_penalty(design: Design, folds: Folds) -> tuple[float, str]:

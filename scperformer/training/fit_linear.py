@@ -10,7 +10,7 @@ minutes, and loses no accuracy (docs/large_references.md).
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
@@ -79,6 +79,17 @@ class LinearOptions:
         if not is_known or not 0 < self.c < math.inf:
             raise ValueError("options that the linear branch cannot have")
 
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The options as arrays, as finished fits are kept."""
+        return {name: np.array(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, np.ndarray]) -> "LinearOptions":
+        """Return the options of `arrays`."""
+        values = {name: array.tolist() for name, array in arrays.items()}
+        return cls(**values | {"powers": tuple(values["powers"])})
+
 
 def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     """Weights that multiply the genes before a penalised fit, so that informative genes pay less penalty: float64, G.
@@ -134,38 +145,57 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     return factor.astype(np.float32), lambda weight: x.T @ solve_triangular(factor, weight, lower=True, trans="T")
 
 
-class Design:
-    """Features of expression, from which linear models are fitted, and the way back to weights of genes.
+@dataclass
+class Views:
+    """What is fitted of expression, CSR float32 N x G, ln(1 + cp10k): powers of it with weighted genes, or itself."""
 
-    Expression is CSR float32, N cells x G genes, ln(1 + cp10k). Up to 4,000 cells the features are those of `compact`,
-    and above that the principal components.
-    """
-
-    def __init__(self, x: csr_matrix, labels: np.ndarray, seed: int):
-        self.labels = labels
-        self.is_exact = x.shape[0] <= MAX_DUAL
-        if self.is_exact:
-            self.features, self.to_genes = compact(self.weighted(x))
-        else:
-            axes_GK = self.axes_GK = principal_axes(self.weighted(x[cells_for_axes(labels, seed)]), seed)
-            self.features, self.to_genes = self.components(x), lambda weight: axes_GK @ weight
+    powers: tuple[float, ...] = ()  # none: expression itself
+    scales: tuple[np.ndarray, ...] = ()  # of the genes in each view, float64 G
 
     def weighted(self, x: csr_matrix) -> csr_matrix:
-        """Return what is fitted: N x the numbers of a cell."""
-        return x
+        """Return the views side by side, CSR float32 N x (views * G)."""
+        if not self.powers:
+            return x
+        pairs = zip(self.powers, self.scales, strict=True)
+        views = [power_transform(x, power).multiply(scale.astype(np.float32)[None]) for power, scale in pairs]
+        return csr_matrix(hstack(views, "csr"), dtype=np.float32)
 
-    def components(self, x: csr_matrix) -> np.ndarray:
-        """Return the principal components of cells, float32 N x K."""
-        features = np.empty((x.shape[0], self.axes_GK.shape[1]), dtype=np.float32)
+    def components(self, x: csr_matrix, axes: np.ndarray) -> np.ndarray:
+        """Return the principal components of cells on axes, (views * G) x K: float32 N x K."""
+        features = np.empty((x.shape[0], axes.shape[1]), dtype=np.float32)
         for start in range(0, len(features), BLOCK_CELLS):
             rows = np.arange(start, min(start + BLOCK_CELLS, len(features)))
-            features[rows] = self.weighted(row_subset(x, rows)).astype(np.float32) @ self.axes_GK
+            features[rows] = self.weighted(row_subset(x, rows)) @ axes
         return features
+
+    def model(self, weight: np.ndarray, bias: np.ndarray) -> LinearModel:
+        """Return the linear model whose weights, (views * G) x C, were fitted: its own are G x (views * C)."""
+        if self.powers:
+            blocks = np.split(weight, len(self.powers))
+            weight = np.hstack([block * scale[:, None] for block, scale in zip(blocks, self.scales, strict=True)])
+        return LinearModel(np.asarray(weight, dtype=np.float32), bias)
+
+
+class Design:
+    """Features of N cells, from which linear models are fitted.
+
+    Up to 4,000 cells they are those of `compact`, and above that the principal components of `views`.
+    """
+
+    def __init__(self, x: csr_matrix, labels: np.ndarray, views: Views, seed: int):
+        self.labels = labels
+        self.views = views
+        self.axes: np.ndarray | None = None
+        if x.shape[0] <= MAX_DUAL:
+            self.features, self.to_genes = compact(views.weighted(x))
+        else:
+            axes = self.axes = principal_axes(views.weighted(x[cells_for_axes(labels, seed)]), seed)
+            self.features, self.to_genes = views.components(x, axes), lambda weight: axes @ weight
 
     @property
     def baseline_c(self) -> float:
         """C of the baseline: scikit-learn's default; with principal components, that overfits."""
-        return 1.0 if self.is_exact else 0.1
+        return 1.0 if self.axes is None else 0.1
 
     def fit(
         self, c: float, class_weights: str, rows: np.ndarray | None = None, tolerance: float = ROUGH
@@ -174,39 +204,31 @@ class Design:
         features, labels = self.features, self.labels
         if rows is not None:
             features, labels = features[rows], labels[rows]
-        if self.is_exact:
+        if self.axes is None:
             return fit_logistic(features, labels, c, class_weights, tolerance)
         return fit_components(features, labels, c, label_weights(labels, class_weights))
 
+    def model(self, fitted: LinearModel) -> LinearModel:
+        """Turn a fit to the features into one of expression, with weights of genes."""
+        return self.views.model(self.to_genes(fitted.weight), fitted.bias)
+
 
 @progress("fitting logistic regression")
-def fit_baseline(design: Design, tolerance: float = SOLVER_TOLERANCE) -> LinearModel:
-    """Fit the baseline: logistic regression on expression itself."""
-    fitted = design.fit(design.baseline_c, "none", tolerance=tolerance)
-    return LinearModel(np.asarray(design.to_genes(fitted.weight), dtype=np.float32), fitted.bias)
+def fit_baseline(design: Design) -> LinearModel:
+    """Fit the baseline, logistic regression, to a design of expression itself."""
+    return design.model(design.fit(design.baseline_c, "none", tolerance=SOLVER_TOLERANCE))
 
 
-class BranchDesign(Design):
-    """The design of the linear branch: views with weighted genes."""
+def branch_views(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int) -> Views:
+    """Return the views of the linear branch, whose genes are weighted by up to 20,000 cells."""
+    some = stratified_sample(labels, MAX_WEIGHT_CELLS, seed)
+    weights = (gene_weights(power_transform(x[some], p), labels[some], options.weighting) for p in options.powers)
+    return Views(options.powers, tuple(w / max(1.0, p) for w, p in zip(weights, options.powers, strict=True)))
 
-    def __init__(self, x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0):
-        some = stratified_sample(labels, MAX_WEIGHT_CELLS, seed)
-        views = [power_transform(x[some], power) for power in options.powers]
-        weights = [gene_weights(view, labels[some], options.weighting) for view in views]
-        self.powers = options.powers
-        self.scales = [each / max(1.0, power) for each, power in zip(weights, options.powers, strict=True)]
-        super().__init__(x, labels, seed)
 
-    def weighted(self, x: csr_matrix) -> csr_matrix:
-        """Return the views of expression with weighted genes, side by side, N x (views * G)."""
-        pairs = zip(self.powers, self.scales, strict=True)
-        return hstack([power_transform(x, p).multiply(scale.astype(np.float32)[None]) for p, scale in pairs], "csr")
-
-    def branch(self, fitted: LinearModel) -> LinearModel:
-        """Turn a fit to the features into a linear branch, with weights of genes."""
-        blocks = np.split(self.to_genes(fitted.weight), len(self.scales))
-        weight = np.hstack([block * scale[:, None] for block, scale in zip(blocks, self.scales, strict=True)])
-        return LinearModel(weight.astype(np.float32), fitted.bias)
+def branch_design(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0) -> Design:
+    """Return the design of the linear branch for expression: CSR float32, N cells x G genes, ln(1 + cp10k)."""
+    return Design(x, labels, branch_views(x, labels, options, seed), seed)
 
 
 def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0) -> LinearModel:
@@ -214,8 +236,8 @@ def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions,
 
     The weight, float32 G x (views * C), is to be multiplied with `power_transform(x, power)` of each power.
     """
-    design = BranchDesign(x, labels, options, seed)
-    return design.branch(design.fit(options.c, options.class_weights, tolerance=SOLVER_TOLERANCE))
+    design = branch_design(x, labels, options, seed)
+    return design.model(design.fit(options.c, options.class_weights, tolerance=SOLVER_TOLERANCE))
 
 
 def predict_logits(model: LinearModel, x: csr_matrix, linear_options: LinearOptions) -> np.ndarray:

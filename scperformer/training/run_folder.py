@@ -33,6 +33,7 @@ from scperformer.io.read import checksum
 from scperformer.model.content import INFO
 from scperformer.model.folder import MODEL, write_model
 from scperformer.model.saved_model import SavedModel
+from scperformer.training.kept_fits import FITS, has_fits
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, is_damaged, require_loggers
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD = "run.json"
 FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
-FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
+FOLDERS = (CHECKPOINTS, FITS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "ontology")
@@ -78,6 +79,11 @@ class Run:
         """Add values to the record, which a resumed run finds there."""
         if self.is_first:
             _write_json(self.folder / RECORD, self.read() | values)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is no part of a training of several studies."""
+        return self.folder.name == f"{self.output.name}.run"
 
     def part(self, name: str) -> "Run":
         """Return the run of a part of this training, in a folder within its folder."""
@@ -144,7 +150,7 @@ class Run:
         """
         cfg = self.cfg
         folder = self.folder
-        if not (folder / CHECKPOINTS / LAST).is_file() or (cfg.overwrite and not cfg.resume):
+        if not has_progress(folder) or (cfg.overwrite and not cfg.resume):
             if cfg.resume:
                 log.info("nothing to resume in %s: starting anew", folder)
             return False
@@ -186,7 +192,7 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
         warnings.simplefilter("ignore")
     earlier = folder.with_name(f".scperformer-old-{folder.name}")
     if is_first and earlier.exists():  # a process was killed
-        unwanted = earlier if (folder / CHECKPOINTS / LAST).is_file() else folder
+        unwanted = earlier if has_progress(folder) else folder
         remove_folder(unwanted, RUN)
         if earlier.exists():
             earlier.rename(folder)
@@ -216,9 +222,9 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
             yield run
     except BaseException as error:
         if isinstance(error, Diverged):  # resume=true must not continue from here
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            _remove_progress(folder)
         is_ended = isinstance(error, InputError | KeyboardInterrupt | SystemExit)
-        if is_first and not (folder / CHECKPOINTS / LAST).is_file():
+        if is_first and not has_progress(folder):
             if is_ended or earlier.exists():
                 with suppress(InputError):  # other files were added meanwhile
                     remove_folder(folder, RUN)
@@ -232,7 +238,17 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     if is_first:
         with suppress(InputError):
             remove_folder(earlier, RUN)
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        _remove_progress(folder)
+
+
+def has_progress(folder: Path) -> bool:
+    """Whether a run folder has a checkpoint or a finished fit, from which the run can be continued."""
+    return (folder / CHECKPOINTS / LAST).is_file() or has_fits(folder)
+
+
+def _remove_progress(folder: Path) -> None:
+    for name in (CHECKPOINTS, FITS):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _require_place(output: Path, folder: Path, overwrite: bool) -> None:

@@ -47,6 +47,7 @@ from scperformer.training.evidence import Fitted, fill_network, fit_branches
 from scperformer.training.fit_linear import MAX_DUAL, LinearOptions
 from scperformer.training.fit_performer import encoder_facts
 from scperformer.training.folds import evidence_folds
+from scperformer.training.kept_fits import KeptFits
 from scperformer.training.run_folder import Diverged, Run, training_run
 from scperformer.training.scales import MIN_GAIN, scales_if_significant
 from scperformer.training.trainer import device_of
@@ -67,6 +68,7 @@ class Training:
     val: Cells  # to validate on
     unlabelled: csr_matrix | None  # more cells, from which vectors of genes are learned, too
     linear_options: LinearOptions | None  # None: there is no linear branch
+    kept: KeptFits  # of an interrupted run; nothing is kept of small references
     fits_once: bool  # all cells train, and the folds show how good the model is: there are no other validation cells
     vectors: np.ndarray | None = None  # of the genes, G x D, if they are not to be learned from the cells
 
@@ -165,12 +167,17 @@ def train_on(
     every = np.arange(len(reference.labels))
     sides = (every, every[:0]) if fits_once else (reference.split.train, reference.split.val)
     train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, reference.labels[rows]) for rows in sides)
+    kept = KeptFits(run.folder if fits_once and run.is_whole else None)
     options = None
     if cfg.model.linear:
-        options = choose_linear_options(train.x, train.known_labels, cfg.seed, _batches(reference, fits_once))
+        batches = _batches(reference, fits_once)
+        chosen = kept.of(
+            "options", lambda: choose_linear_options(train.x, train.known_labels, cfg.seed, batches).arrays
+        )
+        options = LinearOptions.of_arrays(chosen)
         cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
     network = new_network(reference, cfg)
-    training = Training(reference, cfg, network, train, val, read_unlabelled(reference, cfg), options, fits_once)
+    training = Training(reference, cfg, network, train, val, read_unlabelled(reference, cfg), options, kept, fits_once)
     facts = source | ({} if encoder is None else encoder.prepare(training, run)) | _facts(training, stored)
     recorded = run.record(training.cfg, facts)
     if not training.learns and not run.is_first:  # the first process fits alone
@@ -300,10 +307,13 @@ def fit(training: Training, folder: Path) -> Fitted:
         batches=_batches(training.reference, training.fits_once),
         with_evidence=not training.learns,
         folder=folder,
+        kept=training.kept,
     )
     if training.fits_once and stream is not None and fitted.branch is not None:
+        branch = fitted.branch
         with threadpool_limits(1):  # sums in another order would change the last bits
-            fitted.linear = fit_to_cells_on_disk(fitted.branch, training.reference, folder)
+            made = training.kept.of("all_cells", lambda: fit_to_cells_on_disk(branch, training.reference, folder))
+        fitted.linear = LinearModel(made["weight"], made["bias"])
     fill_network(network, fitted, fitted.scales)
     return fitted
 

@@ -128,9 +128,9 @@ def test_more_cells_are_fitted_by_their_principal_components(monkeypatch):
     logits, widths = [], []
     for most in (90, 89):
         monkeypatch.setattr(linear, "MAX_DUAL", most)
-        design = linear.BranchDesign(x, labels, RECIPE)
+        design = linear.branch_design(x, labels, RECIPE)
         widths.append(design.features.shape[1])
-        fitted = design.branch(design.fit(RECIPE.c, RECIPE.class_weights, tolerance=1e-6))
+        fitted = design.model(design.fit(RECIPE.c, RECIPE.class_weights, tolerance=1e-6))
         logits.append(linear.predict_logits(fitted, x, RECIPE))
     assert widths == [90, 90]
     np.testing.assert_allclose(*logits, atol=1e-2)  # the products are summed in float32
@@ -141,4 +141,4 @@ def test_cells_that_differ_in_few_genes_are_fitted():
     x = np.full((90, 300), 3.0)
     x[:, :3] = np.random.default_rng(0).integers(0, 5, (90, 3))
     x = sparse.csr_matrix(np.log1p(x / x.sum(1, keepdims=True) * 1e4).astype(np.float32))
-    assert np.isfinite(linear.BranchDesign(x, np.arange(90) % 3, RECIPE).features).all()
+    assert np.isfinite(linear.branch_design(x, np.arange(90) % 3, RECIPE).features).all()
