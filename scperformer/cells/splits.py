@@ -22,7 +22,7 @@ SIDES = (TRAIN, VAL, TEST)
 NUM_ORDERS_TRIED = 20  # random orders of groups; the split with a share nearest to the requested share is taken
 # Cells that are loaded although the others stay on disk. More cells would hardly change the results.
 MAX_FIT_CELLS = 20_000  # for statistics
-MAX_LOADED_CELLS = 50_000  # of cells that stay on disk: for all fits but that of the linear branch
+MAX_LOADED_CELLS = 40_000  # of cells that stay on disk: for all fits but that of the linear branch
 MAX_VAL_CELLS = 10_000  # for validation
 
 

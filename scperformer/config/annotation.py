@@ -48,7 +48,7 @@ class AnnotationOptions(TissueOptions):
     quality: bool = False
     # for models without a tree: source of ontology ids and label tree, as in `train`
     ontology: str | None = option(None, ONTOLOGY)
-    # refit the model to the genes and depth of the file; auto: below 98 % of the informative expression or below 75 %
+    # refit the model to the genes and depth of the file; auto: below 99 % of the informative expression or below 75 %
     # of the depth of the reference; see docs/panels.md
     adapt: str = choice("auto", "true", "false")
     # for a subset of a sample, the file of the whole sample: depth and batch effect are estimated on it; see

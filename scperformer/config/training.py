@@ -39,7 +39,7 @@ class DataConfig(Options):
     split: str = choice("stratified", "group", "column")  # see docs/training.md#which-cells-validate
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
     min_cells_per_label: int = option(1, ONE_OR_MORE)  # cells of labels with fewer cells are left out
-    # true: load all cells; false: leave them on disk; auto: by size; see docs/training.md#more-cells-than-memory
+    # true: load all cells; false: leave them on disk; auto: by size; see docs/large_references.md#cells-on-disk
     in_memory: Any = AUTO
 
     def __post_init__(self) -> None:

@@ -45,13 +45,14 @@ from scperformer.training.condition import (
 )
 from scperformer.training.evidence import fill_network, fit_branches
 from scperformer.training.fit_imported import distilled
-from scperformer.training.fit_linear import MAX_DUAL, PENALTY_C, LinearOptions
+from scperformer.training.fit_linear import PENALTY_C, LinearOptions
 from scperformer.training.tissue_model import compare_with_profiles, fit_tissue
 
 log = logging.getLogger(__name__)
 
 # From this share of the informative expression, and of the depth, on, adapting a model to a file does not pay.
-PAYS_GENES = 0.98
+PAYS_GENES = 0.99
+MAX_CELLS = 4000  # to which a model is refitted
 PAYS_DEPTH = 0.75
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
 MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
@@ -278,7 +279,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     if isinstance(model.network, ImportedNetwork):
         return distilled(model, reference_cells, condition)
     cfg = _training_options(saved)
-    cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_DUAL, cfg.seed))
+    cells = reference_cells.some(stratified_sample(reference_cells.labels, MAX_CELLS, cfg.seed))
     labels = cells.labels
     num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
     x, *draws = (reduced(cells, condition, saved.config["target_sum"], cfg.seed + draw) for draw in range(num_draws))

@@ -38,7 +38,8 @@ def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Pat
                 shown.update(len(cells))
         features[len(stream.cells) :] = branch.views.components(row_subset(reference.x, val), branch.axes)
         with progress("fitting the linear branch to all cells"):
-            fitted = fit_components(features, labels, branch.c, label_weights(labels, branch.class_weights))
+            weights = label_weights(labels, branch.options.class_weights)
+            fitted = fit_components(features, labels, branch.options.c, weights)
     finally:
         file.unlink(missing_ok=True)
     fitted = branch.views.model(branch.axes @ fitted.weight, fitted.bias)

@@ -2,7 +2,8 @@
 
 Which views, weights and penalty are best depends on the reference: few clearly different types, subtypes that differ a
 little in many genes, or chosen genes. Each step compares alternatives with the best options so far, and changes one of
-them only if the loss falls by more than two standard errors: smaller gains seldom hold in another study.
+them only if the loss falls by a tenth, and by two standard errors: smaller gains do not hold in another study
+(benchmarks/NOTES.md).
 """
 
 import logging
@@ -24,12 +25,13 @@ log = logging.getLogger(__name__)
 FIRST = LinearOptions((0.5, 2.0), PENALTY_C, "none", "signal")
 # The alternatives of each step.
 STEPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("weighting", ("standard", "none")),
     ("powers", ((1.0,), (2.0,), (1.0, 2.0))),
+    ("weighting", ("standard", "none")),
     ("c", (1.0,)),
     ("class_weights", ("balanced",)),
 )
-MIN_GAIN = 2.0  # standard errors
+MIN_GAIN = 0.1  # of the loss
+MIN_ERRORS = 2.0  # standard errors of the gain
 
 
 def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Callable[[LinearOptions], np.ndarray]:
@@ -76,7 +78,8 @@ def choose_linear_options(
         tried = {value: losses(replace(best, **{name: value})) for value in values}
         value = min(tried, key=lambda value: tried[value].mean())
         gain = lowest - tried[value]
-        if gain.mean() > MIN_GAIN * gain.std() / len(gain) ** 0.5:
+        error = gain.std() / len(gain) ** 0.5
+        if gain.mean() > max(MIN_GAIN * lowest.mean(), MIN_ERRORS * error):
             best, lowest = replace(best, **{name: value}), tried[value]
     log.info("linear branch: %s, chosen by the loss of held-out cells", in_words(best))
     return best

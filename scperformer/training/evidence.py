@@ -1,9 +1,7 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,6 @@ from scperformer.training.folds import Folds, evidence_folds, no_folds
 from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.scales import branch_scale, branch_scales, scaled_score, score_alone
 
-log = logging.getLogger(__name__)
-
-PENALTIES = (0.03, 0.1, 1.0)  # values of C
-CLASS_WEIGHTS = ("none", "balanced")
 MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
 MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
 
@@ -51,12 +45,11 @@ class FittedEncoder:
 
 @dataclass
 class FittedBranch:
-    """What the linear branch sees of many cells, and its penalty: enough to fit it to further cells."""
+    """What the linear branch sees of many cells, to fit it to further cells."""
 
     views: Views
     axes: np.ndarray  # float32, (views * G) x K
-    c: float
-    class_weights: str
+    options: LinearOptions
 
 
 @dataclass
@@ -110,8 +103,7 @@ def fit_branches(
             made = kept.of("linear", lambda: _fit_linear(x, labels, folds, options, cfg.seed))
             linear, logits["linear"] = LinearModel(made["weight"], made["bias"]), made["logits"]
             if "axes" in made:
-                views = Views(options.powers, tuple(made["scales"]))
-                branch = FittedBranch(views, made["axes"], float(made["c"]), str(made["class_weights"]))
+                branch = FittedBranch(Views(options.powers, tuple(made["scales"])), made["axes"], options)
         if cfg.model.reads_genes:
             encoder, logits["encoder"] = _fit_encoder(
                 x, labels, folds, cfg=cfg, draws=draws, unlabelled=unlabelled, vectors=vectors, folder=folder
@@ -150,29 +142,11 @@ def _fit_linear(x: csr_matrix, labels: np.ndarray, folds: Folds, options: Linear
     """Fit the linear branch to all cells; also the logits of each fold's cells, and of many cells what was fitted."""
     design = branch_design(x, labels, options, seed)
     penalty = options.c, options.class_weights
-    if design.axes is not None and len(folds.numbers):
-        penalty = _choose_penalty(design, folds)
     fitted = design.model(design.fit(*penalty, tolerance=SOLVER_TOLERANCE))
     made = {"weight": fitted.weight, "bias": fitted.bias, "logits": _out_of_fold(design, folds, *penalty)}
     if design.axes is not None:
         made |= {"axes": design.axes, "scales": np.array(design.views.scales)}
-        made |= dict(zip(("c", "class_weights"), map(np.array, penalty), strict=True))
     return made
-
-
-def _choose_penalty(design: Design, folds: Folds) -> tuple[float, str]:
-    """Choose C and class weights by the loss of the first fold's cells; the best depend on the number of cells."""
-    is_called = folds.fold_of_row == 0
-    rows = folds.rows[is_called]
-    losses = {}
-    for options in product(PENALTIES, CLASS_WEIGHTS):
-        fitted = design.fit(*options, folds.others(0, design.labels))
-        logits = design.features[rows] @ fitted.weight + fitted.bias
-        truth = design.labels[rows]
-        losses[options] = scaled_score(branch_scale(logits, truth) * logits, truth)["loss"]
-    best = min(losses, key=lambda options: losses[options])
-    log.info("linear branch of many cells: C %g, class weights '%s', by the loss of held-out cells", *best)
-    return best
 
 
 def _out_of_fold(design: Design, folds: Folds, c: float, class_weights: str) -> np.ndarray:
