@@ -4,8 +4,8 @@ The linear branch sees views of the expression with weighted genes. A view is th
 cell scaled to the same length. A low power shows which genes a cell expresses, a high power which few genes dominate
 it. Plain logistic regression on logarithms lies between, and is less accurate where two studies differ in that.
 
-Fits are exact up to 4,100 cells. Of more cells, the principal components are fitted: that takes seconds instead of
-minutes, and loses no accuracy (docs/large_references.md).
+Fits are exact up to 7,000 cells. Of more cells, the principal components are fitted: that takes seconds instead of
+minutes, and loses no accuracy within a study, but some between studies (docs/large_references.md).
 """
 
 import math
@@ -28,9 +28,7 @@ ROUGH = 5e-3  # of fits that only show how good a fit is
 PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch, unless another one is better
 WEIGHTINGS = ("signal", "standard", "none")  # ways to weight the genes
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
-# Cells whose inner products are computed; more are fitted by their principal components. A sample of about 4,000, to
-# which a model is refitted, may have a few more.
-MAX_DUAL = 4100
+MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitted by their principal components
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
 BLOCK_GENES = 4096  # columns that are dense at a time
 BLOCK_CELLS = 4096  # cells whose components are computed at a time
@@ -181,7 +179,7 @@ class Views:
 class Design:
     """Features of N cells, from which linear models are fitted.
 
-    Up to 4,100 cells they are those of `compact`, and above that the principal components of `views`.
+    Up to 7,000 cells they are those of `compact`, and above that the principal components of `views`.
     """
 
     def __init__(self, x: csr_matrix, labels: np.ndarray, views: Views, seed: int):

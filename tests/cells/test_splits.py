@@ -120,7 +120,7 @@ def test_test_cells_are_removed_before_anything_is_computed(sides):
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """Every fit equals that of a file without the test cells, bit for bit."""
     seen = []
-    fit = training.fit_logistic
+    fit = training.fit_branches
     score = training.score_on_held_out
 
     def watched_fit(x, labels, **options):
@@ -131,7 +131,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
         seen.append((len(done.train), len(done.val)))
         return score(done, fitted)
 
-    monkeypatch.setattr(training, "fit_logistic", watched_fit)
+    monkeypatch.setattr(training, "fit_branches", watched_fit)
     monkeypatch.setattr(training, "score_on_held_out", watched_score)
     whole = run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
