@@ -326,9 +326,12 @@ def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any
     train = training.train
     val = training.val
     if training.fits_once:
+        assert fitted.held_out is not None
+        if not np.isfinite(fitted.held_out.logits).all():
+            raise Diverged("logits", training.cfg)
         metrics = {"num_val_cells": fitted.evidence["num_cells"]}
         for name, scores in (("model", fitted.evidence), ("baseline", fitted.evidence["baseline"])):
-            metrics[name] = {score: scores[score] for score in ("accuracy", "macro_f1")}
+            metrics[name] = {score: scores[score] for score in ("accuracy", "macro_f1", "weighted_f1")}
         return metrics | {"scales": fitted.scales, "out_of_fold": fitted.evidence}, fitted.held_out
     linear, encoder = branch_logits(training.network, val, training.cfg.trainer.batch_size)
     if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
