@@ -281,7 +281,7 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
     # reference cells stored in the model folder, for refits; 0, if cells must not leave your institute: no refits
-    keep_cells: int = option(20000, (lambda num: 0 <= num <= 50_000, "0 to 50000"))
+    keep_cells: int = option(8000, (lambda num: 0 <= num <= 50_000, "0 to 50000"))
     # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
     init_mode: str = choice("full", "last_layer", "head")
 

@@ -17,7 +17,7 @@
 - imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in
   `KINDS`.
 - inference: Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
-- linear: The linear branch of a saved model, computed without torch.
+- linear: Sums over the genes of cells: sparse products of views of the expression with tables of the genes.
 - load: Load a saved model into a network.
 - network: The network: the encoder branch (embedding -> encoder -> pooling -> labels) plus a linear branch.
 - novelty: Novelty of cells: the distance to the nearest label in the principal directions of the reference.

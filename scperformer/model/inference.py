@@ -27,9 +27,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.model.batches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
 from scperformer.model.imported import ImportedNetwork
-from scperformer.model.linear import power_transform
+from scperformer.model.linear import CELLS_PER_SUM, CELLS_PER_SUM_ON_GPU, sums_over_genes
 from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import CELLS_PER_SUM, Performer
+from scperformer.model.performer import Performer
 
 CPU_BATCH_TOKENS = 2**12  # most tokens of a prediction batch on a CPU
 CPU_BATCH_CELLS = 64  # most cells of such a batch
@@ -209,16 +209,16 @@ def predict_cells(
 ) -> Predictions:
     """Predict N cells; no cell influences another's result.
 
-    On a CPU, a network that only needs sums over genes is computed by sparse products in float32, whatever
-    `precision`: they take a fifth of the time of tokens. `batch_size` is the number of cells per batch on a GPU. `done`
-    is called with the number of cells of each finished batch.
+    A network that only needs sums over genes is computed from these in float32, whatever `precision`: that takes a
+    fifth of the time of tokens. `batch_size` is the number of cells per batch of other networks on a GPU. `done` is
+    called with the number of cells of each finished batch.
     """
     num_threads = torch.get_num_threads()
     if isinstance(network, ImportedNetwork):
         return _predict_imported(network, cells, num_threads, done)
-    if network.only_sums and (device == "cpu" or network.encoder is None):
-        with torch_state_kept(threads=1), predicting(network):
-            return _predict_sums(network, cells.x, num_threads, done)
+    if network.only_sums:
+        with torch_state_kept(threads=1), predicting(network, device):
+            return _predict_sums(network, cells.x, device, num_threads, done)
     if device == "cpu":
         batch_size = 1 if network.needs_own_batch else CPU_BATCH_CELLS
         max_tokens = CPU_BATCH_TOKENS
@@ -270,38 +270,40 @@ def _in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_thread
 
 
 def _predict_sums(
-    network: CellTypeModel, x: csr_matrix, num_threads: int, done: Callable[[int], None] | None
+    network: CellTypeModel, x: csr_matrix, device: str, num_threads: int, done: Callable[[int], None] | None
 ) -> Predictions:
-    """Predict cells with a network without layers between tokens; SciPy adds up the genes of a cell in their order."""
+    """Predict cells with a network without layers between tokens, from the sums over their genes."""
     linear = network.linear
     encoder = network.encoder if isinstance(network.encoder, Performer) else None
-    weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
+    weights: list[tuple[float | None, np.ndarray | torch.Tensor]] = []  # of each power of the expression, G x C
     if linear is not None:
-        weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
-        weights = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
-    head_cells = 1 if network.needs_own_batch else CPU_BATCH_CELLS  # the same for all: last bits depend on the number
+        weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1))
+        weights = [(power, weights_GVC[:, i].contiguous()) for i, power in enumerate(linear.powers)]
+    if device == "cpu":
+        num_cells, head_cells = CELLS_PER_SUM, 1 if network.needs_own_batch else CPU_BATCH_CELLS
+    else:
+        num_cells = head_cells = CELLS_PER_SUM_ON_GPU
 
     def predicted(first: int) -> Outputs:
-        some = row_subset(x, np.arange(first, min(first + CELLS_PER_SUM, x.shape[0])))
-        num_cells = some.shape[0]
+        some = row_subset(x, np.arange(first, min(first + num_cells, x.shape[0])))
         with torch.inference_mode():
-            logits_BC = torch.zeros(num_cells, network.num_labels)
-            for power, weight_GC in weights:
-                logits_BC += torch.from_numpy(power_transform(some, power) @ weight_GC)
+            logits_BC = torch.zeros(some.shape[0], network.num_labels, device=device)
             if linear is not None:
-                logits_BC += linear.bias
+                logits_BC = torch.from_numpy(sums_over_genes(some, weights, device)).to(device) + linear.bias
             linear_BC = embedding_BD = logits_BC
             if encoder is not None:
-                filled_BX = pad(torch.from_numpy(encoder.sums_of(some)), (0, 0, 0, -num_cells % head_cells))
+                sums_BX = torch.from_numpy(encoder.sums_of(some, device)).to(device)
+                # The last bits depend on the number of rows of a product, which is therefore the same for all.
+                filled_BX = pad(sums_BX, (0, 0, 0, -len(sums_BX) % head_cells))
                 outputs = [network.head(encoder.from_sums(part_BX)) for part_BX in filled_BX.split(head_cells)]
-                encoder_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in zip(*outputs, strict=True))
+                encoder_BC, embedding_BD = (torch.cat(parts)[: len(sums_BX)] for parts in zip(*outputs, strict=True))
                 logits_BC = logits_BC + encoder_BC
             if done is not None:
-                done(num_cells)
+                done(len(logits_BC))
             return logits_BC.softmax(-1), embedding_BD, network.decided_by_encoder(linear_BC, logits_BC)
 
-    parts = _in_threads(predicted, range(0, x.shape[0], CELLS_PER_SUM), num_threads)
-    return Predictions(*(torch.cat(part).numpy() for part in zip(*parts, strict=True)))
+    parts = _in_threads(predicted, range(0, x.shape[0], num_cells), num_threads)
+    return Predictions(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
 
 
 def _predict_imported(

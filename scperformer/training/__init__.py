@@ -6,7 +6,8 @@ query.
   them.
 - calls: The calls of a block of cells by a model.
 - choose_linear: The options of the linear branch: chosen by the loss of held-out cells of the reference.
-- components: Fits of linear models to more cells than have inner products: by principal components.
+- components: Fits of linear models to more cells than have inner products: by components, principal and of single
+  genes.
 - condition: The condition of a query: its genes of the model and its depth; reference cells reduced to it, or
   repeated in it.
 - evidence: Both branches fitted to labelled cells, and the scales of their logits by cross-validation.

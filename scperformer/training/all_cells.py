@@ -16,7 +16,7 @@ from scperformer.training.kept_fits import Arrays
 FEATURES_FILE = ".scperformer-components"  # in the run folder: the components, float16, a kilobyte for each cell
 
 
-def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Path) -> Arrays:
+def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Path, device: str) -> Arrays:
     """Fit the linear branch to all cells of a reference, read once from disk; memory does not grow with them.
 
     The components are those of the loaded cells, to which the branch was fitted before.
@@ -32,14 +32,13 @@ def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Pat
         with progress("reading all cells", total=len(stream.cells), unit="cells") as shown:
             for start in range(0, len(stream.cells), CELLS_AT_ONCE):
                 cells = stream.cells[start : start + CELLS_AT_ONCE]
-                features[start : start + len(cells)] = branch.views.components(
-                    stream.collection.read(cells), branch.axes
-                )
+                x = stream.collection.read(cells)
+                features[start : start + len(cells)] = branch.views.components(x, branch.axes, device)
                 shown.update(len(cells))
-        features[len(stream.cells) :] = branch.views.components(row_subset(reference.x, val), branch.axes)
+        features[len(stream.cells) :] = branch.views.components(row_subset(reference.x, val), branch.axes, device)
         with progress("fitting the linear branch to all cells"):
             weights = label_weights(labels, branch.options.class_weights)
-            fitted = fit_components(features, labels, branch.options.c, weights)
+            fitted = fit_components(features, labels, branch.options.c, weights, device)
     finally:
         file.unlink(missing_ok=True)
     fitted = branch.views.model(branch.axes @ fitted.weight, fitted.bias)

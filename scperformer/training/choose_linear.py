@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.metrics import cell_losses
 from scperformer.base.progress import progress
-from scperformer.training.fit_linear import PENALTY_C, Design, LinearOptions, branch_design, predict_logits
+from scperformer.training.fit_linear import PENALTY_C, Design, LinearOptions, branch_design
 from scperformer.training.folds import choice_folds
 from scperformer.training.scales import branch_scale
 
@@ -42,18 +42,20 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
     """
     kept: dict[str, object] = {}
 
-    def designs(options: LinearOptions) -> list[Design]:
+    def designs(options: LinearOptions) -> list[tuple[Design, np.ndarray]]:
+        """Return the design of the other folds' cells for each fold, and the features of its own cells."""
         key = (options.powers, options.weighting)
         if kept.get("key") != key:
-            sides = (folds != fold for fold in range(folds.max() + 1))
-            kept.update(key=key, designs=[branch_design(x[side], labels[side], options) for side in sides])
+            sides = [folds != fold for fold in range(folds.max() + 1)]
+            made = [(side, branch_design(x[side], labels[side], options)) for side in sides]
+            kept.update(key=key, designs=[(design, design.features_of(x[~side])) for side, design in made])
         return kept["designs"]  # type: ignore[return-value]
 
     def losses(options: LinearOptions) -> np.ndarray:
         logits = np.zeros((len(labels), labels.max() + 1))
-        for fold, design in enumerate(designs(options)):
-            model = design.model(design.fit(options.c, options.class_weights))
-            logits[folds == fold] = predict_logits(model, x[folds == fold], options)
+        for fold, (design, features) in enumerate(designs(options)):
+            fitted = design.fit(options.c, options.class_weights)
+            logits[folds == fold] = features @ fitted.weight + fitted.bias
         dealt = folds >= 0
         return cell_losses(branch_scale(logits[dealt], labels[dealt]) * logits[dealt], labels[dealt])
 

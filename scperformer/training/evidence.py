@@ -21,7 +21,15 @@ from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.performer import Performer
 from scperformer.model.shift import MIN_CELLS
-from scperformer.training.fit_linear import SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design, fit_baseline
+from scperformer.training.fit_linear import (
+    MAX_DUAL,
+    SOLVER_TOLERANCE,
+    Design,
+    LinearOptions,
+    Views,
+    branch_design,
+    fit_baseline,
+)
 from scperformer.training.folds import Folds, evidence_folds, no_folds
 from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.scales import branch_scale, branch_scales, scaled_score, score_alone
@@ -93,20 +101,21 @@ def fit_branches(
     """
     folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else no_folds(labels)
     kept = KeptFits(None) if kept is None else kept
+    device = "cpu" if len(labels) <= MAX_DUAL else _device(cfg)
     num_labels = int(labels.max()) + 1
     linear = encoder = branch = None
     logits = dict.fromkeys(("linear", "encoder"), np.zeros((len(folds.rows), num_labels), dtype=np.float32))
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
-        of_baseline = kept.of("baseline", lambda: _fit_baseline(x, labels, folds, cfg.seed))
+        of_baseline = kept.of("baseline", lambda: _fit_baseline(x, labels, folds, cfg.seed, device))
         baseline = LinearModel(of_baseline["weight"], of_baseline["bias"])
         if (options := linear_options) is not None:
-            made = kept.of("linear", lambda: _fit_linear(x, labels, folds, options, cfg.seed))
+            made = kept.of("linear", lambda: _fit_linear(x, labels, folds, options, cfg.seed, device))
             linear, logits["linear"] = LinearModel(made["weight"], made["bias"]), made["logits"]
             if "axes" in made:
                 branch = FittedBranch(Views(options.powers, tuple(made["scales"])), made["axes"], options)
         if cfg.model.reads_genes:
             encoder, logits["encoder"] = _fit_encoder(
-                x, labels, folds, cfg=cfg, draws=draws, unlabelled=unlabelled, vectors=vectors, folder=folder
+                x, labels, folds, device, cfg=cfg, draws=draws, unlabelled=unlabelled, vectors=vectors, folder=folder
             )
         if not folds.is_dealt.any():
             return Fitted(linear, encoder, {}, {}, None, baseline, branch)
@@ -130,17 +139,26 @@ def fit_branches(
     return Fitted(linear, encoder, scales, evidence, held_out, baseline, branch)
 
 
-def _fit_baseline(x: csr_matrix, labels: np.ndarray, folds: Folds, seed: int) -> Arrays:
+def _device(cfg: NetworkOptions) -> str:
+    """Return the device of many cells; fewer need no GPU, nor Lightning, which takes a while to import."""
+    from scperformer.training.trainer import device_of
+
+    return device_of(cfg.trainer).of_sums
+
+
+def _fit_baseline(x: csr_matrix, labels: np.ndarray, folds: Folds, seed: int, device: str) -> Arrays:
     """Fit the baseline to all cells; also the logits of each fold's cells by fits to the others."""
-    design = Design(x, labels, Views(), seed)
+    design = Design(x, labels, Views(), seed, device)
     fitted = fit_baseline(design)
     logits = _out_of_fold(design, folds, design.baseline_c, "none")
     return {"weight": fitted.weight, "bias": fitted.bias, "logits": logits}
 
 
-def _fit_linear(x: csr_matrix, labels: np.ndarray, folds: Folds, options: LinearOptions, seed: int) -> Arrays:
+def _fit_linear(
+    x: csr_matrix, labels: np.ndarray, folds: Folds, options: LinearOptions, seed: int, device: str
+) -> Arrays:
     """Fit the linear branch to all cells; also the logits of each fold's cells, and of many cells what was fitted."""
-    design = branch_design(x, labels, options, seed)
+    design = branch_design(x, labels, options, seed, device)
     penalty = options.c, options.class_weights
     fitted = design.model(design.fit(*penalty, tolerance=SOLVER_TOLERANCE))
     made = {"weight": fitted.weight, "bias": fitted.bias, "logits": _out_of_fold(design, folds, *penalty)}
@@ -163,6 +181,7 @@ def _fit_encoder(
     x: csr_matrix,
     labels: np.ndarray,
     folds: Folds,
+    device: str,
     *,
     cfg: NetworkOptions,
     draws: Sequence[csr_matrix],
@@ -179,7 +198,7 @@ def _fit_encoder(
     seen = every if unlabelled is None else vstack([every, unlabelled], "csr")
     vectors = gene_vectors(seen, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, seen)
     performer = start_performer(vectors, every, cfg)
-    sums = np.concatenate([performer.sums_of(draw) for draw in (x, *draws)])
+    sums = np.concatenate([performer.sums_of(draw, device) for draw in (x, *draws)])
     # The first copy is trained on all cells, and each other on no draw of the cells of a fold, which it calls.
     sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], 1 + len(draws))
     repeated = np.tile(labels, 1 + len(draws))

@@ -17,10 +17,9 @@ from scipy.sparse import csr_matrix, hstack
 
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
-from scperformer.model.batches import row_subset
-from scperformer.model.linear import power_transform
+from scperformer.model.linear import power_transform, sums_over_genes
 from scperformer.model.network import LinearModel
-from scperformer.training.components import cells_for_axes, fit_components, principal_axes
+from scperformer.training.components import cells_for_axes, fit_components, fitted_axes
 
 MAX_ITERATIONS = 1000
 SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
@@ -30,8 +29,8 @@ WEIGHTINGS = ("signal", "standard", "none")  # ways to weight the genes
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
 MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitted by their principal components
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
+OFTEN = 0.02  # share of cells that express a gene
 BLOCK_GENES = 4096  # columns that are dense at a time
-BLOCK_CELLS = 4096  # cells whose components are computed at a time
 POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of the number of its cells in the weight of a label
 JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
@@ -117,22 +116,33 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     return weights * np.sqrt(total.sum() / (weights**2 * total).sum()) if total.any() else np.ones(x.shape[1])
 
 
-def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """Return dense features of N cells with the inner products of `x`, N x G, and the way back to weights of genes.
+def inner_products(x: csr_matrix, other: csr_matrix) -> np.ndarray:
+    """Return the inner products of N and M cells with the same genes, CSR: float32 N x M.
 
-    With more genes than cells they are N x N, the Cholesky factor of the inner products. A penalised fit to them is the
-    same fit, as its weights of genes are sums over cells (the representer theorem; Kimeldorf and Wahba 1970, Ann. Math.
-    Stat. 41:495).
+    Only genes that many cells express are multiplied as dense blocks: a third of the time of either kind alone.
+    """
+    columns, others = x.tocsc(), other.tocsc()
+    is_often = np.diff(columns.indptr) > OFTEN * x.shape[0]
+    products = (columns[:, ~is_often].tocsr() @ others[:, ~is_often].tocsr().T).toarray()
+    for genes in np.array_split(np.flatnonzero(is_often), is_often.sum() // BLOCK_GENES + 1):
+        block = columns[:, genes].toarray(order="F")
+        products += block @ (block if other is x else others[:, genes].toarray(order="F")).T
+    return np.asarray(products)
+
+
+def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray], Callable[[csr_matrix], np.ndarray]]:
+    """Return dense features of N cells with the inner products of `x`, N x G, and two functions.
+
+    One turns weights of features into weights of genes; the other returns the features of other cells, CSR M x G. With
+    more genes than cells the features are N x N, the Cholesky factor of the inner products. A penalised fit to them is
+    the same fit, as its weights of genes are sums over cells (the representer theorem; Kimeldorf and Wahba 1970, Ann.
+    Math. Stat. 41:495).
     """
     from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
     if x.shape[1] <= x.shape[0]:
-        return x.toarray(), lambda weight: weight
-    products = np.zeros((x.shape[0], x.shape[0]), dtype=np.float32)
-    columns = x.tocsc()
-    for start in range(0, x.shape[1], BLOCK_GENES):
-        block = columns[:, start : start + BLOCK_GENES].toarray()
-        products += block @ block.T
+        return x.toarray(), lambda weight: weight, lambda other: other.toarray()
+    products = inner_products(x, x)
     jitter = JITTER
     while True:
         exact = products.astype(np.float64)
@@ -142,7 +152,14 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
             break
         except LinAlgError:  # cells are so similar that the rounding of float32 is larger
             jitter *= 10
-    return factor.astype(np.float32), lambda weight: x.T @ solve_triangular(factor, weight, lower=True, trans="T")
+
+    def to_genes(weight: np.ndarray) -> np.ndarray:
+        return np.asarray(x.T @ solve_triangular(factor, weight, lower=True, trans="T"))
+
+    def features_of(other: csr_matrix) -> np.ndarray:
+        return np.asarray(solve_triangular(factor, inner_products(x, other), lower=True).T)
+
+    return factor.astype(np.float32), to_genes, features_of
 
 
 @dataclass
@@ -160,13 +177,13 @@ class Views:
         views = [power_transform(x, power).multiply(scale.astype(np.float32)[None]) for power, scale in pairs]
         return csr_matrix(hstack(views, "csr"), dtype=np.float32)
 
-    def components(self, x: csr_matrix, axes: np.ndarray) -> np.ndarray:
+    def components(self, x: csr_matrix, axes: np.ndarray, device: str = "cpu") -> np.ndarray:
         """Return the principal components of cells on axes, (views * G) x K: float32 N x K."""
-        features = np.empty((x.shape[0], axes.shape[1]), dtype=np.float32)
-        for start in range(0, len(features), BLOCK_CELLS):
-            rows = np.arange(start, min(start + BLOCK_CELLS, len(features)))
-            features[rows] = self.weighted(row_subset(x, rows)) @ axes
-        return features
+        if not self.powers:
+            return sums_over_genes(x, [(None, axes)], device)
+        pairs = zip(np.split(axes, len(self.powers)), self.scales, strict=True)
+        tables = [(block * scale[:, None]).astype(np.float32) for block, scale in pairs]
+        return sums_over_genes(x, list(zip(self.powers, tables, strict=True)), device)
 
     def model(self, weight: np.ndarray, bias: np.ndarray) -> LinearModel:
         """Return the linear model whose weights, (views * G) x C, were fitted: its own are G x (views * C)."""
@@ -179,18 +196,21 @@ class Views:
 class Design:
     """Features of N cells, from which linear models are fitted.
 
-    Up to 7,000 cells they are those of `compact`, and above that the principal components of `views`.
+    Up to 7,000 cells they are those of `compact`, and above that the principal components of `views`, on a device.
     """
 
-    def __init__(self, x: csr_matrix, labels: np.ndarray, views: Views, seed: int):
+    def __init__(self, x: csr_matrix, labels: np.ndarray, views: Views, seed: int, device: str = "cpu"):
         self.labels = labels
         self.views = views
+        self.device = device
         self.axes: np.ndarray | None = None
         if x.shape[0] <= MAX_DUAL:
-            self.features, self.to_genes = compact(views.weighted(x))
+            self.features, self.to_genes, features_of = compact(views.weighted(x))
+            self.features_of = lambda other: features_of(views.weighted(other))
         else:
-            axes = self.axes = principal_axes(views.weighted(x[cells_for_axes(labels, seed)]), seed)
-            self.features, self.to_genes = views.components(x, axes), lambda weight: axes @ weight
+            axes = self.axes = fitted_axes(views.weighted(x[cells_for_axes(labels, seed)]), seed, device)
+            self.features_of = lambda other: views.components(other, axes, device)
+            self.features, self.to_genes = self.features_of(x), lambda weight: axes @ weight
 
     @property
     def baseline_c(self) -> float:
@@ -206,7 +226,7 @@ class Design:
             features, labels = features[rows], labels[rows]
         if self.axes is None:
             return fit_logistic(features, labels, c, class_weights, tolerance)
-        return fit_components(features, labels, c, label_weights(labels, class_weights))
+        return fit_components(features, labels, c, label_weights(labels, class_weights), self.device)
 
     def model(self, fitted: LinearModel) -> LinearModel:
         """Turn a fit to the features into one of expression, with weights of genes."""
@@ -226,9 +246,11 @@ def branch_views(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed
     return Views(options.powers, tuple(w / max(1.0, p) for w, p in zip(weights, options.powers, strict=True)))
 
 
-def branch_design(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0) -> Design:
+def branch_design(
+    x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0, device: str = "cpu"
+) -> Design:
     """Return the design of the linear branch for expression: CSR float32, N cells x G genes, ln(1 + cp10k)."""
-    return Design(x, labels, branch_views(x, labels, options, seed), seed)
+    return Design(x, labels, branch_views(x, labels, options, seed), seed, device)
 
 
 def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0) -> LinearModel:
@@ -238,10 +260,3 @@ def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions,
     """
     design = branch_design(x, labels, options, seed)
     return design.model(design.fit(options.c, options.class_weights, tolerance=SOLVER_TOLERANCE))
-
-
-def predict_logits(model: LinearModel, x: csr_matrix, linear_options: LinearOptions) -> np.ndarray:
-    """Logits of cells, N x C, by a model of `fit_linear_branch`."""
-    powers = linear_options.powers
-    blocks = np.split(model.weight, len(powers), axis=1)
-    return sum(power_transform(x, power) @ block for power, block in zip(powers, blocks, strict=True)) + model.bias

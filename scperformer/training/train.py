@@ -310,9 +310,9 @@ def fit(training: Training, folder: Path) -> Fitted:
         kept=training.kept,
     )
     if training.fits_once and stream is not None and fitted.branch is not None:
-        branch = fitted.branch
+        inputs = fitted.branch, training.reference, folder, device_of(cfg.trainer).of_sums
         with threadpool_limits(1):  # sums in another order would change the last bits
-            made = training.kept.of("all_cells", lambda: fit_to_cells_on_disk(branch, training.reference, folder))
+            made = training.kept.of("all_cells", lambda: fit_to_cells_on_disk(*inputs))
         fitted.linear = LinearModel(made["weight"], made["bias"])
     fill_network(network, fitted, fitted.scales)
     return fitted

@@ -120,6 +120,11 @@ class Device:
     precision: str  # 32-true or bf16-mixed
     why: str  # the name of the GPU, or the reason for the CPU
 
+    @property
+    def of_sums(self) -> str:
+        """The device of sums over genes and linear fits: mps has no float64."""
+        return "cuda" if self.kind == "cuda" else "cpu"
+
 
 def device_of(options: TrainerConfig) -> Device:
     """Choose the device and the precision of a training; options that are not `auto` decide themselves.

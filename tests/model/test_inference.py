@@ -41,7 +41,7 @@ def test_the_mode_of_a_network_is_restored(name, layers, is_interrupted, loaded,
     if is_interrupted:
         for parts in (type(network), type(network.linear)):
             monkeypatch.setattr(parts, "forward", stop)
-        monkeypatch.setattr("scperformer.model.inference.power_transform", stop)
+        monkeypatch.setattr("scperformer.model.inference.sums_over_genes", stop)
         with pytest.raises(KeyboardInterrupt):
             FUNCTIONS[name](network, cells)
     else:

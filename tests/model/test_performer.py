@@ -117,7 +117,7 @@ def test_sums_of_many_cells_are_those_of_each_cell(attention, monkeypatch):
     performer = made(attention).encoder
     x = made_cells(25)
     found = performer.sums_of(x)
-    monkeypatch.setattr("scperformer.model.performer.CELLS_PER_SUM", 10)  # three blocks, the last one of 5 cells
+    monkeypatch.setattr("scperformer.model.linear.CELLS_PER_SUM", 10)  # three blocks, the last one of 5 cells
     assert np.array_equal(performer.sums_of(x), found)
     weights = x.toarray().astype(np.float64)
     weights *= 20 / np.linalg.norm(weights, axis=1, keepdims=True)

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
+from support.linear_fits import predict_logits
 
 from scperformer.base.metrics import cell_losses
 from scperformer.cells.normalisation import normalise_counts
 from scperformer.training import choose_linear as choice
 from scperformer.training.choose_linear import FIRST
-from scperformer.training.fit_linear import fit_linear_branch, predict_logits
+from scperformer.training.fit_linear import fit_linear_branch
 from scperformer.training.folds import choice_folds, most_of_a_label
 from scperformer.training.scales import branch_scale
 

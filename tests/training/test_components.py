@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
-from scperformer.training.components import cells_for_axes, fit_components, principal_axes
+from scperformer.training.components import cells_for_axes, fit_components, fitted_axes
 from scperformer.training.fit_linear import label_weights
 
 
@@ -50,14 +50,29 @@ def test_a_rare_label_has_a_component(monkeypatch):
     x = rng.poisson(0.3, size=(10_000, 60)).astype(np.float32)
     x[:, 50:] = 0
     x[:20, 50:] = rng.poisson(3, size=(20, 10))
-    monkeypatch.setattr("scperformer.training.components.NUM_COMPONENTS", 8)
+    monkeypatch.setattr("scperformer.training.components.NUM_PRINCIPAL", 8)
+    monkeypatch.setattr("scperformer.training.components.NUM_LARGEST", 4)
     rows = cells_for_axes(labels, seed=0)
     assert len(rows) == 4000
     assert labels[rows].sum() > 15
-    axes = principal_axes(csr_matrix(x[rows]), seed=0)
-    assert axes.shape == (60, 8)
-    np.testing.assert_allclose(axes.T @ axes, np.eye(8), atol=1e-5)
-    np.testing.assert_array_equal(axes, principal_axes(csr_matrix(x[rows]), seed=0))
+    axes = fitted_axes(csr_matrix(x[rows]), seed=0)
+    assert axes.shape == (60, 12)
+    np.testing.assert_allclose(axes.T @ axes, np.eye(12), atol=1e-5)
+    np.testing.assert_array_equal(axes, fitted_axes(csr_matrix(x[rows]), seed=0))
     components = x @ axes
     model = fit_components(components, labels, 1.0, label_weights(labels, "none"))
     assert (model.predict(components) == labels).mean() > 0.999
+
+
+def test_types_that_differ_in_one_gene_are_told_apart(monkeypatch):
+    """The gene is the strongest one, but other genes vary together in more cells."""
+    monkeypatch.setattr("scperformer.training.components.NUM_PRINCIPAL", 2)
+    monkeypatch.setattr("scperformer.training.components.NUM_LARGEST", 1)
+    rng = np.random.default_rng(0)
+    labels = np.arange(2000) % 2
+    x = rng.poisson(np.outer(rng.gamma(1, 3, 2000), np.ones(50))).astype(np.float32)
+    x[:, 50:] = 0
+    x = np.hstack([x, (40 + 6 * labels + rng.normal(size=2000))[:, None].astype(np.float32)])
+    axes = fitted_axes(csr_matrix(x), seed=0)
+    model = fit_components(x @ axes, labels, 1.0, label_weights(labels, "none"))
+    assert (model.predict(x @ axes) == labels).mean() > 0.98

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix, vstack
+from support.linear_fits import predict_logits
 
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import normalise_counts
@@ -13,7 +14,7 @@ from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training.evidence import fill_network, fit_branches
-from scperformer.training.fit_linear import LinearOptions, predict_logits
+from scperformer.training.fit_linear import LinearOptions
 from scperformer.training.scales import branch_scales, scales_if_significant, score_alone
 
 RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")

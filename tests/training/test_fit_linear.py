@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
+from support.linear_fits import predict_logits
 
 from scperformer.training import fit_linear as linear
 
@@ -104,14 +105,15 @@ def test_one_plain_view_is_scikit_learns_logistic_regression():
     found = linear.fit_linear_branch(x, labels, linear_options)
     np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-3)  # both stop at a gradient of 1e-3
     np.testing.assert_array_equal(
-        linear.predict_logits(found, x, linear_options).argmax(1), expected.predict(linear.power_transform(x, 1.0))
+        predict_logits(found, x, linear_options).argmax(1), expected.predict(linear.power_transform(x, 1.0))
     )
 
 
 @pytest.mark.parametrize("num_genes", [30, 500], ids=["fewer genes than cells", "more"])
 def test_compact_features_have_the_products_and_the_fits_of_the_genes(num_genes):
     x, labels = cells(num_cells=90, num_genes=num_genes)
-    features, to_genes = linear.compact(x)
+    features, to_genes, features_of = linear.compact(x)
+    np.testing.assert_allclose(features_of(x[:7]), features[:7], rtol=1e-2, atol=1e-2)
     assert features.shape == (90, min(90, num_genes))
     np.testing.assert_allclose(features @ features.T, (x @ x.T).toarray(), rtol=1e-3, atol=1e-3)
     weight = np.random.default_rng(0).normal(size=(features.shape[1], 3))
@@ -122,7 +124,7 @@ def test_compact_features_have_the_products_and_the_fits_of_the_genes(num_genes)
 
 
 def test_more_cells_are_fitted_by_their_principal_components(monkeypatch):
-    """With as many components as cells both ways have the same optimum."""
+    """With no fewer components than cells both ways have the same optimum."""
     x, labels = cells(num_cells=90, num_genes=300)
     monkeypatch.setattr("scperformer.training.components.TOLERANCE", 1e-6)
     logits, widths = [], []
@@ -131,8 +133,8 @@ def test_more_cells_are_fitted_by_their_principal_components(monkeypatch):
         design = linear.branch_design(x, labels, RECIPE)
         widths.append(design.features.shape[1])
         fitted = design.model(design.fit(RECIPE.c, RECIPE.class_weights, tolerance=1e-6))
-        logits.append(linear.predict_logits(fitted, x, RECIPE))
-    assert widths == [90, 90]
+        logits.append(predict_logits(fitted, x, RECIPE))
+    assert widths == [90, 90 + 256]
     np.testing.assert_allclose(*logits, atol=1e-2)  # the products are summed in float32
 
 
@@ -142,3 +144,13 @@ def test_cells_that_differ_in_few_genes_are_fitted():
     x[:, :3] = np.random.default_rng(0).integers(0, 5, (90, 3))
     x = sparse.csr_matrix(np.log1p(x / x.sum(1, keepdims=True) * 1e4).astype(np.float32))
     assert np.isfinite(linear.branch_design(x, np.arange(90) % 3, RECIPE).features).all()
+
+
+def test_inner_products_are_those_of_dense_cells():
+    """Of genes that many cells express, and of genes that few do."""
+    rng = np.random.default_rng(0)
+    rates = np.where(np.arange(400) < 100, 0.8, 0.005)
+    x, other = (sparse.csr_matrix(rng.poisson(rates, size=(num, 400)).astype(np.float32)) for num in (150, 40))
+    for right in (x, other):
+        expected = x.toarray().astype(np.float64) @ right.toarray().T
+        np.testing.assert_allclose(linear.inner_products(x, right), expected, rtol=1e-5, atol=1e-5)
