@@ -19,7 +19,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 30.0  # in a log, and before the first line of a block
+SECONDS_BETWEEN_LINES = 120.0  # in a log, and before the first line of a block
 LINE = "{desc}: {n:,} of {total:,}{unit} in {elapsed}, {remaining} left"
 
 
@@ -49,7 +49,7 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tq
             style |= {"bar_format": None if total else "{desc}", "ncols": columns, "nrows": lines}
         elif total:
             pause = SECONDS_BETWEEN_LINES
-            style |= {"bar_format": LINE, "file": _Log(), "position": 0}
+            style |= {"bar_format": LINE, "file": _Log(), "position": 0, "smoothing": 0}
             style |= {"delay": pause, "mininterval": pause, "miniters": 1}
         else:
             timer = threading.Timer(SECONDS_BETWEEN_LINES, log.info, ("%s ...", text))

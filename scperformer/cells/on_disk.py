@@ -19,6 +19,7 @@ from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
+from scperformer.base.progress import progress
 from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise, over_own_genes
@@ -44,8 +45,8 @@ CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several time
 Config = TypeVar("Config", bound=NetworkOptions)
 
 
-def stored_bytes(path: Path) -> int | None:
-    """Estimate the bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
+def stored_matrices(path: Path) -> list[Rows] | None:
+    """Open the matrices of a file; None if it cannot be read by rows from disk."""
     if require_readable(path) not in STREAMED_KINDS:
         return None
     try:
@@ -55,7 +56,13 @@ def stored_bytes(path: Path) -> int | None:
             matrices = [Rows(x) for x in (cells.X, *cells.layers.values(), *raw) if x is not None]
     except InputError:  # a file of an older format is read as a whole
         return None
-    return None if any(x.by_columns for x in matrices) else sum(VALUE_BYTES * x.num_values for x in matrices)
+    return None if any(x.by_columns for x in matrices) else matrices
+
+
+def stored_bytes(path: Path) -> int | None:
+    """Estimate the bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
+    matrices = stored_matrices(path)
+    return None if matrices is None else sum(VALUE_BYTES * x.num_values for x in matrices)
 
 
 def choose_storage(cfg: Config, paths: Sequence[Path]) -> Config:
@@ -124,7 +131,7 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     path = source.path if isinstance(source, Sample) else source
     adata = source.adata if isinstance(source, Sample) else None
     findings = source.findings if isinstance(source, Sample) else None
-    remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
+    remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad)"
     if adata is None and (kind := require_readable(path)) not in STREAMED_KINDS:
         raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
     with nullcontext() if adata is not None else reading(path):
@@ -137,8 +144,8 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
             )
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
-        if adata is None and rows.by_columns:
-            found = f"{findings.source} of {path} is stored by columns (CSC)"
+        if adata is None and rows.by_columns and VALUE_BYTES * rows.num_values > STREAM_ABOVE:
+            found = f"{findings.source} of {path} is stored by columns (CSC), and takes more than 2 GiB"
             raise InputError(found, "rows (CSR or dense) for cells that stay on disk", remedy)
     notes = repeated_note(names)
     first = first_of_each(names) if notes else None
@@ -236,24 +243,29 @@ def make_collection(
         [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
     )
     num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
+    if left_out is None:
+        left_out = np.zeros(sum(part.findings.num_cells for part in parts), dtype=bool)
     offset = 0  # rows of the files before this file
-    for part, mapping in zip(parts, maps, strict=True):
-        kept = []
-        with reading(part.path):
-            for start, block in part.rows().blocks():
-                x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # filters only ask whether a gene is expressed
-                shared = align_normalised(x, mapping, len(names))
-                keep = (np.diff(x.indptr) >= cfg.data.min_genes) & (np.diff(shared.indptr) >= min_shared)
-                if left_out is not None:
-                    keep &= ~left_out[offset + start : offset + start + len(keep)]
-                num_cells += np.bincount(shared[keep].indices, minlength=len(names))
-                kept.append(start + np.flatnonzero(keep))
-        part.kept = np.concatenate(kept)
-        offset += part.findings.num_cells
-        log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
-        if not len(part.kept):
-            found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
-            raise InputError(found, "at least some cells to be kept", "lower it", ["data.min_genes=1"])
+    with progress("filtering cells", total=len(left_out), unit="cells") as shown:
+        for part, mapping in zip(parts, maps, strict=True):
+            kept = []
+            is_left_out = left_out[offset : offset + part.findings.num_cells]
+            with reading(part.path):
+                for start, block in part.rows().blocks():
+                    # Filters only ask whether a gene is expressed.
+                    x = csr_matrix(part.merged(block) > 0, dtype=np.float32)
+                    shared = align_normalised(x, mapping, len(names))
+                    keep = (np.diff(x.indptr) >= cfg.data.min_genes) & (np.diff(shared.indptr) >= min_shared)
+                    keep &= ~is_left_out[start : start + len(keep)]
+                    num_cells += np.bincount(shared[keep].indices, minlength=len(names))
+                    kept.append(start + np.flatnonzero(keep))
+                    shown.update(len(keep))
+            part.kept = np.concatenate(kept)
+            offset += part.findings.num_cells
+            log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
+            if not len(part.kept) and not is_left_out.all():
+                found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
+                raise InputError(found, "at least some cells to be kept", "lower it", ["data.min_genes=1"])
     collection = Collection(parts, maps, names)
     if vocabulary is not None:
         return collection

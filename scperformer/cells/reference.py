@@ -59,6 +59,7 @@ class Reference:
     cell_names: np.ndarray  # N; for cells of files that stay on disk, their row numbers
     batches: np.ndarray | None = None  # index of the batch of each cell, int64, N; None: they are not known
     batch_names: list[str] = field(default_factory=list)
+    num_unlabelled: int = 0  # cells that are left out, as they have no label
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
     stream: Stream | None = None
 
@@ -89,10 +90,6 @@ def _label(
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"
         raise InputError(found, "two or more labels", "choose another label_key or add cells")
-    if not usable.all():
-        no_labels = label_texts(obs[cfg.label_key])[labels.isna()].value_counts().to_dict()
-        means_none = f" (no label: {named(no_labels)}; to keep one as a type, rename it)" if no_labels else ""
-        log.warning("%d cells without a label to train on are left out%s", (~usable).sum(), means_none)
     obs = obs[usable]
     texts = rare.labels[usable].to_numpy(str)
     names = sorted(set(texts.tolist()))
@@ -118,6 +115,17 @@ def _label(
     )
 
 
+def _unlabelled(obs: pd.DataFrame, labels: pd.Series, key: str) -> np.ndarray:
+    """Return which cells have no label, boolean, and log them: they are left out, of the filters of genes, too."""
+    is_unlabelled = labels.isna().to_numpy()
+    if is_unlabelled.any():
+        texts = label_texts(obs[key])[is_unlabelled].value_counts().to_dict()
+        means_none = f" (no label: {named(texts)}; to keep one as a type, rename it)" if texts else ""
+        text = "%d of %d cells without a label to train on are left out%s"
+        log.warning(text, is_unlabelled.sum(), len(labels), means_none)
+    return is_unlabelled
+
+
 def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path) -> np.ndarray | None:
     """Return which cells are test cells, boolean; None if there are none.
 
@@ -140,7 +148,7 @@ def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collect
     return replace(collection.with_columns(np.where(in_panel, np.cumsum(in_panel) - 1, -1), genes), own_totals=True)
 
 
-def _read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd.DataFrame]:
+def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd.DataFrame]:
     """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
     columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
     names = list(dict.fromkeys(name for name in (*columns, cfg.data.split_key, cfg.batch_key) if name is not None))
@@ -167,7 +175,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
     first = source.path if isinstance(source, Sample) else source[0]
     path = first if len(sources) == 1 else f"the {len(sources)} files"
-    tables = _read_obs(sources, cfg)
+    tables = read_obs(sources, cfg)
     cell_names = np.concatenate([table.index for table in tables])
     obs = pd.concat(tables, ignore_index=True)
     labels = deepest_labels(obs, cfg, path)
@@ -175,17 +183,20 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
     if is_test is not None and isinstance(source, Sample):
         # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
         return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg)
-    collection = make_collection(sources, cfg, left_out=is_test)
+    is_unlabelled = _unlabelled(obs, labels, cfg.label_key or "")
+    left_out = is_unlabelled if is_test is None else is_unlabelled | is_test
+    collection = make_collection(sources, cfg, left_out=left_out)
     starts = np.cumsum([0, *(part.findings.num_cells for part in collection.parts)])
     kept = np.concatenate([start + part.kept for start, part in zip(starts, collection.parts, strict=False)])
-    given = labels if is_test is None else labels[~is_test]
-    if lost := given[~given.isin(set(labels.iloc[kept])) & given.notna()].value_counts().to_dict():
+    given = labels[~left_out]
+    if lost := given[~given.isin(set(labels.iloc[kept]))].value_counts().to_dict():
         log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", cfg.data.min_genes, named(lost))
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     has_split_key = cfg.data.split_key is not None
     max_val = math.inf if isinstance(source, Sample) or has_split_key else MAX_VAL_CELLS
     rows, labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
     labelled.cell_names = cell_names[kept][rows]
+    labelled.num_unlabelled = int(is_unlabelled.sum())
     num_genes = len(collection.genes)
     panel = ""
     if cfg.genes_path is not None:
@@ -195,7 +206,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
     if isinstance(source, Sample):
         labelled.x = collection.read(rows)
         part = collection.parts[0]
-        cells_dropped = part.findings.num_cells - len(collection)
+        cells_dropped = (~left_out).sum() - len(collection)
         genes_dropped = part.findings.num_genes - num_genes
         dropped = f"{cells_dropped} cells and {genes_dropped} genes dropped by the filters"
         labelled.summary = f"{part.summary}; {dropped}{panel}"

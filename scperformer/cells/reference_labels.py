@@ -123,13 +123,10 @@ def read_batches(
     if len(names) < 2:
         found = f"one value ('{names[0]}') in obs['{key}'] of the labelled cells"
         raise InputError(found, "two or more batches, of which whole ones are held out", remedy)
-    num_batches = [len(np.unique(batches[labels == label])) for label in np.unique(labels)]
-    if max(num_batches) < 2:
+    if max(len(np.unique(batches[labels == label])) for label in np.unique(labels)) < 2:
         found = f"no label with cells in two of the {len(names)} values of obs['{key}']"
         raise InputError(found, "batches that share labels", remedy)
-    in_one = sum(num == 1 for num in num_batches)
-    note = f"; {in_one} labels occur in one alone, and are not held out" if in_one else ""
-    log.info("%d batches in obs['%s']: whole ones are held out%s", len(names), key, note)
+    log.info("%d batches in obs['%s']: whole ones are held out", len(names), key)
     return names.tolist(), batches.astype(np.int64)
 
 

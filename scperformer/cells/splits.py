@@ -169,22 +169,12 @@ def split_cells(
         if len(rows) == 0:
             remedy = f"mark some cells as '{side}'" if by_column else "add cells: no label has two"
             raise InputError(f"no labelled {side} cell with {where}", "cells on both sides", remedy)
-
-    def counted(which: np.ndarray) -> dict[str, int]:
-        total = np.bincount(labels, minlength=len(label_names))
-        return {label_names[label]: int(total[label]) for label in np.flatnonzero(which)}
-
-    num_train, num_val = (np.bincount(labels[rows], minlength=len(label_names)) for rows in (split.train, split.val))
-    if lost := counted(num_train == 0):
+    total, num_train = (np.bincount(each, minlength=len(label_names)) for each in (labels, labels[split.train]))
+    if lost := {label_names[label]: int(total[label]) for label in np.flatnonzero(num_train == 0)}:
         remedy = "mark cells of these labels as 'train', or as 'test' to leave them out"
         found = f"labels whose cells are all '{VAL}' in {where}: {named(lost)}"
         raise InputError(found, "training cells of each label", remedy)
     key = {"key": data.split_key} if data.split_key else {}
     sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
     split.done = {"how": data.split, **key, **sizes, **split.done}
-    if without := counted(num_val == 0):
-        note = f"no validation cell, and so no score, for these labels: {named(without)}"
-        log.warning("%s", note)
-        split.done["labels_without_val_cells"] = without
-        split.notes.append(f"{note[0].upper()}{note[1:]}.")
     return split

@@ -62,7 +62,6 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
     return losses
 
 
-@progress("choosing the options of the linear branch")
 def choose_linear_options(
     x: csr_matrix, labels: np.ndarray, seed: int, batches: np.ndarray | None = None
 ) -> LinearOptions:
@@ -74,15 +73,17 @@ def choose_linear_options(
     rows, folds = choice_folds(labels, seed, batches)
     if not (folds >= 0).any():  # every label has a single cell
         return FIRST
-    losses = held_out_losses(x[rows], labels[rows], folds)
-    best, lowest = FIRST, losses(FIRST)
-    for name, values in STEPS:
-        tried = {value: losses(replace(best, **{name: value})) for value in values}
-        value = min(tried, key=lambda value: tried[value].mean())
-        gain = lowest - tried[value]
-        error = gain.std() / len(gain) ** 0.5
-        if gain.mean() > max(MIN_GAIN * lowest.mean(), MIN_ERRORS * error):
-            best, lowest = replace(best, **{name: value}), tried[value]
+    losses = held_out_losses(x[rows], np.unique(labels[rows], return_inverse=True)[1], folds)
+    with progress("choosing the options of the linear branch", total=1 + len(STEPS), unit="steps") as shown:
+        best, lowest = FIRST, losses(FIRST)
+        for name, values in STEPS:
+            shown.update()
+            tried = {value: losses(replace(best, **{name: value})) for value in values}
+            value = min(tried, key=lambda value: tried[value].mean())
+            gain = lowest - tried[value]
+            error = gain.std() / len(gain) ** 0.5
+            if gain.mean() > max(MIN_GAIN * lowest.mean(), MIN_ERRORS * error):
+                best, lowest = replace(best, **{name: value}), tried[value]
     log.info("linear branch: %s, chosen by the loss of held-out cells", in_words(best))
     return best
 

@@ -74,10 +74,11 @@ def test_scattered_rows_are_read_in_short_runs(files, monkeypatch):
     assert sum(read) <= 6 + 1 + 1 + 25 + 1
 
 
-def test_files_that_cannot_be_read_by_rows_are_refused(counts_adata, write, tmp_path):
+def test_large_files_that_cannot_be_read_by_rows_are_refused(counts_adata, write, tmp_path, monkeypatch):
     cfg = config("pretrain", "data.in_memory=false")
     counts_adata.X = counts_adata.X.tocsc()
-    with pytest.raises(InputError, match=r"X of .*csc.h5ad is stored by columns \(CSC\); expected rows"):
+    monkeypatch.setattr(on_disk, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
+    with pytest.raises(InputError, match=r"X of .*csc.h5ad is stored by columns \(CSC\), and takes .*; expected rows"):
         make_collection([write(counts_adata, "csc.h5ad")], cfg)
     table = tmp_path / "cells.csv"
     pd.DataFrame(counts_adata.X.toarray(), counts_adata.obs_names, counts_adata.var_names).to_csv(table)

@@ -77,6 +77,15 @@ def test_few_cells_of_many_labels_are_used():
     assert folds[few[rows] == 2].tolist() == [-1]
 
 
+def test_of_very_many_labels_some_are_drawn(monkeypatch):
+    rows, folds = choice_folds(np.tile(np.arange(1000), 9), seed=0)
+    assert (len(rows), len(np.unique(rows % 1000))) == (1500, 300)
+    assert (np.bincount(folds) >= 300).all()
+    monkeypatch.setattr("scperformer.training.folds.CHOICE_LABELS", 2)
+    x, labels = cells()
+    assert choice.choose_linear_options(x, labels * 7, seed=0).powers
+
+
 def test_single_cells_of_labels_leave_the_first_options():
     x, _ = cells(num_cells=3)
     assert choice.choose_linear_options(x, np.arange(3), seed=0) == FIRST
