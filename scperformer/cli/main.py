@@ -23,7 +23,8 @@ from scperformer.cli.compose import command_line, config_of_tree, hand_to_hydra,
 from scperformer.cli.help import help_text, program_text
 from scperformer.cli.overrides import quoted
 from scperformer.cli.steps import STEPS
-from scperformer.cli.words import PLUGIN, own_presets, sort_words
+from scperformer.cli.train import print_estimate
+from scperformer.cli.words import ESTIMATE, PLUGIN, own_presets, sort_words
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,9 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     own = own_presets(flags)
     if "--cfg" in flags:
         hand_to_hydra(name, overrides, ["--cfg", flags["--cfg"]], lambda _: None, own)
+        return 0
+    if ESTIMATE in flags:
+        print_estimate(make_config(name, overrides, own))
         return 0
     line = shlex.join(["scperformer", name, *words])
     log.info("%s", line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} ...")

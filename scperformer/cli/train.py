@@ -1,9 +1,10 @@
 """`scperformer train`: train a model on a labelled reference."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scperformer.base.errors import InputError
 from scperformer.config.training import TrainOptions
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 USAGE = "train REFERENCE label_key=COLUMN"
 EXAMPLES = """\
   scperformer train reference.h5ad label_key=cell_type output=my_model
+  scperformer train reference.h5ad label_key=cell_type --estimate       # time and memory, without training
   scperformer train reference.h5ad label_key=cell_type model=tiny trainer.max_epochs=5
   scperformer train reference.h5ad label_key=cell_type -m model=performer,tiny seed=0,1
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
@@ -47,3 +49,15 @@ def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
 
             encoder = TokenEncoder(cfg)
         return train_cells(cells, cfg, output, encoder, profiles)
+
+
+def print_estimate(cfg: TrainConfig) -> None:
+    """Print the time and memory of a training, from the sizes of its files: a line for each model."""
+    from scperformer.training.estimate import cost_of_files
+    from scperformer.training.studies import trains_studies
+
+    if cfg.model.encoder and not cfg.model.reads_genes:
+        raise InputError("--estimate with attention between tokens", "model=performer or pooled", "leave one out")
+    parts = [replace(cfg, inputs=[name], label_map=None, studies="false") for name in cfg.inputs]
+    for part in parts if trains_studies(cfg, len(parts)) else [cfg]:
+        print(f"{', '.join(part.inputs)}: {cost_of_files(part)}")

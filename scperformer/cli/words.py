@@ -12,6 +12,7 @@ from scperformer.cli.overrides import option_word, quoted
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": "", "--cfg": "job", "--config-dir": "FOLDER"}  # as in Hydra; the value after each, "": none
 PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
+ESTIMATE = "--estimate"  # of `train`
 CONFIG = "--config"  # of the workflow: the word after it is its YAML file
 
 
@@ -41,6 +42,8 @@ def sort_words(words: list[str], step: str) -> tuple[list[str], dict[str, str]]:
             options.append(option_word("snakemake", list(rest)))
         elif word == CONFIG and step == "workflow":  # snakemake reads the file
             options.append(option_word("configfile", _value_of(word, "FILE", rest)))
+        elif word == ESTIMATE and step == "train":
+            flags[word] = ""
         elif word in FLAGS:
             flags[word] = _value_of(word, FLAGS[word], rest) if FLAGS[word] else ""
         elif word.startswith("-"):

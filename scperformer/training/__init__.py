@@ -10,6 +10,8 @@ query.
   genes.
 - condition: The condition of a query: its genes of the model and its depth; reference cells reduced to it, or
   repeated in it.
+- estimate: The time and memory of a training, estimated from sizes: of files without their matrices, or of loaded
+  cells.
 - evidence: Both branches fitted to labelled cells, and the scales of their logits by cross-validation.
 - fit_imported: Imported models with labelled cells: the evidence for their scores, and their adaptation to a file.
 - fit_linear: Linear models: the baseline that is reported beside every result, and the linear branch.

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
+from scperformer.base.messages import named
 from scperformer.base.metrics import score
 from scperformer.cells.normalisation import linear, recover_counts
 from scperformer.cells.on_disk import Sample, choose_storage
@@ -43,6 +44,7 @@ from scperformer.model.novelty import fit_profile
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.all_cells import fit_to_cells_on_disk
 from scperformer.training.choose_linear import choose_linear_options
+from scperformer.training.estimate import training_cost
 from scperformer.training.evidence import Fitted, fill_network, fit_branches
 from scperformer.training.fit_linear import MAX_DUAL, LinearOptions
 from scperformer.training.fit_performer import encoder_facts
@@ -55,6 +57,7 @@ from scperformer.training.trainer import device_of
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=NetworkOptions)
+LONG = 300.0  # seconds of a training, whose estimate is logged
 
 
 @dataclass
@@ -161,6 +164,8 @@ def train_on(
 ) -> SavedModel | None:
     """Train on a reference from `source_of` files; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
+    if encoder is None:
+        _log_cost(reference)
     hashes = _hashes(reference)
     stored = cells_to_store(reference, cfg)
     fits_once = _fits_once(reference, cfg)
@@ -195,6 +200,10 @@ def train_on(
     metrics, held_out = score_on_held_out(training, fitted)
     metrics["best_epoch"] = best_epoch
     if held_out is not None:
+        cells = enumerate(facts["cells_per_label"].items())
+        if untested := {name: num for label, (name, num) in cells if label not in held_out.labels}:
+            text = "no cell of these labels is held out, as they have few cells or occur in few batches: %s"
+            log.warning(text, named(untested))
         metrics["calibration"] = calibration(held_out.logits, held_out.labels)
         text = "calibration error of the confidence: %.3f on %d held-out cells"
         log.info(text, metrics["calibration"]["error"], len(held_out.labels))
@@ -222,6 +231,15 @@ def train_on(
     )
     log_scores(saved, training.cfg)
     return saved
+
+
+def _log_cost(reference: Reference) -> None:
+    """Log the time and memory of a long training."""
+    cells, genes, labels = int(reference.counts.sum()), len(reference.genes), len(reference.label_names)
+    values = reference.x.nnz * cells / reference.x.shape[0]
+    seconds, text = training_cost(cells, genes, labels, values, reference.stream is not None)
+    if seconds > LONG:
+        log.info("%s", text)
 
 
 def _fits_once(reference: Reference, cfg: TrainOptions) -> bool:
@@ -279,6 +297,7 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
     }
     batches = None if reference.batches is None else {"key": cfg.batch_key, "names": reference.batch_names}
     optional: dict[str, Any] = {"batches": batches, "tissue": cfg.tissue, "ontology": reference.terms.release}
+    optional["cells_without_label"] = reference.num_unlabelled or None
     optional["unlabelled"] = [Path(name).name for name in cfg.unlabelled] or None
     optional["kept_cells"] = None if stored is None else {"num_cells": len(stored.labels)}
     if stored is not None and not stored.are_counts:

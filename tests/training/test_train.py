@@ -112,6 +112,84 @@ def test_labels_that_vanish_are_named(counts_adata, caplog):
     assert "labels whose cells are all dropped by data.min_genes=50: 'empty' (2)" in caplog.text
 
 
+QUICK = ["experiment=linear", "logger=none", "data.min_genes=0", "studies=false"]
+
+
+def forms_of_a_file(cells: ad.AnnData) -> dict[str, ad.AnnData]:
+    """Return the same cells in other forms; some genes are expressed in cells without a label alone."""
+    other = cells.copy()
+    made = {"float64": other.X.astype(np.float64), "by columns": other.X.tocsc()}
+    forms = {name: ad.AnnData(x, cells.obs, cells.var) for name, x in made.items()}
+    other.raw = cells.copy()
+    other.X = other.X.log1p()
+    forms["raw"] = other
+    unlabelled = cells[:6].copy()
+    unlabelled.obs_names = [f"unlabelled{i}" for i in range(6)]
+    unlabelled.obs["cell_type"] = ["", "unknown", np.nan] * 2
+    unlabelled.X = (unlabelled.X + csr_matrix(np.eye(6, 200, 180, dtype=np.float32) * 50)).tocsr()
+    forms["without labels"] = ad.concat([cells, unlabelled])
+    return forms
+
+
+@pytest.mark.parametrize("place", ["in memory", "on disk", "backed", "second of two files"])
+def test_the_form_of_a_file_does_not_change_the_model(counts_adata, write, tmp_path, place, caplog):
+    """The weights are those of the clean twin, bit for bit."""
+    caplog.set_level("INFO", logger="scperformer")
+    is_shared = np.arange(200) < 180
+    counts_adata.X = csr_matrix(counts_adata.X.multiply(is_shared), dtype=np.float32)
+    counts_adata.X.eliminate_zeros()
+    first = write(counts_adata[::2].copy(), "first.h5ad")
+    options = as_options([*QUICK, *(["data.in_memory=false"] if place == "on disk" else [])])
+
+    def weights(name: str, cells: ad.AnnData) -> bytes:
+        if place == "second of two files":  # the genes of all but the clean one are in another order
+            cells = cells[1::2] if name == "clean" else cells[1::2, ::-1]
+        path = write(cells.copy(), f"{name}.h5ad")
+        source = ad.read_h5ad(path, backed="r") if place == "backed" else path
+        source = [first, path] if place == "second of two files" else source
+        trained = scperformer.train(source, "cell_type", output=tmp_path / f"{name}.model", options=options)
+        return (trained.path / "model.safetensors").read_bytes()
+
+    clean = weights("clean", counts_adata)
+    for name, cells in forms_of_a_file(counts_adata).items():
+        assert "without a label to train on" not in caplog.text
+        assert weights(name, cells) == clean, name
+    num = 3 if place == "second of two files" else 6
+    assert f"{num} of {120 + num} cells without a label to train on are left out" in caplog.text
+    made = read_model(tmp_path / "without labels.model").provenance
+    assert (made["cells_without_label"], made["num_cells"]) == (num, 120)
+    assert "cells_without_label" not in read_model(tmp_path / "clean.model").provenance
+
+
+def test_labels_that_are_not_held_out_are_named(counts_adata, tmp_path, caplog):
+    """Labels of a single donor, of donors in one fold, and of one cell are no errors of the model: they are not called.
+
+    Small donors have no accuracy of their own.
+    """
+    cells = ad.concat([counts_adata] * 3, index_unique="-")
+    rng = np.random.default_rng(0)
+    cells.X.data = rng.poisson(cells.X.data).astype(np.float32)
+    donors = np.concatenate([rng.choice(6, 300), 6 + np.arange(60) // 6]).astype(str)
+    labels = cells.obs["cell_type"].astype(str).to_numpy(object)
+    labels[np.flatnonzero(donors == "2")[:15]] = "of one donor"
+    labels[350] = "of one cell"
+    cells.obs["cell_type"] = labels
+    cells.obs["donor"] = donors
+    with caplog.at_level("INFO", logger="scperformer"):
+        made = scperformer.train(
+            cells, "cell_type", output=tmp_path / "model", batch_key="donor", options=as_options(QUICK)
+        )
+    assert (
+        "no cell of these labels is held out, as they have few cells or occur in few batches: 'of one " in caplog.text
+    )
+    assert "'of one cell' (1), 'of one donor' (15)" in caplog.text
+    fold = made.metrics["out_of_fold"]
+    assert fold["accuracy"] > 0.9  # each of the 16 others would be an error
+    accuracy = dict(zip(read_model(made.path).provenance["batches"]["names"], fold["batches"]["accuracy"], strict=True))
+    assert accuracy["2"] > 0.9
+    assert {donor for donor, value in accuracy.items() if value is None} == set(map(str, range(6, 16)))
+
+
 def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchanged):
     with torch_unchanged():
         scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST))

@@ -1,0 +1,50 @@
+"""The time and memory of a training, estimated from sizes: of files without their matrices, or of loaded cells."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from scperformer.base.errors import InputError
+from scperformer.base.messages import in_time
+from scperformer.cells.on_disk import choose_storage, stored_matrices
+from scperformer.cells.reference import read_obs
+from scperformer.cells.reference_labels import deepest_labels
+from scperformer.cells.splits import MAX_LOADED_CELLS, MAX_VAL_CELLS
+from scperformer.config.training import TrainOptions
+from scperformer.training.fit_linear import MAX_DUAL
+from scperformer.training.folds import CHOICE_CELLS, CHOICE_LABELS, MAX_FIT_CELLS
+
+DENSE_SHARE = 0.1  # of the entries of a dense matrix that are not 0
+
+
+def training_cost(cells: int, genes: int, labels: int, values: float, on_disk: bool) -> tuple[float, str]:
+    """Return the CPU seconds of a default training on one core, and these and its memory in words.
+
+    Arguments are numbers of a reference; `values` are those of expression above 0. The factors were fitted to the table
+    in docs/large_references.md, which says how far they are off.
+    """
+    loaded = values * min(1.0, (MAX_LOADED_CELLS + MAX_VAL_CELLS) / cells) if on_disk else values
+    seconds = 28 + 1.1e-6 * loaded + 2.5e-7 * values * on_disk
+    seconds += 6e-8 * min(labels, CHOICE_LABELS) * min(cells, CHOICE_CELLS) ** 2
+    size = 0.8 * 2**30 + 48 * loaded + 100 * genes * labels
+    if cells <= MAX_DUAL:
+        seconds += 6.4e-8 * labels * cells**2 + 1.8e-10 * cells**3
+        size += 16 * cells**2
+    else:
+        seconds += 6e-6 * labels * (5 * min(cells, MAX_FIT_CELLS) + cells)
+    cost = f"about {in_time(round(seconds, -1))} on one CPU core, {size / 2**30:.1f} GiB of memory"
+    return seconds, f"{cells:,} cells, {labels:,} labels: {cost}"
+
+
+def cost_of_files(cfg: TrainOptions) -> str:
+    """Return the cost of a training in words, from the sizes of its files; refuse files that do not tell them."""
+    paths = [Path(name) for name in cfg.inputs]
+    values, genes = 0.0, 0
+    for path in paths:
+        if not (matrices := stored_matrices(path)):
+            raise InputError(f"--estimate for {path}", "h5ad or zarr, stored by rows", "leave --estimate out")
+        values += max(x.num_values * (DENSE_SHARE if hasattr(x.matrix, "chunks") else 1) for x in matrices)
+        genes = max(genes, *(x.shape[1] for x in matrices))
+    labels = deepest_labels(pd.concat(read_obs(paths, cfg), ignore_index=True), cfg, paths[0])
+    on_disk = choose_storage(cfg, paths).data.in_memory is False
+    return training_cost(int(labels.notna().sum()), genes, labels.nunique(), values, on_disk)[1]

@@ -1,0 +1,81 @@
+"""The estimated time and memory of a training."""
+
+import re
+
+import numpy as np
+import pytest
+
+import scperformer
+from scperformer.cli.compose import make_config
+from scperformer.io.rows import Rows
+from scperformer.training.estimate import cost_of_files, training_cost
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "gib"),
+    [
+        ((2638, 13714, 9, 2.2e6, False), 41, None),
+        ((6077, 12000, 13, 3.4e6, False), 98, 1.8),
+        ((13_653, 14_053, 13, 7.6e6, False), 65, 1.1),
+        ((13_807, 30_000, 51, 1.24e7, False), 64, 1.3),
+        ((10_000, 15_000, 300, 1.57e7, False), 193, 1.5),
+        ((100_168, 30_000, 51, 9e7, False), 174, 4.8),
+        ((100_168, 30_000, 102, 9e7, True), 374, 4.1),
+        ((1_001_340, 30_000, 51, 9e8, True), 524, 3.1),
+    ],
+    ids=lambda value: "" if not isinstance(value, tuple) else f"{value[0]}/{value[2]}",
+)
+def test_estimates_are_within_a_factor_of_two_of_what_was_measured(sizes, seconds, gib):
+    """As in docs/large_references.md."""
+    found, text = training_cost(*sizes)
+    assert seconds / 2 < found < 2 * seconds
+    if gib is not None:
+        assert gib / 1.5 < float(re.search("([0-9.]+) GiB", text)[1]) < 1.5 * gib
+
+
+def test_no_matrix_is_read_and_nothing_written(counts_adata, write, command, tmp_path, monkeypatch):
+    counts_adata.layers["dense"] = counts_adata.X.toarray()
+    counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
+    counts_adata.obs.iloc[:3, 0] = np.nan
+    path = write(counts_adata, "a.h5ad")
+    write(counts_adata[:40].copy(), "b.h5ad")
+    monkeypatch.setattr(Rows, "block", None)
+    before = sorted(tmp_path.iterdir())
+    ran = command("train", "a.h5ad", "label_key=cell_type", "--estimate")
+    assert (ran.code, ran.out.count("\n")) == (0, 1)
+    assert re.match(r"a.h5ad: 117 cells, 3 labels: about \d+ s on one CPU core, 0.8 GiB of memory", ran.out)
+    cfg = make_config("train", [f"inputs=['{path}']", "label_key=cell_type"])
+    assert cost_of_files(cfg) == training_cost(117, 200, 3, float(counts_adata.X.nnz), on_disk=False)[1]
+    ran = command("train", "a.h5ad", "b.h5ad", "label_key=cell_type", "--estimate")  # a model of each
+    assert [line.partition(" cells")[0] for line in ran.out.splitlines()] == ["a.h5ad: 117", "b.h5ad: 37"]
+    ran = command("train", "a.h5ad", "b.h5ad", "label_key=cell_type", "studies=false", "--estimate")
+    assert ran.out.startswith("a.h5ad, b.h5ad: 154 cells")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["train", "csc.h5ad", "label_key=cell_type"],
+            "csc.h5ad; expected h5ad or zarr, stored by rows",
+        ),
+        (["train", "a.h5ad", "label_key=cell_type", "model=tiny"], "expected model=performer or pooled"),
+        (["train", "a.h5ad", "label_key=nothing"], "no column 'nothing'"),
+        (["check", "a.h5ad"], "'--estimate'; expected a file"),
+    ],
+)
+def test_what_has_no_estimate_is_refused(counts_adata, write, refused, words, message):
+    write(counts_adata, "a.h5ad")
+    counts_adata.X = counts_adata.X.tocsc()
+    write(counts_adata, "csc.h5ad")
+    assert message in refused(*words, "--estimate")
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_long_training_begins_with_its_cost(counts_adata, tmp_path, monkeypatch, caplog, long):
+    monkeypatch.setattr("scperformer.training.train.LONG", 1.0 if long else 300.0)
+    options = {"experiment": "linear", "logger": "none", "data.min_genes": 0}
+    with caplog.at_level("INFO", logger="scperformer"):
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "model", options=options)
+    assert ("120 cells, 3 labels: about 30 s on one CPU core, 0.8 GiB of memory" in caplog.text) == long
