@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from scperformer.base.progress import progress
 from scperformer.model.batches import sparse_tensor
 from scperformer.model.linear import TINY
 from scperformer.model.network import LinearModel
@@ -95,7 +96,9 @@ def fit_components(
 
     start = np.zeros((num_components + 1) * num_labels)
     options = {"gtol": TOLERANCE, "maxiter": MAX_ITERATIONS}
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options).x.reshape(-1, num_labels)
+    with progress("fitting to components", total=MAX_ITERATIONS, unit="iterations at most") as shown:
+        more = {"options": options, "callback": lambda _: shown.update()}
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x.reshape(-1, num_labels)
     weight_KC = found[:-1] * step_K1.cpu().numpy()
     bias_C = found[-1] - mean_K.cpu().numpy() @ weight_KC
     return LinearModel(weight_KC.astype(np.float32), bias_C.astype(np.float32))

@@ -36,6 +36,7 @@ from scperformer.training.scales import branch_scale, branch_scales, scaled_scor
 
 MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
 MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
+MAX_BATCHES = 50  # whose means are compared
 
 
 @dataclass
@@ -130,9 +131,10 @@ def fit_branches(
     alone = of_baseline["logits"][folds.is_dealt]
     evidence["baseline"] = scaled_score(branch_scale(alone, truth) * alone, truth)
     if batches is not None:
-        is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[folds.rows[folds.is_dealt]]).mean()
+        is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[folds.rows[folds.is_dealt]])
+        accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
         evidence["batches"] = {
-            "accuracy": [is_right.get(batch) for batch in range(int(batches.max()) + 1)],  # None: no cell is held out
+            "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None: few cells, or none
             "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
         }
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
@@ -170,10 +172,12 @@ def _fit_linear(
 def _out_of_fold(design: Design, folds: Folds, c: float, class_weights: str) -> np.ndarray:
     """Return the logits of the cells of each fold by a linear fit to the others, float32 N x C; 0 for other cells."""
     logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
-    for fold in folds.numbers:
-        is_called = folds.fold_of_row == fold
-        fitted = design.fit(c, class_weights, folds.others(fold, design.labels))
-        logits[is_called] = design.features[folds.rows[is_called]] @ fitted.weight + fitted.bias
+    with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
+        for fold in folds.numbers:
+            is_called = folds.fold_of_row == fold
+            fitted = design.fit(c, class_weights, folds.others(fold, design.labels))
+            logits[is_called] = design.features[folds.rows[is_called]] @ fitted.weight + fitted.bias
+            shown.update()
     return logits
 
 
@@ -212,18 +216,21 @@ def _fit_encoder(
 
 
 def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray, seed: int) -> float:
-    """Return the largest gene effects between cells of a batch and of the others, which have the same labels."""
+    """Return the largest gene effects between cells of a batch and of the others, which have the same labels.
+
+    Batches are the 50 largest, and the others are among 20,000 cells: the time does not grow with the reference.
+    """
     effects = []
-    for batch in range(int(batches.max()) + 1):
-        is_batch = batches == batch
-        shared = np.isin(labels, labels[~is_batch])
-        rows = np.flatnonzero(is_batch & shared)
+    pool = stratified_sample(labels, MAX_STATISTICS_CELLS, seed)
+    order = np.argsort(batches, kind="stable")
+    rows_of = np.split(order, np.cumsum(np.bincount(batches))[:-1])
+    for batch in np.argsort([-len(rows) for rows in rows_of], kind="stable")[:MAX_BATCHES]:
+        others = pool[batches[pool] != batch]
+        rows = rows_of[batch][np.isin(labels[rows_of[batch]], labels[others])]
         if len(rows) >= MIN_CELLS:
             rows = rows[stratified_sample(labels[rows], MAX_BATCH_CELLS, seed)]
-            rest = np.flatnonzero(~is_batch)
-            rest = rest[stratified_sample(labels[rest], MAX_BATCH_CELLS, seed)]
-            others = np.unique(labels[rest], return_inverse=True)[1]
-            effects.append(batch_effect(x[rows], x[rest], others))
+            rest = others[stratified_sample(labels[others], MAX_BATCH_CELLS, seed)]
+            effects.append(batch_effect(x[rows], x[rest], np.unique(labels[rest], return_inverse=True)[1]))
     return max(effects, default=0.0)
 
 

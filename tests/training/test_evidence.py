@@ -10,10 +10,12 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
+from scperformer.model.batch_effect import batch_effect, correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.network import CellTypeModel
-from scperformer.training.evidence import fill_network, fit_branches
+from scperformer.training import evidence
+from scperformer.training.evidence import effects_of_batches, fill_network, fit_branches
 from scperformer.training.fit_linear import LinearOptions
 from scperformer.training.scales import branch_scales, scales_if_significant, score_alone
 
@@ -137,6 +139,37 @@ def test_calls_of_a_batch_come_from_fits_without_it():
     accuracy = by_batch.evidence["batches"]["accuracy"]
     assert np.mean(accuracy) == pytest.approx(by_batch.evidence["accuracy"], abs=0.01)
     assert len(set(accuracy)) > 1
+
+
+def test_batches_are_compared_with_the_others(monkeypatch):
+    """The largest effect is that of a plain loop; of many batches and cells, some are compared."""
+    x, labels = made_cells(600, seed=0)
+    batches = np.repeat(np.arange(30), 20)
+    batches[:300] = np.arange(300) % 2  # two large batches, no others up to 14, and small ones
+    factors = np.where(np.arange(300) < 40, 3.0, 1.0)
+    x = vstack([correct_batch_effect(x[batches == 0], factors), x[batches != 0]], "csr")
+    order = np.concatenate([np.flatnonzero(batches == 0), np.flatnonzero(batches != 0)])
+    labels, batches = labels[order], batches[order]
+    labels[batches == 29] = 3  # a label of this batch alone
+    effects = []
+    for batch in (0, 1, *range(15, 29)):
+        rest = np.flatnonzero(batches != batch)
+        others = np.unique(labels[rest], return_inverse=True)[1]
+        effects.append(batch_effect(x[batches == batch], x[rest], others))
+    found = effects_of_batches(x, labels, batches, 0)
+    assert found == pytest.approx(max(effects), rel=1e-6)
+    sizes = []
+
+    def count(cells: csr_matrix, others: csr_matrix, labels: np.ndarray) -> float:
+        sizes.append((cells.shape[0], others.shape[0]))
+        return batch_effect(cells, others, labels)
+
+    monkeypatch.setattr(evidence, "batch_effect", count)
+    monkeypatch.setattr(evidence, "MAX_BATCHES", 4)
+    monkeypatch.setattr(evidence, "MAX_STATISTICS_CELLS", 400)
+    assert effects_of_batches(x, labels, batches, 0) == pytest.approx(found, rel=0.2)
+    assert [size for size, _ in sizes] == [150, 150, 20, 20]
+    assert max(num for _, num in sizes) <= 400
 
 
 # --- the scales of the branches -----------------------------------------------------------------------------------
