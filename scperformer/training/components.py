@@ -96,7 +96,7 @@ def fit_components(
 
     start = np.zeros((num_components + 1) * num_labels)
     options = {"gtol": TOLERANCE, "maxiter": MAX_ITERATIONS}
-    with progress("fitting to components", total=MAX_ITERATIONS, unit="iterations at most") as shown:
+    with progress(f"fitting, at most {MAX_ITERATIONS} iterations", total=MAX_ITERATIONS, unit="iterations") as shown:
         more = {"options": options, "callback": lambda _: shown.update()}
         found = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x.reshape(-1, num_labels)
     weight_KC = found[:-1] * step_K1.cpu().numpy()

@@ -24,14 +24,15 @@ def training_cost(cells: int, genes: int, labels: int, values: float, on_disk: b
     in docs/large_references.md, which says how far they are off.
     """
     loaded = values * min(1.0, (MAX_LOADED_CELLS + MAX_VAL_CELLS) / cells) if on_disk else values
-    seconds = 28 + 1.1e-6 * loaded + 2.5e-7 * values * on_disk
+    seconds = 30 + 7e-7 * loaded + 2.5e-7 * values * on_disk
     seconds += 6e-8 * min(labels, CHOICE_LABELS) * min(cells, CHOICE_CELLS) ** 2
-    size = 0.8 * 2**30 + 48 * loaded + 100 * genes * labels
+    size = 0.8 * 2**30 + 48 * loaded + 50 * genes * labels
     if cells <= MAX_DUAL:
         seconds += 6.4e-8 * labels * cells**2 + 1.8e-10 * cells**3
         size += 16 * cells**2
     else:
-        seconds += 6e-6 * labels * (5 * min(cells, MAX_FIT_CELLS) + cells)
+        fitted = 5 * min(cells, MAX_FIT_CELLS) + cells
+        seconds += 4e-6 * min(labels, cells / 20) * fitted  # fits to fewer cells of a label end earlier
     cost = f"about {in_time(round(seconds, -1))} on one CPU core, {size / 2**30:.1f} GiB of memory"
     return seconds, f"{cells:,} cells, {labels:,} labels: {cost}"
 
