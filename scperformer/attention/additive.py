@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, reduce
 from importlib.util import find_spec
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,15 +54,14 @@ def power_of_2(x: Tensor) -> Tensor:
     return x.mul_(LN_2).exp_()
 
 
-@dataclass
-class KeySums:
+class KeySums(NamedTuple):
     """Sums over keys, divided by 2^scale per feature: s = sum phi(k) v^T, z = sum phi(k)."""
 
     s_BHME: Tensor
     z_BHM: Tensor
     scale_BHM: Tensor  # has no gradient: it cancels
 
-    def __add__(self, other: "KeySums") -> "KeySums":
+    def __add__(self, other: "KeySums") -> "KeySums":  # type: ignore[override]
         """Return the sums over both sets of keys."""
         scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
         mine_BHM = power_of_2(self.scale_BHM - scale_BHM)
@@ -83,28 +82,24 @@ class KeySums:
         num_pieces = len(self.z_BHM) // len(before.z_BHM)
         if num_pieces == 1:
             return before, before + self
-        parts = (self.s_BHME, self.z_BHM, self.scale_BHM)
-        running = KeySums(*(x.unflatten(0, (-1, num_pieces)) for x in parts))
-        first = KeySums(*(x.unsqueeze(1) for x in (before.s_BHME, before.z_BHM, before.scale_BHM)))
+        running = KeySums(*(x.unflatten(0, (-1, num_pieces)) for x in self))
+        first = KeySums(*(x.unsqueeze(1) for x in before))
         step = 1
         while step < num_pieces:
             running = running + running.delayed(step)
             step *= 2
         earlier, after = first + running.delayed(1), first + running
-        return (
-            KeySums(*(x.flatten(0, 1) for x in (earlier.s_BHME, earlier.z_BHM, earlier.scale_BHM))),
-            KeySums(after.s_BHME[:, -1], after.z_BHM[:, -1], after.scale_BHM[:, -1]),
-        )
+        return KeySums(*(x.flatten(0, 1) for x in earlier)), KeySums(*(x[:, -1] for x in after))
 
     def delayed(self, step: int) -> "KeySums":
         """Return the sums of the piece `step` pieces earlier, and sums over nothing for the first pieces."""
-        s, z, scale = (x[:, :-step] for x in (self.s_BHME, self.z_BHM, self.scale_BHM))
+        s, z, scale = (x[:, :-step] for x in self)
         nothing = torch.full_like(scale[:, :1], LOG_OF_NOTHING).expand(-1, step, -1, -1)
         return KeySums(pad(s, (0,) * 6 + (step, 0)), pad(z, (0,) * 4 + (step, 0)), torch.cat([nothing, scale], dim=1))
 
     def replaced(self, cells: Tensor, sums: "KeySums") -> "KeySums":
         """Return these sums with some cells (row numbers) replaced."""
-        pairs = ((self.s_BHME, sums.s_BHME), (self.z_BHM, sums.z_BHM), (self.scale_BHM, sums.scale_BHM))
+        pairs = zip(self, sums, strict=True)
         return KeySums(*(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs))
 
 

@@ -4,6 +4,7 @@ More shape letters than in base.py: P positions, K projected rows, C = H E chann
 """
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.nn.functional import conv1d, pad, relu, scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, zeroed
 from scperformer.attention.favor import Favor
-from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
+from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option
 
 KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
 ODD_NUMBERS: Rule = (
@@ -22,6 +23,8 @@ ODD_NUMBERS: Rule = (
 
 class Conv(Attention):
     """R^T softmax((R q')(C k')^T / sqrt(E)) (C v') + favor(q, k, v), with x' = sum over kernels of kernel * x.
+
+    With `skip=map`, C v replaces C v': both maps are added, and weigh the same values.
 
     Each kernel is a depthwise convolution along the tokens: every channel of every head has its own. Dropped tokens are
     0 before and after it. R and C are learned, K x P; each column belongs to a position (a gene).
@@ -38,6 +41,7 @@ class Conv(Attention):
         penalty_threshold: float = option(1.0, ZERO_OR_MORE)
         num_features: int | None = option(None, ONE_OR_MORE)  # features of the added linear attention, as in favor
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # as in favor
+        skip: str = choice("output", "map")  # what is added to the linear attention: an output, or the attention map
 
     fixed_length = True
     order_sensitive = True
@@ -49,9 +53,9 @@ class Conv(Attention):
         self.redraw_interval = options.redraw_interval
         linear = Favor.Options(num_features=options.num_features, redraw_interval=options.redraw_interval)
         self.skip = Favor(sizes, linear, generator)
-        self.kernels_3CT = nn.ParameterList()  # one entry per size, with separate kernels for q, k and v
+        self.kernels_3CT = nn.ParameterList()  # one entry per size, with separate kernels for q, k and, if convolved, v
         for size in options.kernel_sizes:
-            shape = (3, sizes.num_heads * sizes.head_dim, size)
+            shape = (3 if options.skip == "output" else 2, sizes.num_heads * sizes.head_dim, size)
             kernels_3CT = torch.randn(shape, generator=generator) * KERNEL_NOISE / size**0.5
             kernels_3CT[:, :, size // 2] += 1
             self.kernels_3CT.append(kernels_3CT / len(options.kernel_sizes))
@@ -84,11 +88,12 @@ class Conv(Attention):
             kernels_3CT = torch.stack(padded).sum(0).to(q.dtype)
             projected = []  # sums over the tokens, weighted with the columns of their positions: B x H x K x E
             tables_of_qkv = (rows_BLK, columns_BLK, columns_BLK)
-            for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, tables_of_qkv, strict=True):
-                # torch's grouped convolution is 2 to 3 times as fast on a CPU as adding shifted copies, with gradients
+            for x, table_BLK, kernel_CT in zip_longest((q, k, v), tables_of_qkv, kernels_3CT):
                 x_BCL = x.transpose(2, 3).flatten(1, 2)
-                x_BCL = conv1d(x_BCL, kernel_CT[:, None], padding=longest // 2, groups=len(kernel_CT))
-                x_BCL = x_BCL.masked_fill(~keep_BL[:, None], 0.0)
+                if kernel_CT is not None:
+                    # torch's grouped convolution is 2 to 3 times as fast on a CPU, with gradients, as shifted copies
+                    x_BCL = conv1d(x_BCL, kernel_CT[:, None], padding=longest // 2, groups=len(kernel_CT))
+                    x_BCL = x_BCL.masked_fill(~keep_BL[:, None], 0.0)
                 projected.append((x_BCL @ table_BLK).unflatten(1, (self.sizes.num_heads, -1)).mT)
             mixed_BHKE = scaled_dot_product_attention(*projected)
             # all heads share R, so they become columns of one product

@@ -31,7 +31,6 @@ from scperformer.config.training import ModelConfig, TokensConfig
 # If a cell expresses more than this share of the genes, its unexpressed genes are summed directly: the difference of
 # nearly equal sums would be mostly rounding error.
 MAX_EXPRESSED_SHARE = 1 / 3
-FEEDFORWARD_FACTOR = 4  # hidden width of the feed-forward network, in multiples of the model width
 Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input for all genes at value 0, and their sums over keys
 
 
@@ -53,6 +52,19 @@ class LayerNorm(nn.LayerNorm):
         return layer_norm(x, self.weight, self.bias, self.eps, dtype)
 
 
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm over the real tokens of a training step; prediction uses running means, so that cells are apart."""
+
+    def __init__(self, dim: int):
+        super().__init__(dim)
+        self.num_batches_tracked = torch.zeros(1, dtype=torch.int64)  # not a scalar, which model files do not have
+
+    def forward(self, x_BLD: Tensor, keep_BL: Tensor) -> Tensor:  # type: ignore[override]
+        out_BLD = torch.zeros_like(x_BLD)
+        out_BLD[keep_BL] = super().forward(x_BLD[keep_BL])
+        return out_BLD
+
+
 class Layer(nn.Module):
     """Attention between tokens, then a feed-forward network on each token, both with residual and layer norm."""
 
@@ -62,11 +74,12 @@ class Layer(nn.Module):
         self.heads = (model.num_heads, model.head_dim)
         self.inner = model.num_heads * model.head_dim
         self.pre_norm = model.norm == "pre"
-        in_chunks = isinstance(attention, Additive) and not attention.is_causal
+        # The means of batch norm are over all tokens.
+        in_chunks = isinstance(attention, Additive) and not attention.is_causal and model.norm != "batch"
         self.chunk_tokens = model.chunk_tokens if in_chunks else None
         self.checkpointing = model.checkpointing
         # With post-norm the output of a norm is the next residual, which stays float32.
-        norm = LayerNorm if self.pre_norm else nn.LayerNorm
+        norm = {"pre": LayerNorm, "post": nn.LayerNorm, "batch": BatchNorm}[model.norm]
         self.norm_attention = norm(model.dim)
         # rows: queries (also the keys where they are shared), keys, values
         self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
@@ -74,8 +87,9 @@ class Layer(nn.Module):
         self.attention = attention
         self.to_out = nn.Linear(self.inner, model.dim)
         self.norm_feedforward = norm(model.dim)
-        hidden = model.dim * FEEDFORWARD_FACTOR
-        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), nn.GELU(), nn.Linear(hidden, model.dim))
+        hidden = model.feedforward or 4 * model.dim
+        activation = {"gelu": nn.GELU, "relu": nn.ReLU}[model.activation]()
+        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), activation, nn.Linear(hidden, model.dim))
         self.dropout = nn.Dropout(model.dropout)
 
     def projected(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
@@ -83,26 +97,16 @@ class Layer(nn.Module):
         x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
         return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
 
-    def projected_apart(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
-        """As `projected`, but with tokens last in memory, so that products within single heads need no copies."""
-        if torch.is_grad_enabled():  # the backward pass would make more copies than this saves
-            return self.projected(h_BLD, weight)
-        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
-        # `matmul` would transpose the matrices to have one product for all cells, and the result with them.
-        qkv_BIL = torch.bmm(weight.expand(len(x_BLD), -1, -1), x_BLD.transpose(1, 2))
-        return qkv_BIL.unflatten(1, (-1, *self.heads)).permute(1, 0, 2, 4, 3)
-
     def queries(self, h_BLD: Tensor) -> Tensor:
         """Return the queries of tokens, B x H x L x E."""
-        return self.projected_apart(h_BLD, self.to_qkv.weight[: self.inner])[0]
+        return self.projected(h_BLD, self.to_qkv.weight[: self.inner])[0]
 
     def keys_values(self, h_BLD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of tokens, B x H x L x E each."""
-        k_BHLE, v_BHLE = self.projected_apart(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
-        return k_BHLE, v_BHLE
+        return self.projected(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)  # type: ignore[return-value]
 
-    def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor) -> Tensor:
-        """Return the layer's output for tokens, given the mixed values of the attention."""
+    def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor, keep_BL: Tensor | None = None) -> Tensor:
+        """Return the layer's output for tokens, given the mixed values of the attention; batch norm needs `keep_BL`."""
         norm = self.norm_feedforward
         added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
         can_fuse = self.pre_norm and h_BLD.is_cuda and h_BLD.dtype == torch.float32 and has_triton()
@@ -114,8 +118,9 @@ class Layer(nn.Module):
         h_BLD = h_BLD + self.dropout(added_BLD)
         if self.pre_norm:
             return h_BLD + self.dropout(self.feedforward(norm(h_BLD)))
-        h_BLD = self.norm_attention(h_BLD)
-        return norm(h_BLD + self.dropout(self.feedforward(h_BLD)))
+        real = (keep_BL,) if isinstance(norm, BatchNorm) else ()
+        h_BLD = self.norm_attention(h_BLD, *real)
+        return norm(h_BLD + self.dropout(self.feedforward(h_BLD)), *real)
 
     def forward(self, h_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor) -> Tensor:
         """Return the layer's output for tokens that attend to each other, B x L x D, as a whole or in chunks."""
@@ -129,7 +134,7 @@ class Layer(nn.Module):
 
     def _whole(self, h_BLD, keep_BL, positions_BL):
         qkv_TBHLE = self.projected(h_BLD, self.to_qkv.weight)
-        return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL))
+        return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL), keep_BL)
 
     def chunks(self, x_BL: Tensor) -> tuple[Tensor, ...]:
         """Split into parts of at most `chunk_tokens` tokens; without that option, one part."""
@@ -149,13 +154,7 @@ class Layer(nn.Module):
     def read(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
         """Return the layer's output for tokens, chunk by chunk, given the sums over all keys."""
         read_chunk = self._recomputed(self.read_chunk)
-        if torch.is_grad_enabled():
-            return torch.cat([read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
-        # Allocated beforehand: outputs allocated between large temporary tensors would fragment the memory.
-        out_BLD = torch.empty_like(h_BLD)
-        for part_BLD, chunk_BLD in zip(self.chunks(out_BLD), self.chunks(h_BLD), strict=True):
-            part_BLD.copy_(read_chunk(chunk_BLD, sums))
-        return out_BLD
+        return torch.cat([read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
 
     def read_chunk(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
         """Return the layer's output for one chunk, given the sums over all keys."""
@@ -195,12 +194,12 @@ class Encoder(nn.Module):
         first = self.mechanisms[0]
         self.redraw_interval = first.redraw_interval  # training steps between calls of `redraw`; 0: never
         summable = isinstance(first, Additive) and first.can_subtract
-        if self.has_memory and (first.is_causal or not summable):
+        if self.has_memory and (first.is_causal or not summable or model.norm == "batch"):
             suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.additive)
-            causal = " causal" if first.is_causal else ""
+            causal = " causal" if first.is_causal else " model.norm=batch and" if model.norm == "batch" else ""
             epsilon = f" and attention.epsilon={first.options.epsilon}" if first.additive and not summable else ""
             found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"
-            expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null"
+            expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null, and layer norm"
             raise InputError(found, expected, "choose one of them, or tokens.unexpressed=skip")
 
     def redraw(self, generator: Generator) -> None:

@@ -147,13 +147,14 @@ class Favor(Additive):
         projection: str | None = option(None, PROJECTIONS)
         # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
         kernel: str = choice(*LOGARITHMIC, *FUNCTIONS)
-        epsilon: float | None = option(
-            None, ZERO_OR_MORE
-        )  # added to every feature; null: 0 with softmax and exp, else 0.001
+        # added to every feature; null: 0 with softmax and exp, else 0.001
+        epsilon: float | None = option(None, ZERO_OR_MORE)
         # keys of the published form share a stabiliser within a head, or over all heads of a layer, as in scBERT
         stabiliser: str = choice("head", "all_heads")
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # training steps between new projections; 0: never
         causal: bool = False  # a token sees only itself and those before it
+        # false, for teaching: phi(Q) (phi(K)^T V) is not divided by phi(Q) sum phi(K), and grows with the tokens
+        divide: bool = True
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -165,9 +166,11 @@ class Favor(Additive):
             expected = "0 with attention.causal=true, as the published stabiliser of the keys depends on all keys"
             require(not (self.causal and self.is_published), "attention.epsilon", self.epsilon, expected)
             fits = self.is_published or self.stabiliser == "head"
-            require(
-                fits, "attention.stabiliser", self.stabiliser, "head without attention.epsilon and the softmax kernel"
-            )
+            expected = "head without attention.epsilon and the softmax kernel"
+            require(fits, "attention.stabiliser", self.stabiliser, expected)
+            fits = self.divide or not (self.causal or self.is_published)
+            expected = "true with attention.causal, and with attention.epsilon and the softmax kernel"
+            require(fits, "attention.divide", self.divide, expected)
 
         @property
         def floor(self) -> float:
@@ -185,6 +188,7 @@ class Favor(Additive):
 
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
+        require(options.divide or not sizes.keys_of_genes, "attention.divide", False, "true with model=performer")
         self.logarithmic = options.kernel in LOGARITHMIC
         self.unit = LOG2_E if self.logarithmic else 1.0  # factor of W x, for logarithms to base 2
         # With relu and no floor, a query may share features only with subtracted keys: its output would be 0 / 0 or
@@ -246,7 +250,8 @@ class Favor(Additive):
 
     @property
     def can_fuse(self) -> bool:
-        return self.options.kernel == "softmax" and self.projection in ("orthogonal", "gaussian", "kmeans")
+        has_kernel = self.options.kernel == "softmax" and self.options.divide
+        return has_kernel and self.projection in ("orthogonal", "gaussian", "kmeans")
 
     def exponents(self) -> dict[str, Any]:
         return {
@@ -256,9 +261,21 @@ class Favor(Additive):
             "all_heads": self.options.stabiliser == "all_heads",
         }
 
+    def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
+        out_BHLE = super().read(q_BHLE, sums)
+        if self.options.divide:
+            return out_BHLE
+        with torch.autocast(q_BHLE.device.type, enabled=False):
+            phi_q_BHLM = self.features(widened(q_BHLE), queries=True)
+            if self.options.kernel == "softmax":  # phi is divided by sqrt(M), of queries and keys
+                phi_q_BHLM += self.log_norm(widened(q_BHLE)) - math.log2(self.num_features)
+            if self.logarithmic:
+                phi_q_BHLM = torch.exp2(phi_q_BHLM + sums.scale_BHM.unsqueeze(2))
+            return out_BHLE * (phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)).to(out_BHLE.dtype)
+
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         floor = self.options.floor
-        projected_BHLM = self.projected(x_BHLE, queries)
+        projected_BHLM = self.projected(x_BHLE)
         if not self.logarithmic:
             return FUNCTIONS[self.options.kernel](projected_BHLM) + floor
         if self.options.kernel == "exp":
@@ -273,23 +290,16 @@ class Favor(Additive):
         """Return log2 exp(-|x|^2 / 2) of scaled x: B x H x L x 1."""
         return x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2 * LOG2_E)
 
-    def projected(self, x_BHLE: Tensor, queries: bool) -> Tensor:
+    def projected(self, x_BHLE: Tensor) -> Tensor:
         """Return W x, or log2 exp(W x) if `logarithmic`, of scaled x: B x H x L x M, a new tensor."""
         factor = self.factor * self.unit
         if self.projection == "identity":
             return x_BHLE * factor
         if self.projection == "fastfood":
             return self.fastfood(x_BHLE * factor)
-        # Matrices have the layout with the fastest products. For a single cell they have as many dimensions as `x`, or
-        # `matmul` would copy its heads into one product. With several cells it should do so, as the last bits of
-        # separate products would depend on the position of a cell in memory.
-        directions_ME = self.directions_ME.to(x_BHLE.dtype) * factor
-        shape = (*x_BHLE.shape[:2], -1, -1) if len(x_BHLE) == 1 else (-1, -1)
-        if queries or torch.is_grad_enabled():
-            return x_BHLE @ directions_ME.T.contiguous().expand(shape)
-        # Sums and maxima of keys run over the tokens, and take a tenth less time if tokens are last in memory.
-        # (With gradients nothing is gained, because in-place operations on a view copy it.)
-        return (directions_ME.expand(shape) @ x_BHLE.transpose(2, 3)).transpose(2, 3)
+        # Heads and cells become rows of one product: the last bits of separate products would depend on the position of
+        # a cell in memory.
+        return x_BHLE @ (self.directions_ME.to(x_BHLE.dtype) * factor).T.contiguous()
 
 
 class PublishedFavor(Favor):
@@ -305,6 +315,8 @@ class PublishedFavor(Favor):
     feature that is always 1, for the sum of v and the number of keys; and an empty feature, whose scale is K.
     """
 
+    causal = False
+
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         with torch.autocast(k_BHLE.device.type, enabled=False):
             k_BHLE = widened(k_BHLE)
@@ -313,7 +325,7 @@ class PublishedFavor(Favor):
                 keep_BL = torch.ones_like(k_BHLE[:, 0, :, 0], dtype=torch.bool)
             dropped_B1L1 = ~keep_BL[:, None, :, None]
             v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
-            projected_BHLM = self.projected(k_BHLE, queries=False)
+            projected_BHLM = self.projected(k_BHLE)
             seen_BHLM = projected_BHLM.detach().masked_fill(dropped_B1L1, LOG_OF_NOTHING)
             largest_BH1 = seen_BHLM.amax(dim=2).amax(dim=-1, keepdim=True)
             if self.options.stabiliser == "all_heads":
@@ -334,7 +346,7 @@ class PublishedFavor(Favor):
         s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + epsilon * sums.s_BHME[:, :, -2:-1]
         z_BHM = sums.z_BHM[..., :-2] * factor_BHM + epsilon * sums.z_BHM[..., -2:-1]
         with torch.autocast(q_BHLE.device.type, enabled=False):
-            phi_q_BHLM = self.projected(widened(q_BHLE), queries=True)
+            phi_q_BHLM = self.projected(widened(q_BHLE))
             largest_BHL1 = phi_q_BHLM.detach().amax(dim=-1, keepdim=True)
             phi_q_BHLM = power_of_2(phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1))
             # the sums over features add the epsilon of the queries

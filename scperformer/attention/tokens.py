@@ -125,17 +125,20 @@ class ContinuousEmbedding(nn.Module):
         return self.layers(x_BL.unsqueeze(-1) / TYPICAL_X)
 
 
-def sinusoids(num_positions: int, dim: int) -> torch.Tensor:
-    """Return sinusoidal position embeddings: float32, positions x dim (Vaswani et al. 2017, arXiv 1706.03762, 3.5)."""
+def sinusoids(num_positions: int, dim: int, order: str) -> torch.Tensor:
+    """Return sinusoidal position embeddings in an order of `model.positions`: float32, positions x dim.
+
+    Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
+    """
     rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)[:, :dim].float()
+    return torch.stack([angles.sin(), angles.cos()], dim=2 if order == "sinusoidal" else 1).flatten(1)[:, :dim].float()
 
 
 class Embedding(nn.Module):
     """The sum of a gene embedding and an expression embedding.
 
-    `model.positions` decides about the gene embedding: `gene` learns it; `sinusoidal` and `gene2vec` (as in scBERT) fix
+    `model.positions` decides about the gene embedding: `gene` learns it; sinusoids and `gene2vec` (as in scBERT) fix
     it; `none` leaves it out; `coexpression` learns it from given vectors, without an expression embedding. The vectors
     of `gene2vec` and `coexpression` are 0 until `set_gene_vectors`.
     """
@@ -149,8 +152,8 @@ class Embedding(nn.Module):
         elif self.gene is not None and model.positions == "coexpression":
             nn.init.zeros_(self.gene.weight)
         elif self.gene is not None and not self.gene.weight.requires_grad_(False).is_meta:
-            fixed = sinusoids(num_genes + 1, model.dim)
-            self.gene.weight.data = fixed if model.positions == "sinusoidal" else torch.zeros_like(fixed)
+            fixed = sinusoids(num_genes + 1, model.dim, model.positions)
+            self.gene.weight.data = torch.zeros_like(fixed) if model.positions == "gene2vec" else fixed
         self.expression: nn.Module | None = None  # left out if no token is a query
         if not model.reads_genes and tokens.name == "continuous":
             self.expression = ContinuousEmbedding(model.dim)

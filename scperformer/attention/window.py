@@ -33,6 +33,7 @@ class Window(Attention):
         half_width: int = option(32, ZERO_OR_MORE)  # r: neighbours on each side that a token attends to
         # rows of convolved scores: softmax, l1 (absolute values sum to 1) or none
         normalize: str = choice("softmax", "l1", "none")
+        scale: bool = True  # scores are divided by sqrt(head_dim); attention=linear_transformer leaves it out
 
     order_sensitive = True
     size_option = "half_width"
@@ -56,7 +57,8 @@ class Window(Attention):
         with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than the 8 bits of bfloat16
             # heads first, so that one product convolves the scores of all cells with a kernel
             q, k, v = (widened(x.transpose(0, 1)).masked_fill(drop_1BL1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
-            q = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, -length % block))
+            factor = self.sizes.head_dim**-0.5 if self.options.scale else 1.0
+            q = pad(q * factor, (0, 0, 0, -length % block))
             q_HBPCE = q.unflatten(2, (-1, block))
             # a block attends to its own tokens and to r tokens on each side
             keys_values = [part for x in (k, v) for part in overlapping(pad(x, (0, 0, *around)), block, 2 * half_width)]

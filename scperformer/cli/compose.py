@@ -92,6 +92,10 @@ def _unknown(name: str, step: str, text: str) -> InputError:
     names = {entry.name for entry in fields(SCHEMAS[step])}
     if name == "model" and "model_path" in names:  # model=FOLDER was meant to name a trained model
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
+    elif name == "attention.causal":
+        found = f"{text} with a mechanism that has no causal form"
+        remedy = "choose one of them: linformer's rows, for example, are sums over all tokens, also later ones"
+        return InputError(found, "attention=favor, rbf or softmax", remedy)
     elif name.startswith("attention."):
         remedy = f"choose the mechanism with attention=NAME; 'scperformer {step} --cfg job' shows its options"
     elif (near := closest_option(name, step)) in options_of(step) and near != name:

@@ -14,7 +14,7 @@ USAGE = "pretrain FILE..."
 EXAMPLES = """\
   scperformer pretrain corpus/*.h5ad output=my_encoder
   scperformer pretrain a.h5ad b.h5ad model=tiny tokens=scbert trainer.max_epochs=10 output=my_encoder
-  scperformer pretrain a.h5ad genes_path=genes.txt masking.share=0.3
+  scperformer pretrain a.h5ad genes_path=genes.txt
   scperformer pretrain more.h5ad init=my_encoder output=my_second_encoder"""
 
 

@@ -35,8 +35,9 @@ class DataConfig(Options):
     min_cells: int = option(3, ZERO_OR_MORE)
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = fixed(option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1")))
-    # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names;
-    split: str = choice("stratified", "group", "column")  # see docs/training.md#which-cells-validate
+    # validation cells; stratified: at random within labels, by `seed`; same: so, whatever `seed` is; group: whole
+    # donors or batches; column: those it names; see docs/training.md#which-cells-validate
+    split: str = choice("stratified", "same", "group", "column")
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
     min_cells_per_label: int = option(1, ONE_OR_MORE)  # cells of labels with fewer cells are left out
     # true: load all cells; false: leave them on disk; auto: by size; see docs/large_references.md#cells-on-disk
@@ -49,7 +50,7 @@ class DataConfig(Options):
         require(known, "data.in_memory", self.in_memory, "true, false or auto")
         super().__post_init__()
         has_key = self.split_key is not None
-        needs_key = self.split != "stratified"
+        needs_key = self.split in ("group", "column")
         expected = f"an obs column for data.split={self.split}" if needs_key else "null, or data.split=group or column"
         require(has_key == needs_key, "data.split_key", self.split_key, expected)
 
@@ -90,12 +91,15 @@ class ModelConfig(Options):
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
     # width of a head; null: `model.dim` / `model.num_heads`; with `model.positions=coexpression` it is `model.dim`
     head_dim: int | None = option(16, ONE_OR_MORE)
-    # layer norm before attention and feed-forward, or after their residual sums
-    norm: str = fixed(choice("pre", "post"))
-    # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
+    # layer norm before attention and feed-forward, or after their residual sums; batch: batch norm after these
+    norm: str = choice("pre", "post", "batch")
+    feedforward: int | None = fixed(option(None, ONE_OR_MORE))  # hidden width of feed-forward; null: 4 x `model.dim`
+    activation: str = fixed(choice("gelu", "relu"))  # of the feed-forward network
+    # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; sinusoidal: fixed sines
+    # and cosines, which alternate, or the sines first (sinusoidal_split); none: not at all; coexpression: a vector
     # from the singular value decomposition of the reference, and the genes are read by the vector of the cell alone, as
     # in model=performer (with `head=weighted`)
-    positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
+    positions: str = choice("gene", "gene2vec", "sinusoidal", "sinusoidal_split", "none", "coexpression")
     # a text file of genes with `model.dim` numbers each, as of gene2vec; missing genes get 0
     gene2vec_path: str | None = None
     dropout: float = option(0.1, BELOW_ONE)  # dropout rate in the encoder
@@ -119,6 +123,8 @@ class ModelConfig(Options):
             expected = f"a divisor of model.dim={self.dim}, or a number for model.head_dim"
             require(self.dim % self.num_heads == 0, "model.num_heads", self.num_heads, expected)
             self.head_dim = self.dim // self.num_heads
+        expected = "false with model.norm=batch, whose running means would count each step twice"
+        require(self.norm != "batch" or not self.checkpointing, "model.checkpointing", True, expected)
         require(self.linear or self.encoder, "model.encoder", self.encoder, "model.linear or model.encoder on")
         require(self.depth > 0 or by_cell, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
 
@@ -137,14 +143,6 @@ class HeadConfig(Options):
     # widths of hidden layers before the labels
     hidden: list[int] = option([], (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"))
     dropout: float = fixed(option(0.0, BELOW_ONE))  # dropout rate of these hidden layers
-
-
-@dataclass(kw_only=True)
-class MaskingConfig(Options):
-    """The values that pretraining masks."""
-
-    # share of a cell's expressed genes that are masked and predicted; with model=performer of all genes
-    share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
 
 
 @dataclass(kw_only=True)
@@ -309,8 +307,6 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
 @dataclass(kw_only=True)
 class PretrainOptions(NetworkOptions):
     """The options of `pretrain`, of which `cli/pretrain.py` makes the step."""
-
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()

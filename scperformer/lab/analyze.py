@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -46,7 +46,7 @@ INDEX = 128  # index of the cumulative value in the heat map, as in Linformer
 MEAN = "mean of the values"  # the simplest approximation: every token attends equally to all tokens
 SIZES = (16, 32, 64, 128, 256, 512)  # values of the option that is the size of a mechanism
 NUM_DRAWS = 3  # of the random parts of each mechanism
-COLUMNS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk", "mean", "sd", "p10", "p90", "num_errors"]
+KEYS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk"]  # columns of the errors of approximations
 
 
 @dataclass
@@ -130,12 +130,9 @@ def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) 
     axes, heat_map = figure.subplots(1, 2, width_ratios=(1.2, 1))
     num_layers, num_heads, length = curves.shape
     indices = np.arange(1, length + 1)
-    # One colour per layer, or per head if there is a single layer.
-    what, most = ("layer", num_layers) if num_layers > 1 else ("head", num_heads)
     for layer, head in np.ndindex(num_layers, num_heads):
-        place = layer if num_layers > 1 else head
-        label = f"{what} {place + 1}" if head == 0 or num_layers == 1 else None
-        colour = colormaps["viridis"](0.9 * place / max(1, most - 1))
+        label = f"layer {layer + 1}" if head == 0 else None
+        colour = colormaps["viridis"](0.9 * layer / max(1, num_layers - 1))
         axes.plot(indices, curves[layer, head], label=label, color=colour, linewidth=1.3, alpha=0.85)
     full_rank = np.minimum(indices / tokens[:, None], 1).mean(axis=0)  # of the same cells, with equal singular values
     axes.plot(indices, full_rank, color=GREY, linestyle="--", linewidth=1.3, label="all equal (identity)")
@@ -143,17 +140,16 @@ def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) 
         axes.axvline(INDEX, color=GREY, linewidth=1)
         axes.annotate(str(INDEX), (INDEX, 0), xytext=(4, 4), textcoords="offset points")
     axes.set(xscale="log", xlim=(1, length), ylim=(0, 1.02), ylabel="cumulative share of their sum")
-    axes.set_xlabel(f"index of the singular value, largest first{' (a line per head)' if num_layers > 1 else ''}")
+    axes.set_xlabel("index of the singular value, largest first (a line per head)")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(alpha=0.25)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, frameon=False, fontsize=9)
 
     values = at_index.mean(axis=2)
     low = min(np.floor(values.min() * 20) / 20, 0.95)  # from the next lower multiple of 0.05 to 1
-    image = heat_map.imshow(values, cmap="YlGnBu", vmin=low, vmax=1, aspect="auto")
-    heat_map.set_xticks(range(num_heads), [str(head + 1) for head in range(num_heads)])
-    heat_map.set_yticks(range(num_layers), [str(layer + 1) for layer in range(num_layers)])
-    heat_map.set(xlabel="head", ylabel="layer")
+    sides = (0.5, num_heads + 0.5, num_layers + 0.5, 0.5)  # heads and layers are counted from 1
+    image = heat_map.imshow(values, cmap="YlGnBu", vmin=low, vmax=1, aspect="auto", extent=sides)
+    heat_map.set(xlabel="head", ylabel="layer", xticks=range(1, num_heads + 1), yticks=range(1, num_layers + 1))
     heat_map.set_title(f"value at index {INDEX}", fontsize=10)
     figure.colorbar(image, ax=heat_map, pad=0.02)
 
@@ -190,17 +186,42 @@ def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float
     return (difference_H / exact_HLE.flatten(1).norm(dim=1)).tolist()
 
 
+def low_rank(map_HLL: torch.Tensor, v_HLE: torch.Tensor, seed: int) -> Iterator[tuple[str, Any, torch.Tensor, Any]]:
+    """Yield outputs of softmax maps P of rank k, for each k of SIZES, with bounds of their errors; last, the mean.
+
+    Of all maps of rank k, P_low, of the k largest singular values s, is nearest: ||P_low V - P V|| <= s_k+1 ||V||.
+    P Rᵀ R V, with k x L Gaussian numbers R of variance 1 / k, is wrong by at most e ||P|| ||V|| with a probability that
+    tends to 1 in L, if k (e^2 - e^3) = 5 ln L. For small k, no e below 2/3 solves this.
+
+    Source: Wang et al. 2020, arXiv 2006.04768, theorem 1.
+    """
+    length = map_HLL.shape[1]
+    norm_H = v_HLE.flatten(1).norm(dim=1)
+    left_HLK, values_HK, right_HKL = torch.linalg.svd(map_HLL)
+    right_HKE = right_HKL @ v_HLE
+    for k in SIZES:
+        out_HLE = (left_HLK[..., :k] * values_HK[:, None, :k]) @ right_HKE[:, :k]
+        yield "low rank (SVD)", k, out_HLE, norm_H * values_HK[:, k : k + 1].sum(1)
+    generator = torch.Generator().manual_seed(seed)
+    epsilons = np.linspace(0, 2 / 3, 10_001)
+    for k in SIZES:
+        r_KL = torch.randn(k, length, generator=generator, dtype=map_HLL.dtype) / k**0.5
+        enough = epsilons[k * (epsilons**2 - epsilons**3) >= 5 * np.log(length)]
+        bound_H = map_HLL.flatten(1).norm(dim=1) * norm_H * (enough[0] if len(enough) else np.nan)
+        yield "random projection", k, (map_HLL @ r_KL.T) @ (r_KL @ v_HLE), bound_H
+    yield MEAN, None, v_HLE.mean(dim=1, keepdim=True).expand_as(v_HLE), norm_H * np.nan
+
+
 @torch.inference_mode()
 def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame:
-    """Return the errors of all mechanisms that are not quadratic and have a size, relative to exact softmax attention.
+    """Return errors relative to exact softmax attention: of mechanisms that are not quadratic and have a size.
 
     Mechanisms have their initial parameters, are drawn several times for cells of `length` positions, and have the
-    defaults of other options. The table has a row per mechanism and size; the last is the mean of the values.
+    defaults of other options. The table has a row per mechanism and size, then the rows of `low_rank`.
     """
     known = all_mechanisms()
     mechanisms = {name: kind.size_option for name, kind in known.items() if kind.size_option and not kind.quadratic}
-    errors: dict[tuple[str, str, int | None, bool, bool], list[float]] = {}
-    errors_of_mean: list[float] = []
+    errors: list[tuple[str, str, int | None, bool, bool, float, float]] = []  # the columns of KEYS, error and bound
     for number, cells in enumerate(layers):
         num_heads, _, head_dim = cells[0].q_HLE.shape
         shape = Sizes(num_heads=num_heads, head_dim=head_dim, length=length)
@@ -208,8 +229,6 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
             shared_qk: [cell.exact_map(shared_qk) @ cell.v_HLE.double() for cell in cells]
             for shared_qk in {False} | {known[name].shared_qk for name in mechanisms}
         }
-        for cell, exact_HLE in zip(cells, exact[False], strict=True):
-            errors_of_mean += relative_error(cell.v_HLE.mean(dim=1, keepdim=True).expand_as(exact_HLE), exact_HLE)
         for (name, option), size, draw in product(mechanisms.items(), SIZES, range(NUM_DRAWS)):
             (state,) = np.random.SeedSequence([seed, number, draw]).generate_state(1, np.uint64)
             generator = torch.Generator().manual_seed(int(state))
@@ -218,19 +237,24 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
                 k_1HLE = torch.cat([cell.k_HLE for cell in cells], dim=1).unsqueeze(0)
                 mechanism.start(k_1HLE, torch.ones(1, k_1HLE.shape[2], dtype=torch.bool), generator)
             mechanism.eval()
-            has_parameters = next(mechanism.parameters(), None) is not None
-            own_errors = errors.setdefault((name, option, size, has_parameters, mechanism.shared_qk), [])
+            key = (name, option, size, next(mechanism.parameters(), None) is not None, mechanism.shared_qk)
             for cell, exact_HLE in zip(cells, exact[mechanism.shared_qk], strict=True):
                 q_1HLE, k_1HLE, v_1HLE = (x_HLE.unsqueeze(0) for x_HLE in (cell.q_HLE, cell.k_HLE, cell.v_HLE))
                 positions_1L = cell.positions_L.unsqueeze(0)
                 keep_1L = torch.ones_like(positions_1L, dtype=torch.bool)
-                own_errors += relative_error(mechanism(q_1HLE, k_1HLE, v_1HLE, keep_1L, positions_1L)[0], exact_HLE)
+                out_HLE = mechanism(q_1HLE, k_1HLE, v_1HLE, keep_1L, positions_1L)[0]
+                errors += [(*key, error, np.nan) for error in relative_error(out_HLE, exact_HLE)]
+        for cell, exact_HLE in zip(cells, exact[False], strict=True):
+            for name, k, out_HLE, bound_H in low_rank(cell.exact_map(), cell.v_HLE.double(), seed):
+                bounds = (bound_H / exact_HLE.flatten(1).norm(dim=1)).tolist()
+                pairs = zip(relative_error(out_HLE, exact_HLE), bounds, strict=True)
+                errors += [(name, "rank" if k else "", k, False, False, *pair) for pair in pairs]
         log.info("layer %d: done", number + 1)
-    rows = [
-        (*key, np.mean(values), np.std(values), *np.quantile(values, [0.1, 0.9]), len(values))
-        for key, values in {**errors, (MEAN, "", None, False, False): errors_of_mean}.items()
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS).astype({"size": "Int64"})
+    groups = pd.DataFrame(errors, columns=[*KEYS, "error", "bound"]).groupby(KEYS, sort=False, dropna=False)
+    error = groups["error"]
+    found = {"mean": error.mean(), "sd": error.std(ddof=0), "p10": error.quantile(0.1), "p90": error.quantile(0.9)}
+    found |= {"bound": groups["bound"].mean(), "num_errors": error.size()}
+    return pd.DataFrame(found).reset_index().astype({"size": "Int64"})
 
 
 def analyze_approximation(layers: Layers, model: Model, seed: int) -> tuple[dict, dict[str, Any]]:
@@ -239,6 +263,8 @@ def analyze_approximation(layers: Layers, model: Model, seed: int) -> tuple[dict
     log.info("relative error of the output by size %s:", ", ".join(map(str, SIZES)))
     for name, rows in table.groupby("mechanism", sort=False):
         note = " (untrained)" if rows["has_parameters"].any() else ""
+        if rows["bound"].notna().any():
+            note = f" (bounds: {' '.join(f'{bound:.3f}' for bound in rows['bound'])})"
         log.info("  %-20s %s%s", name, " ".join(f"{mean:.3f}" for mean in rows["mean"]), note)
     return {"approximation.csv": table}, {}
 
@@ -284,13 +310,13 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
         "versions": ran["versions"],
     }
+    text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
+    files[SUMMARY] = f"{text}\n".encode()
     with new_folder(output, ANALYSIS, cfg.overwrite) as folder:
         for name, content in files.items():
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)
             else:
                 content.to_csv(folder / name, index=False, float_format="%.6g")
-        text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
-        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
-    log.info("written in %.1f s: %s (%s)", time.perf_counter() - start, output, ", ".join([*files, SUMMARY]))
+    log.info("written in %.1f s: %s (%s)", time.perf_counter() - start, output, ", ".join(files))
     return output

@@ -38,7 +38,7 @@ INIT_LR = 0.03  # learning rate of an encoder from `init`, relative to `optim.lr
 HEAD_DRAWS = 3  # times that each cell is seen as in a training step when the head is fitted
 HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
 # Options of `model` that the weights depend on; the others only matter in training.
-SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions")
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "feedforward", "activation", "positions")
 Config = TypeVar("Config", bound=NetworkOptions)
 
 
@@ -222,9 +222,10 @@ def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkOp
         is_new = torch.ones(len(table.weight), dtype=torch.bool)
         is_new[[*known, len(is_new) - 1]] = False
         with torch.no_grad():  # vectors that are trained further stay random
-            if cfg.model.positions == "sinusoidal":  # every gene needs a vector of its own
+            if cfg.model.positions.startswith("sinusoidal"):  # every gene needs a vector of its own
                 num = len(init.saved.genes) + 1
-                table.weight[is_new] = sinusoids(num + int(is_new.sum()), table.weight.shape[1])[num:]
+                more = sinusoids(num + int(is_new.sum()), table.weight.shape[1], cfg.model.positions)
+                table.weight[is_new] = more[num:]
             elif cfg.model.positions == "gene" and init.mode != "full":
                 table.weight[is_new] = table.weight[known].mean(0)
     if init.mode != "full" and isinstance(encoder, Encoder):

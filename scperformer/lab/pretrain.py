@@ -61,6 +61,7 @@ log = logging.getLogger(__name__)
 
 MASK = "embedding.expression.mask_D"
 PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses
+HIDDEN_SHARE = 0.15  # of a cell's expressed genes, or of all genes for a Performer, as in scBERT
 MASK_SHARE = 0.9  # of the values to be predicted, those that the encoder sees as the mask
 HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
 MAX_HIDDEN = 256  # hidden genes that a training step of a Performer predicts: bounds its time and memory
@@ -265,7 +266,6 @@ class MaskedLearner(EncoderLearner):
     def __init__(self, network: nn.Module, train: Cells, cfg: PretrainOptions):
         super().__init__(network, cfg)
         self.tokens = cfg.tokens
-        self.share = cfg.masking.share
         self.naive: Tensor
         # It is computed from the cells: a checkpoint need not hold it.
         self.register_buffer("naive", self.usual_values(train.x), persistent=False)
@@ -276,7 +276,7 @@ class MaskedLearner(EncoderLearner):
 
     def hide(self, tokens: Batch, seed: int) -> tuple[Batch, Tensor, Tensor]:
         """Hide some values; return the batch that the network sees, what it is to predict, and the true values."""
-        hidden, chosen_BL = hide_values(tokens, self.tokens, self.share, seed)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, HIDDEN_SHARE, seed)
         return hidden, chosen_BL, tokens.values_BL[chosen_BL]
 
     def guess(self, tokens: Batch, asked: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ class MaskedLearner(EncoderLearner):
         num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
         loss = hidden_loss(self.network(hidden, asked), true_K) * process_factor(num_hidden)
         loss = loss + self.network.encoder.penalty().to(loss.device)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
 
     def losses(self, tokens: Batch, batch_idx: int) -> Tensor:
@@ -327,7 +327,7 @@ class MaskedGenesLearner(MaskedLearner):
 
     def hide(self, tokens: Batch, seed: int) -> tuple[Batch, Tensor, Tensor]:
         num_genes = len(self.naive)
-        seen, genes_K = hide_genes(tokens, num_genes, self.share, seed)
+        seen, genes_K = hide_genes(tokens, num_genes, HIDDEN_SHARE, seed)
         genes_K = genes_K[:MAX_HIDDEN]
         return seen, genes_K, expression_of(tokens, genes_K, num_genes).flatten()
 

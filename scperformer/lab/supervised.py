@@ -66,7 +66,7 @@ class Learner(EncoderLearner):
             # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
             loss = loss + self.loss(encoder_BC, labels_B)
         loss = loss * process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
 
     def loss(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scperformer.attention.encoder import Encoder
+from scperformer.attention.encoder import BatchNorm, Encoder
 from scperformer.attention.tokens import Batch
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
@@ -35,7 +35,10 @@ def batch() -> Batch:
 
 
 def normed(w, name, x):
-    x = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+    if f"{name}.running_mean" in w:
+        x = (x - w[f"{name}.running_mean"]) / np.sqrt(w[f"{name}.running_var"] + 1e-5)
+    else:
+        x = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
     return x * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
@@ -58,12 +61,14 @@ def attended(w, name, tokens):
     return out
 
 
-def fed_forward(w, name, token):
-    inner = gelu(w[f"{name}.feedforward.0.weight"] @ token + w[f"{name}.feedforward.0.bias"])
+def fed_forward(w, name, token, activation):
+    inner = {"gelu": gelu, "relu": lambda x: np.maximum(x, 0)}[activation](
+        w[f"{name}.feedforward.0.weight"] @ token + w[f"{name}.feedforward.0.bias"]
+    )
     return w[f"{name}.feedforward.2.weight"] @ inner + w[f"{name}.feedforward.2.bias"]
 
 
-def naive(made: Encoder, norm: str) -> np.ndarray:
+def naive(made: Encoder, norm: str, activation: str) -> np.ndarray:
     """The layers in loops over the real tokens of the cell, from the weights by name."""
     w = {name: tensor.numpy() for name, tensor in made.state_dict().items()}
     h = list(made.embedding(batch())[0][batch().keep_BL[0]].detach().numpy())
@@ -71,7 +76,7 @@ def naive(made: Encoder, norm: str) -> np.ndarray:
         name = f"layers.{layer}"
         for part, change in (
             ("attention", lambda tokens, name=name: attended(w, name, tokens)),
-            ("feedforward", lambda tokens, name=name: [fed_forward(w, name, t) for t in tokens]),
+            ("feedforward", lambda tokens, name=name: [fed_forward(w, name, t, activation) for t in tokens]),
         ):
             norm_name = f"{name}.norm_{part}"
             if norm == "pre":
@@ -82,13 +87,30 @@ def naive(made: Encoder, norm: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("positions", ["gene", "sinusoidal", "none"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_layers_equal_naive_loops(norm, positions):
-    made = encoder(norm=norm, positions=positions)
+@pytest.mark.parametrize(
+    ("norm", "activation", "feedforward"),
+    [("pre", "gelu", None), ("post", "gelu", None), ("post", "relu", 11), ("batch", "relu", 5)],
+)
+def test_layers_equal_naive_loops(norm, activation, feedforward, positions):
+    made = encoder(norm=norm, activation=activation, feedforward=feedforward, positions=positions)
+    assert made.stack[0].feedforward[0].out_features == feedforward or feedforward is None
+    for name, buffer in made.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=torch.Generator().manual_seed(2)))
     with torch.no_grad():
         actual = made(batch())[0][batch().keep_BL[0]]
     # float64: rounding only
-    np.testing.assert_allclose(actual.numpy(), naive(made, norm), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(actual.numpy(), naive(made, norm, activation), rtol=1e-9, atol=1e-10)
+
+
+def test_batch_norm_has_the_moments_of_real_tokens():
+    x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    keep = torch.tensor([[True, True, False, False], [True] * 4, [True, False, False, False]])
+    norm = BatchNorm(6).double()
+    out = norm(torch.where(keep[..., None], x, torch.nan), keep)[keep]
+    torch.testing.assert_close(out.mean(0), torch.zeros(6, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(out, (x[keep] - x[keep].mean(0)) / (x[keep].var(0, correction=0) + 1e-5).sqrt())
+    torch.testing.assert_close(norm.running_mean, 0.1 * x[keep].mean(0))
 
 
 # --- sizes of scBERT ----------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_one_token_gets_its_own_value(case):
     torch.testing.assert_close(make_case(case).double()(q, k, v, torch.ones(B, 1, dtype=torch.bool)), v)
 
 
-@each_case
+@pytest.mark.parametrize("case", [case for case in CASES if "undivided" not in case])  # the divisor bounds the others
 @pytest.mark.parametrize("scale", [10.0, 100.0])
 def test_large_inputs_stay_finite(case, scale):
     q, k, v, keep = inputs(65, scale=scale)

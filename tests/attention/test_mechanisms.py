@@ -25,7 +25,11 @@ OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
     ],
     "scBERT's tokens": ["tokens=scbert", "head=conv", "model.chunk_tokens=64", "model.checkpointing=true"],
     "bf16": ["trainer.precision=bf16-mixed", "tokens.unexpressed=full", "model.chunk_tokens=64"],
-    "sinusoidal": ["model.positions=sinusoidal"],
+    "sinusoidal": ["model.positions=sinusoidal_split"],
+    "the layers of Linformer": ["model=linformer", "trainer.max_epochs=3"],
+    "batch norm": ["model=linformer", "model.norm=batch", "trainer.batch_size=32"],
+    "the linear transformer": ["attention=linear_transformer"],
+    "conv, its map added": ["attention=conv", "attention.skip=map"],
     "checkpointing": ["model.checkpointing=true", "attention=window"],
 }
 
@@ -53,7 +57,10 @@ def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
 
 
 BAD = {
-    "unknown mechanism": (["attention=nystrom"], ("attention=nystrom", "conv, evo, favor, linformer")),
+    "unknown mechanism": (
+        ["attention=nystrom"],
+        ("attention=nystrom", "conv, evo, favor, linear_transformer, linformer"),
+    ),
     "unknown option": (["attention.colour=red"], ("attention.colour", "--cfg job")),
     "memory without sums over keys": (
         ["attention=linformer", "tokens.unexpressed=memory"],
@@ -63,6 +70,23 @@ BAD = {
         ["model.head_dim=null", "model.num_heads=5"],
         ("model.num_heads=5", "model.dim=32"),
     ),
+    "causal Linformer": (
+        ["attention=linformer", "attention.causal=true"],
+        ("no causal form; expected attention=favor, rbf or softmax", "sums over all tokens, also later ones"),
+    ),
+    "memory with batch norm": (
+        ["model.norm=batch", "tokens.unexpressed=memory"],
+        ("memory with model.norm=batch and attention=favor", "layer norm"),
+    ),
+    "batch norm that counts a step twice": (
+        ["model.norm=batch", "model.checkpointing=true"],
+        ("model.checkpointing=True; expected false with model.norm=batch",),
+    ),
+    "undivided sums of a causal form": (
+        ["attention.divide=false", "attention.causal=true"],
+        ("attention.divide=False; expected true with attention.causal",),
+    ),
+    "undivided sums over genes": (["model=performer", "attention.divide=false"], ("true with model=performer",)),
     "no gene vectors": (["model.positions=gene2vec"], ("no model.gene2vec_path", "model.positions=gene")),
 }
 

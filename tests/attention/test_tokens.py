@@ -178,7 +178,9 @@ def values_of(made: Embedding, tokens: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("dim", [6, 7])
 def test_sinusoids_equal_the_formula(dim):
-    table = sinusoids(40, dim)
+    table = sinusoids(40, dim, "sinusoidal")
+    order = [*range(0, dim, 2), *range(1, dim, 2)]  # the sines, then the cosines
+    torch.testing.assert_close(sinusoids(40, dim, "sinusoidal_split"), table[:, order])
     assert table.dtype == torch.float32
     for position in (0, 1, 7, 39):
         for i in range(dim):
@@ -187,11 +189,12 @@ def test_sinusoids_equal_the_formula(dim):
             assert float(table[position, i]) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_split"])
 @pytest.mark.parametrize("tokens", list(EMBEDDED))
-def test_sinusoidal_positions_are_added_by_gene_and_fixed(tokens):
-    made = embedding("sinusoidal", tokens)
+def test_sinusoidal_positions_are_added_by_gene_and_fixed(tokens, positions):
+    made = embedding(positions, tokens)
     assert not made.gene.weight.requires_grad
-    expected = sinusoids(GENES + 1, DIM)[batch().genes_BL] + values_of(made, tokens)
+    expected = sinusoids(GENES + 1, DIM, positions)[batch().genes_BL] + values_of(made, tokens)
     torch.testing.assert_close(made(batch(tokens)), expected)
 
 

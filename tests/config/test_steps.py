@@ -30,7 +30,6 @@ GROUPS = {
     "optim": groups.OptimConfig,
     "trainer": groups.TrainerConfig,
     "logger": groups.LoggerConfig,
-    "masking": groups.MaskingConfig,
 }
 
 

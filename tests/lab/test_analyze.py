@@ -14,7 +14,7 @@ from scipy import sparse
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.lab.analyze import MEAN, HeadInputs, analyze_spectrum, approximation_errors
+from scperformer.lab.analyze import MEAN, HeadInputs, analyze_spectrum, approximation_errors, low_rank
 from scperformer.model.batches import Cells
 from scperformer.model.load import load_model
 
@@ -52,9 +52,9 @@ def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monk
     entered = []
 
     def recorder(finished):
-        def record(h_BLD, mixed_BHLE):
+        def record(h_BLD, *mixed):
             entered.append(h_BLD)
-            return finished(h_BLD, mixed_BHLE)
+            return finished(h_BLD, *mixed)
 
         return record
 
@@ -131,6 +131,33 @@ def test_the_last_row_is_the_mean_of_the_values(favor_errors):
     assert last["sd"] == pytest.approx(np.std(errors), rel=1e-4)
 
 
+def test_maps_of_low_rank_and_their_bounds(monkeypatch):
+    """P_low against numpy; its bound always holds; the projection comes within its bound, and 1 / sqrt(k) of that."""
+    monkeypatch.setattr("scperformer.lab.analyze.SIZES", [1, 8, 400, 800])
+    cell = random_inputs(500, scale=1.5)
+    p, v = cell.exact_map(), cell.v_HLE.double()
+    exact = p @ v
+    found = {(name, k): (out, bound) for name, k, out, bound in low_rank(p, v, seed=0)}
+    for head in range(2):
+        left, values, right = np.linalg.svd(p[head].numpy())
+        for k in (1, 8, 400):
+            out, bound = (x[head] for x in found["low rank (SVD)", k])
+            np.testing.assert_allclose(out, left[:, :k] * values[:k] @ right[:k] @ v[head].numpy(), atol=1e-10)
+            assert (out - exact[head]).norm() <= bound
+            assert bound == pytest.approx(values[k] * v[head].norm().item())
+        torch.testing.assert_close(found["low rank (SVD)", 800][0][head], exact[head])  # of full rank
+        assert found["low rank (SVD)", 800][1][head] == 0
+        assert found["random projection", 8][1][head].isnan()  # no epsilon below 2/3
+        product = p[head].norm() * v[head].norm()
+        for k in (400, 800):
+            out, bound = (x[head] for x in found["random projection", k])
+            epsilon = bound / product
+            assert k * (epsilon**2 - epsilon**3) == pytest.approx(5 * math.log(500), rel=1e-3)
+            error = (out - exact[head]).norm()
+            # E|x R^T R y - x y|^2 = (|x|^2 |y|^2 + (x y)^2) / k for each product: between 1 and 2 of the first term
+            assert 0.7 * product / k**0.5 < error < 1.5 * product / k**0.5 < bound
+
+
 # The command
 
 
@@ -180,7 +207,7 @@ def test_the_folder_of_an_analysis(analysis, command, sample, tiny_model, tmp_pa
     if analysis == "approximation":
         mechanisms = set(pd.read_csv(folder / tables[0])["mechanism"])
         linear = {name for name, kind in MECHANISMS.items() if kind.size_option and not kind.quadratic}
-        assert mechanisms == {*linear, MEAN}
+        assert mechanisms == {*linear, "low rank (SVD)", "random projection", MEAN}
         assert all(f"  {name} " in ran.err for name in mechanisms)
 
 

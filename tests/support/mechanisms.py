@@ -20,7 +20,9 @@ each_case = pytest.mark.parametrize("case", CASES)
 AVERAGES = [
     case
     for case, options in CASES.items()
-    if options["name"] not in ("conv", "linformer") and options.get("normalize", "softmax") == "softmax"
+    if options["name"] not in ("conv", "linformer")
+    and options.get("normalize", "softmax") == "softmax"
+    and options.get("divide", True)
 ]
 each_average = pytest.mark.parametrize("case", AVERAGES)
 

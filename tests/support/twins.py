@@ -99,7 +99,7 @@ def window(mechanism, q, k, v, keep):
     length, r = q.shape[2], mechanism.options.half_width
     place = torch.arange(length)
     allowed = ((place[:, None] - place).abs() <= r) & keep[:, None, None, :]
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) * allowed
+    scores = q @ k.transpose(-1, -2) / (math.sqrt(q.shape[-1]) if mechanism.options.scale else 1) * allowed
     for taps_HW in mechanism.taps_NHW.double():
         scores = shifted_sum(scores, taps_HW[:, None, :]) * allowed
     if mechanism.options.normalize == "softmax":
@@ -111,17 +111,19 @@ def window(mechanism, q, k, v, keep):
 
 
 def conv(mechanism, q, k, v, keep):
-    """R^T softmax((R q')(C k')^T / sqrt(E)) (C v') + favor(q, k, v); token i has position i."""
+    """R^T softmax((R q')(C k')^T / sqrt(E)) (C v') + favor(q, k, v), or with C v; token i has position i."""
     heads, length, dim = q.shape[1:]
     real = keep[:, None, :, None]
     rows, columns = (matrix.double()[:length].T for matrix in (mechanism.rows_PK, mechanism.columns_PK))
     features = []
-    for index, x in enumerate((q, k, v)):
+    for index, x in enumerate((q, k, v) if mechanism.options.skip == "output" else (q, k)):
         along_tokens = (x * real).transpose(2, 3)  # B x H x E x L
         transforms = [
             shifted_sum(along_tokens, kernels[index].double().view(heads, dim, -1)) for kernels in mechanism.kernels_3CT
         ]
         features.append(sum(transforms).transpose(2, 3) * real)
+    if mechanism.options.skip == "map":
+        features.append(v * real)
     short_q, short_k, short_v = (m @ x for m, x in zip((rows, columns, columns), features, strict=True))
     weights = torch.softmax(short_q @ short_k.transpose(2, 3) / math.sqrt(dim), dim=-1)
     return rows.T @ weights @ short_v + favor(mechanism.skip, q, k, v, keep)
@@ -162,7 +164,7 @@ def lsh(mechanism, q, k, v, keep):
 def linear_form(mechanism, phi_q, phi_k, v, keep):
     """phi(Q) phi(K)^T V with rows of weights that sum to 1."""
     weights = phi_q @ phi_k.transpose(-1, -2) * (keep[:, None, None, :] & causal_mask(mechanism, v.shape[2]))
-    return normalised(weights) @ v
+    return (normalised(weights) if getattr(mechanism.options, "divide", True) else weights) @ v
 
 
 def normalised(weights):
@@ -206,6 +208,8 @@ CASES = {
     "favor square": {"name": "favor", "kernel": "square", "projection": "gaussian"},
     "favor exp": {"name": "favor", "kernel": "exp"},
     "favor exp epsilon": {"name": "favor", "kernel": "exp", "epsilon": 0.1, "num_features": 20},
+    "favor undivided": {"name": "favor", "divide": False},
+    "favor undivided elu1": {"name": "favor", "kernel": "elu1", "divide": False},
     "rbf": {"name": "rbf"},
     "rbf causal": {"name": "rbf", "causal": True},
     "rbf learned": {"name": "rbf", "init": "learned", "num_anchors": 5, "sigma": 1.5},
@@ -215,10 +219,12 @@ CASES = {
     "window": {"name": "window"},
     "window l1": {"name": "window", "half_width": 5, "normalize": "l1"},
     "window none": {"name": "window", "half_width": 5, "normalize": "none"},
+    "window unscaled": {"name": "window", "half_width": 5, "scale": False},
     "evo": {"name": "evo"},
     "evo narrow": {"name": "evo", "half_width": 3, "num_convolutions": 3},
     "conv": {"name": "conv"},
     "conv three sizes": {"name": "conv", "kernel_sizes": [1, 5, 3], "projected_length": 7, "num_features": 8},
+    "conv map": {"name": "conv", "skip": "map", "projected_length": 7},
     "lsh": {"name": "lsh"},
     "lsh small chunks": {"name": "lsh", "chunk_size": 5, "num_buckets": 4, "num_rounds": 3},
 }
