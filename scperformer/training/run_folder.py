@@ -4,12 +4,14 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
+import subprocess
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from scperformer.model.content import INFO
 from scperformer.model.folder import MODEL, write_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.kept_fits import FITS, has_fits
-from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, is_damaged, require_loggers
+from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, device_of, is_damaged, require_loggers
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,6 @@ FOLDERS = (CHECKPOINTS, FITS, "csv", "tensorboard", "wandb", "study[1-9]", "stud
 RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "ontology")
-PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 
 
 class Diverged(InputError):
@@ -102,15 +103,18 @@ class Run:
         provenance = facts | {
             "seed": cfg.seed,
             "options": recorded,
-            "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
+            "versions": versions(),
         }
+        if cfg.model.encoder:
+            device = device_of(cfg.trainer)
+            provenance["device"] = f"{device.kind} ({device.why}), {device.precision}"
         if self.is_first:
             with new_file(self.folder / "config.yaml", overwrite=True) as temporary:
                 text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
                 temporary.write_text(text, encoding="utf-8")
             _write_json(self.folder / "provenance.json", provenance)
         has_labels = isinstance(cfg, TrainOptions)
-        groups = ("tokens", "model", "attention", "head" if has_labels else "masking")
+        groups = ("tokens", "model", "attention", *(["head"] if has_labels else []))
         config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
         if has_labels and cfg.model.reads_genes:  # a model that adapts to a file is trained again
             steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
@@ -260,6 +264,18 @@ def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
     if why is not None:
         expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
         raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of scperformer, with the commit in a checkout, and of the libraries it needs."""
+    required = [text for text in requires("scperformer") or () if "extra ==" not in text]
+    names = ["scperformer", *sorted(re.findall(r"^[\w-]+", "\n".join(required), re.MULTILINE))]
+    found = {name: version(name) for name in names} | {"python": platform.python_version()}
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists() and shutil.which("git"):
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        found["commit"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return found
 
 
 def _run_options(cfg: NetworkOptions) -> dict[str, Any]:

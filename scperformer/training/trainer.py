@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, LambdaCallback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, LambdaCallback, LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
 
@@ -204,7 +204,7 @@ def loggers_of(cfg: NetworkOptions, run_folder: Path) -> list[Logger]:
     """Return the loggers of a run.
 
     Weights & Biases writes files that `wandb sync` can send, unless the user has set WANDB_MODE; MLflow writes a
-    database, unless the user has set MLFLOW_TRACKING_URI. Both also get the options, without paths.
+    database, unless the user has set MLFLOW_TRACKING_URI. All also get the options, without paths.
     """
     options = cfg.logger
     name = run_folder.name.removesuffix(".run")
@@ -224,7 +224,7 @@ def loggers_of(cfg: NetworkOptions, run_folder: Path) -> list[Logger]:
         services.append(MLFlowLogger("scperformer", run_name=name, tracking_uri=uri))
     groups = {name: asdict(getattr(cfg, name)) for name in ("tokens", "model", "head", "optim", "trainer")}
     del groups["model"]["gene2vec_path"]
-    for logger in services:
+    for logger in loggers + services:
         logger.log_hyperparams(groups | {"attention": cfg.attention, "seed": cfg.seed})
     return loggers + services
 
@@ -255,6 +255,7 @@ def run_trainer(
         callbacks = [*callbacks, Interruption(last)]
         start = last if last.is_file() else None
         loggers = loggers_of(cfg, folder)
+        callbacks += [LearningRateMonitor("step")] if loggers else []
     with warnings.catch_warnings(), fast_cpu(device.kind, options.precision):
         # Advice about data-loading workers, of which there are none on purpose, and about srun, for login nodes.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
