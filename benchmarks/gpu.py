@@ -1,11 +1,12 @@
 """Training and prediction on a GPU: cells per second, share of peak speed, memory; compared with performer-pytorch.
 
     python benchmarks/gpu.py                     # everything; `--tables mechanisms` for one table
+    python benchmarks/gpu.py --tables commands --file reference.h5ad --label-key cell_type
     python benchmarks/gpu.py --device cpu --tiny # tests the script; the numbers are meaningless
 
-The cells are simulated: each expresses about 1,500 of 16,906 genes. `default`: 20,000 cells and the default model, on
-the GPU and on one thread of the CPU: the sums over genes that training starts from, its 600 steps of 128 cells for six
-copies, and prediction; with the share of labels that both give.
+`commands`: whole trainings and predictions of the default model for the cells of `--file`, on the GPU with a thread of
+the CPU, and on a thread alone; with the share of labels that both predict. The cells of the other tables are
+simulated: each expresses about 1,500 of 16,906 genes.
 
 `presets`: training is measured as in `scperformer train`, including the loading of batches and the optimiser,
 prediction as in `scperformer predict` in each precision, with the share of labels that are those of float32. The peak
@@ -16,12 +17,12 @@ cell, with the plain form of attention.
 of the difference from the same layers in float64, divided by the norm of the output. `mechanisms`: one layer of
 scBERT's sizes with each mechanism, in bf16.
 
-Every table is a new process, except that the CPU computes its row of `default` beside the others. A row that fails
-shows the reason instead.
+Every table is a new process. A row that fails shows the reason instead.
 """
 
 import argparse
 import copy
+import json
 import subprocess
 import sys
 import tempfile
@@ -32,11 +33,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import torch
 from attention import LENGTH, our_layers, performer, run_ours
-from machine import machine, peak_gb
+from machine import machine, peak_gb, run
 from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -52,8 +54,6 @@ from scperformer.lab.supervised import Learner, train_network
 from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
 from scperformer.model.network import CellTypeModel
-from scperformer.training.evidence import Fitted, FittedEncoder, fill_network
-from scperformer.training.fit_performer import scaled_vectors, start_performer, train_readouts
 from scperformer.training.trainer import EPOCHS_TABLE
 
 SCBERT = ["model=scbert", "model.positions=gene"]
@@ -74,7 +74,6 @@ MECHANISMS: dict[str, dict] = {
     **{name: {} for name in ("rbf", "linformer", "window", "evo", "conv", "lsh")},
     "softmax": {"max_length": LENGTH},
 }
-COPIES = 6  # of the network: that of the model, and those of the folds of the evidence
 THEIRS = "performer-pytorch"
 LAYERS = {"scperformer": {}, "scperformer as published": {"epsilon": 1e-4}}
 PRESET_COLUMNS = (
@@ -82,12 +81,11 @@ PRESET_COLUMNS = (
     *("prediction: cells/s", "share of peak", "GB", "labels of float32", "tf32: cells/s", "labels of float32"),
     "float32: cells/s",
 )
-DEFAULT_COLUMNS = ("sums: s", "training: s", "cells a second of training", "prediction: cells/s", "same labels")
-DEFAULT_CELLS = 20_000
+COMMAND_COLUMNS = ("train: s (of the CPU)", "predict: s (of the CPU)", "out-of-fold accuracy / macro-F1", "same labels")
 LAYER_COLUMNS = ("forward: cells/s", "forward and backward: cells/s", "GB", "error")
 MECHANISM_COLUMNS = ("forward: cells/s", "share of peak", "GB", "forward and backward: cells/s", "share of peak", "GB")
 TABLES = {
-    "default": DEFAULT_COLUMNS,
+    "commands": COMMAND_COLUMNS,
     "presets": PRESET_COLUMNS,
     "layers": LAYER_COLUMNS,
     "mechanisms": MECHANISM_COLUMNS,
@@ -186,30 +184,22 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     ]
 
 
-def default_row(device: str, tiny: bool) -> list[str]:
-    """A row of the table about the default model; the labels are compared with those that the CPU predicts."""
-    num_genes, num_cells = (60, 300) if tiny else (16_906, DEFAULT_CELLS)
-    words = ["inputs=[x]", "label_key=x", f"trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}"]
-    cfg = make_config("train", [*words, *(["trainer.max_steps=5"] if tiny else [])])
-    cells = made_up(num_cells, num_genes, cfg)
-    vectors = np.random.default_rng(0).normal(size=(num_genes, cfg.model.dim))
-    performer = start_performer(scaled_vectors(vectors, cells.x), cells.x, cfg)
-    start = time.perf_counter()
-    sums = performer.sums_of(cells.x)
-    seconds = [time.perf_counter() - start]
-    start = time.perf_counter()
-    sides = np.ones((COPIES, num_cells), dtype=bool)
-    readout = train_readouts(performer, sums, cells.known_labels, sides, NUM_LABELS, cfg)[0]
-    seconds.append(time.perf_counter() - start)
-    trained = COPIES * cfg.trainer.max_steps * cfg.trainer.batch_size / seconds[1]
-    parts = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
-    network = CellTypeModel(num_genes, NUM_LABELS, **parts)
-    fill_network(network, Fitted(None, FittedEncoder(performer, readout), {}, {}, None), {})
-    predicted = num_cells / median_seconds(lambda: predict_cells(network, cells, 256, device), device, 1)
-    some = cells.subset(np.arange(min(num_cells, 2000)))
-    here, there = (predict_cells(network, some, 256, where)[0].argmax(1) for where in ("cpu", device))
-    same = f"{(here == there).mean():.2%}"
-    return [*(f"{number:.1f}" for number in seconds), f"{trained:,.0f}", f"{predicted:,.0f}", same]
+def command_row(device: str, arguments: argparse.Namespace) -> list[str]:
+    """A row of the table of whole commands; the labels are compared with those of the first row."""
+    folder = Path(arguments.folder)
+    model, out = folder / device, folder / f"{device}.h5ad"
+    accelerator = "gpu" if device == "cuda" else "cpu"
+    train = [f"label_key={arguments.label_key}", f"output={model}", f"trainer.accelerator={accelerator}"]
+    predict = [f"model_path={model}", f"output={out}", f"device={device}", "adapt=false", "threads=1"]
+    row = []
+    for step, words in (("train", train), ("predict", predict)):
+        cost = run([sys.executable, "-m", "scperformer", step, arguments.file, "overwrite=true", *words])
+        row.append(f"{cost.wall:.0f} ({cost.cpu:.0f})")
+    scores = json.loads((model / "bundle.json").read_text(encoding="utf-8"))["metrics"]["out_of_fold"]
+    here, there = (
+        ad.read_h5ad(folder / f"{name}.h5ad").obs["scperformer_label"] for name in (arguments.device, device)
+    )
+    return [*row, f"{scores['accuracy']:.3f} / {scores['macro_f1']:.3f}", f"{(here == there).mean():.2%}"]
 
 
 def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -> list[str]:
@@ -288,8 +278,8 @@ def in_float64(network: torch.nn.Module, run: Callable, h_1LD: torch.Tensor) -> 
 def rows_of(table: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """Yield the name of each row of a table, and the function that measures it."""
     device, tiny, peak = arguments.device, arguments.tiny, arguments.peak
-    if table == "default":
-        yield device, partial(default_row, device, tiny)
+    if table == "commands":
+        yield from ((kind, partial(command_row, kind, arguments)) for kind in dict.fromkeys((device, "cpu")))
     elif table == "presets":
         yield from ((name, partial(preset_row, name, device, tiny, peak)) for name in PRESETS)
     elif table == "mechanisms":
@@ -304,8 +294,6 @@ def rows_of(table: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Ca
 
 def work(arguments: argparse.Namespace) -> None:
     """Measure the rows of one table and print them."""
-    if arguments.work == "default":
-        torch.set_num_threads(1)
     for name, measure in rows_of(arguments.work, arguments):
         try:
             row = measure()
@@ -319,6 +307,8 @@ def work(arguments: argparse.Namespace) -> None:
 def started(table: str, device: str, peak: float, arguments: argparse.Namespace) -> subprocess.Popen:
     """Start the measurement of a table in a new process."""
     options = ["--tiny"] if arguments.tiny else []
+    if table == "commands":
+        options += ["--file", arguments.file, "--label-key", arguments.label_key, "--folder", arguments.folder]
     options += ["--device", device, "--cells", str(arguments.cells), "--peak", str(peak), "--work", table]
     return subprocess.Popen([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True)
 
@@ -329,6 +319,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="sizes that mean nothing, to try the script")
     parser.add_argument("--cells", type=int, default=4, help="cells of a batch in the tables of layers")
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES))
+    parser.add_argument("--file", help="labelled cells of the table of commands; without it, there is none")
+    parser.add_argument("--label-key", help="their column of labels")
+    parser.add_argument("--folder", default=".", help="where the table of commands writes")
     parser.add_argument("--peak", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -342,13 +335,12 @@ def main() -> int:
         return 0
     peak = peak_flops(device, 256 if tiny else 8192, 20)
     print(f"{machine()}; bf16 product of {peak / 1e12:.3g} TFLOP/s", flush=True)
-    beside = started("default", "cpu", peak, arguments) if "default" in arguments.tables and device != "cpu" else None
     for table in arguments.tables:
+        if table == "commands" and arguments.file is None:
+            continue
         print(f"\n| {' | '.join([table, *TABLES[table]])} |\n|{'---|' * (len(TABLES[table]) + 1)}", flush=True)
         for line in started(table, device, peak, arguments).stdout or ():
             print(line, end="", flush=True)
-    if beside is not None:
-        print(f"\nThe default on the CPU: {beside.communicate()[0]}")
     return 0
 
 

@@ -46,7 +46,7 @@ from scperformer.training.all_cells import fit_to_cells_on_disk
 from scperformer.training.choose_linear import choose_linear_options
 from scperformer.training.estimate import training_cost
 from scperformer.training.evidence import Fitted, fill_network, fit_branches
-from scperformer.training.fit_linear import MAX_DUAL, LinearOptions
+from scperformer.training.fit_linear import LinearOptions
 from scperformer.training.fit_performer import encoder_facts
 from scperformer.training.folds import evidence_folds
 from scperformer.training.kept_fits import KeptFits
@@ -245,7 +245,7 @@ def _log_cost(reference: Reference) -> None:
 def _fits_once(reference: Reference, cfg: TrainOptions) -> bool:
     """Whether the folds of many cells stand for validation cells: a second fit, to all cells, would change nothing."""
     is_learned = cfg.model.encoder and not cfg.model.reads_genes
-    if len(reference.labels) <= MAX_DUAL or is_learned or cfg.data.split_key is not None:
+    if is_learned or cfg.data.split_key is not None:
         return False
     return bool(evidence_folds(reference.labels, cfg.seed, reference.batches).is_dealt.any())
 

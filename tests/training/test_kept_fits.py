@@ -14,8 +14,7 @@ WORDS = ["label_key=cell_type", "trainer.max_steps=20", "logger=none"]
 
 @pytest.fixture(autouse=True)
 def _fitted_by_principal_components(monkeypatch):
-    for module in ("train", "fit_linear"):
-        monkeypatch.setattr(f"scperformer.training.{module}.MAX_DUAL", 30)
+    monkeypatch.setattr("scperformer.training.fit_linear.MAX_DUAL", 30)
 
 
 @pytest.fixture

@@ -267,7 +267,7 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
     assert saved.metrics["best_epoch"] == 0
     assert "gene tokens, 2 heads x 16 features, 2 layers, trained by Lightning on cpu in" in caplog.text
     fold = saved.metrics["out_of_fold"]
-    assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
+    assert fold["num_cells"] == saved.metrics["num_val_cells"] == 120
     assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
     assert fold["loss"] < min(branch["loss"] for branch in fold["branches"].values()) + 0.01
     assert f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}" in (path / "MODEL_CARD.md").read_text()
