@@ -143,7 +143,7 @@ def settled(cfg: Config) -> Config:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
     if not cfg.model.reads_genes:
         return cfg
-    unused = {"tokens": cfg.tokens != TokensConfig()}
+    unused = {"tokens": cfg.tokens != TokensConfig(), "model.norm": cfg.model.norm != "pre"}
     if isinstance(cfg, PretrainOptions):
         unused["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
     else:
