@@ -2,6 +2,7 @@
 
 - annotate: The annotation of the cells of a file: columns of obs, the embedding, the probabilities, and a record of
   the run.
+- clusters_to_check: Clusters to check: those whose cells, taken together, resemble another type than their labels do.
 - columns: The columns of an annotation: each function makes some of them, and most return them with what is
   recorded of them.
 - label_options: The options about labels, checked before any cell is called.

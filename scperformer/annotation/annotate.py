@@ -18,10 +18,12 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scperformer.annotation.clusters_to_check import check_clusters
 from scperformer.annotation.columns import (
     OBS_COLUMNS,
     OBSM,
     cluster_columns,
+    cluster_texts,
     evidence,
     few_genes_warning,
     find_clusters,
@@ -108,6 +110,8 @@ class Annotation:
                 expected = expected_text(shift["expected_lowest"], shift["expected_highest"], kind)
                 sentence = expected if kind in expected else f"these cells are {kind}: {expected}"
                 text += f"{sentence[0].upper()}{sentence[1:]}. "
+        for cluster in cluster_texts(self.record["check"]):
+            text += f"To check: {cluster}. "
         for warning in self.record["warnings"]:
             text += f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} "
         return f"{text}The column to use is obs['{self.key}_call']."
@@ -177,12 +181,17 @@ def make_annotation(
     elif model.saved.held_out is not None:
         novelty = novelty_share(novelty / (1.0 if shift is None else shift.factor), model.saved.held_out.scores)
     unknown = unknown_cells(calls, novelty, labels, options.unknown_fpr, options.min_confidence)
+    checked = check_clusters(adapted, calls["best"].to_numpy(), unknown, is_cell & ~calls["empty"].to_numpy())
+    usual = np.where(checked.returned, 0.0, novelty)  # these cells are novel, but not for their type
+    unknown = unknown_cells(calls, usual, labels, options.unknown_fpr, options.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
     obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
     details = {"margin": calls["margin"]} | levels
     record: dict[str, Any] = describe_run(query, model)
     record |= {"condition": adapted.record, "seconds": seconds, "num_unknown": int(unknown.sum())}
-    record |= {"constraints": constraints} if constraints else {}
+    record |= {"check": checked.record} | ({"constraints": constraints} if constraints else {})
+    if checked.column is not None:
+        obs["check"] = checked.column
     if adapted.precision is not None:
         record["run"]["precision"] = adapted.precision
     if model.baseline is not None:

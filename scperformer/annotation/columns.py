@@ -4,7 +4,7 @@ The names are here, too; `check` and the reports read them without torch.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,15 @@ USUAL_COLUMNS = ("call", "label", "confidence", "novelty", "ontology_term_id")
 OBS_COLUMNS = (
     *USUAL_COLUMNS,
     *("set", "set_size", "low_quality", "doublet_score", "doublet", "cluster", "cluster_label", "cluster_disagrees"),
+    "check",
 )
 REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 # Entries of obsm, with the prefix in place of the braces.
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
 
+CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
+MANY_LOST = 0.2  # share of the cells of a label that are unknown
+MIN_LOST = 3  # cells; fewer say too little about a label
 ONE_TYPE = 0.9  # whole blood samples have up to .64 of their cells in a parent of at most half of the labels, parts 1.0
 LOOKED_AT = 1000  # cells whose genes are counted
 
@@ -109,6 +113,27 @@ def unknown_cells(
     no_labels = np.array([means_no_label(label) for label in labels])
     unknown = (1 - novelty <= unknown_fpr) | (calls["call_confidence"] < min_confidence) | calls["empty"]
     return unknown.to_numpy() | no_labels[calls["best"]]
+
+
+def lost_cells(labels: np.ndarray, unknown: np.ndarray) -> dict[Any, tuple[int, int]]:
+    """Return the labels that lose more than a fifth of their cells to unknown, the most first: unknown and all cells.
+
+    `labels` are of N cells, of which some are `unknown`.
+    """
+    counts = pd.Series(unknown).groupby(labels).agg(["sum", "size"])
+    many = counts[(counts["sum"] >= MIN_LOST) & (counts["sum"] > MANY_LOST * counts["size"])]
+    many = many.sort_values("sum", ascending=False, kind="stable")
+    return {label: (int(num_lost), int(num_cells)) for label, num_lost, num_cells in many.itertuples()}
+
+
+def cluster_texts(record: Mapping[str, Any]) -> list[str]:
+    """Return a sentence about each cluster to check, from what `check_clusters` records."""
+    clusters = pd.DataFrame({name: record.get(name, ()) for name in CLUSTER_ENTRIES})
+    return [
+        f"{row.num_cells:,} cells called {row.label} look like {row.looks_like}: too much {row.too_high}; "
+        f"too little {row.too_low}"
+        for row in clusters.itertuples()
+    ]
 
 
 def final_call(called: np.ndarray, names: Sequence[str], unknown: np.ndarray) -> pd.Categorical:

@@ -33,7 +33,7 @@ def batch_effect(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> fl
     logs = []
     weights = np.zeros(x.shape[1])
     for half in (slice(0, None, 2), slice(1, None, 2)):
-        log, expected = _log_factors(x[half], nearest[half], means)
+        log, expected = log_factors(x[half], nearest[half], means)
         logs.append(log)
         weights += expected / max(float(expected.sum()), TINY) / 2
     first, second = (log - np.sum(weights * log) for log in logs)
@@ -44,7 +44,7 @@ def label_means(reference: csr_matrix, labels: np.ndarray, num_labels: int) -> n
     """Return the mean counts per 10,000 of each label, float64 C x G; 0 for a label without cells."""
     means = np.zeros((num_labels, reference.shape[1]))
     for label in np.unique(labels):
-        means[label] = _mean_counts(reference[labels == label])
+        means[label] = mean_counts(reference[labels == label])
     return means
 
 
@@ -54,7 +54,7 @@ def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> np.ndar
     `x` are the cells of the query with the lowest novelty, N x G, `calls` the index of the label of each, N, and
     `means` are of `label_means`, C x G.
     """
-    log, _ = _log_factors(x, calls, means)
+    log, _ = log_factors(x, calls, means)
     return np.exp(np.clip(log, -MAX_EFFECT, MAX_EFFECT))
 
 
@@ -73,15 +73,15 @@ def correct_batch_effect(x: csr_matrix, factors: np.ndarray | None) -> csr_matri
     return csr_matrix((np.log1p(divided).astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 
-def _log_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def log_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the logarithms of the factors of cells, and the means of the same mixture of labels."""
     shares = np.bincount(calls, minlength=len(means)) / x.shape[0]
     expected = shares @ means
     pseudo = PSEUDO_EXPRESSION + PSEUDO_CELLS / x.shape[0]
-    return np.log((_mean_counts(x) + pseudo) / (expected + pseudo)), expected
+    return np.log((mean_counts(x) + pseudo) / (expected + pseudo)), expected
 
 
-def _mean_counts(x: csr_matrix) -> np.ndarray:
+def mean_counts(x: csr_matrix) -> np.ndarray:
     """Return the mean counts per 10,000 of each gene, float64 G."""
     counts = csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
     return np.asarray(counts.mean(axis=0)).ravel()

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from scperformer.annotation.columns import CLUSTER_ENTRIES
 from scperformer.base.errors import InputError
 
 TEXT, NUMBER, TEXTS, NUMBERS, MAPPING = "a text", "a number", "a list of texts", "a list of numbers", "a mapping"
@@ -19,15 +20,17 @@ REQUIRED = {
 }
 OPTIONAL = {
     TEXT: "model/tissue model/encoder/kind model/encoder/attention model/imported/tool model/imported/file "
-    "model/imported/sha256 run/date condition/key shift/kind tissue/name tissue/title tissue/how",
+    "model/imported/sha256 run/date condition/key shift/kind tissue/name tissue/title tissue/how "
+    "check/text",
     NUMBER: "condition/adapted condition/expected_accuracy condition/depth genes/informative_share tree/num_backed_off "
     "encoder/num_decided calibration/num_cells calibration/error novelty/unknown_fpr shift/relative_novelty "
     "shift/batch_effect shift/expected_lowest shift/expected_highest shift/encoder_weight tissue/in_capitals "
     "tissue/score profiles/resemblance profiles/expected_lowest profiles/expected_highest",
-    TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next",
+    TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next check/label "
+    "check/looks_like check/too_high check/too_low",
     NUMBERS: "calibration/bins/confidence calibration/bins/num_cells shift/gene_factors constraints/weights "
-    "tissue/next_scores profiles/centre profiles/shares profiles/gene_factors",
-    MAPPING: "run constraints calibration droplets tissue profiles",
+    "tissue/next_scores profiles/centre profiles/shares profiles/gene_factors check/num_cells check/difference",
+    MAPPING: "run constraints calibration droplets tissue profiles check",
 }
 # Entries that are read only beside another, which they need.
 NEEDED = {
@@ -38,6 +41,8 @@ NEEDED = {
     "tree/nodes": "tree/parents tree/ontology_term_ids",
     "tissue": "tissue/name tissue/title tissue/how tissue/in_capitals profiles",
     "tissue/score": "tissue/next tissue/next_scores",
+    "check": "check/text",
+    "check/label": " ".join(f"check/{name}" for name in CLUSTER_ENTRIES),
     "profiles": "tissue profiles/expected_lowest profiles/expected_highest profiles/centre profiles/shares",
     "calibration": "calibration/num_cells calibration/error calibration/bins/confidence calibration/bins/num_cells "
     "novelty/unknown_fpr",
@@ -47,6 +52,7 @@ EQUALLY_LONG = (
     ("tree/nodes", "tree/parents"),
     ("tree/nodes", "tree/ontology_term_ids"),
     ("tissue/next", "tissue/next_scores"),
+    *(("check/label", f"check/{name}") for name in CLUSTER_ENTRIES),
 )
 COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details: numbers
 

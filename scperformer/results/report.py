@@ -80,6 +80,7 @@ def render(
         "first_labels": [(label, int(sizes[label.name]), sizes[label.name] / len(cells)) for label in first],
         "trust_groups": what_to_check.trust_groups(summaries),
         "checks": what_to_check.things_to_check(summaries, evaluation),
+        "cluster_notes": what_to_check.cluster_notes(summaries),
         "agreement": tables.agreement(cells),
         "metrics": evaluation.metrics if evaluation else None,
         "encoder": facts["model"].get("encoder", {}),
@@ -100,6 +101,7 @@ def render(
         seed=seed,
         sample_table=tables.sample_table(summaries, failed, evaluation),
         confidence=tables.confidence_table(cells, labels),
+        clusters=tables.cluster_table(samples),
         unknown=tables.unknown_table(cells),
         markers=tables.marker_table(markers, cells),
         trust=tables.trust_table(summaries),
@@ -152,7 +154,7 @@ def _map(
     evaluation: Evaluation | None,
     drawn: cell_map.Drawn,
 ) -> dict[str, Any] | None:
-    """Return the map with its colours: call, sample, confidence, novelty, and the true label; None without a map."""
+    """Return the map with its colours: call, sample, confidence, novelty, cells to check, true label; or None."""
     if drawn.xy is None:
         return None
     shown = cells.iloc[drawn.rows]
@@ -161,6 +163,9 @@ def _map(
     columns.append(figures.numbers("Confidence", shown["confidence"], figures.CONFIDENCE_STOPS))
     if "novelty" in shown:
         columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
+    if all(f"{sample.key}_check" in sample.obs for sample in samples):
+        to_check = pd.Series(np.concatenate([as_text(sample.column("check")) for sample in samples]))
+        columns.append(figures.categories("To check", to_check.iloc[drawn.rows], known))
     truth_key = None if evaluation is None else evaluation.metrics["truth_key"]
     if truth_key is not None and all(truth_key in sample.obs for sample in samples):
         truth = pd.Series(np.concatenate([as_text(sample.obs[truth_key]) for sample in samples]))

@@ -5,6 +5,7 @@ from typing import Any
 
 from natsort import natsorted
 
+from scperformer.annotation.columns import CLUSTER_ENTRIES
 from scperformer.base.messages import listed
 from scperformer.cells.which_tissue import close_tissues
 from scperformer.model.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
@@ -12,9 +13,9 @@ from scperformer.results.evaluate import Evaluation
 
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.
 LOW_OVERLAP = 0.7
-HIGH_UNKNOWN = 0.2
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
+NUM_GENES = 3  # of a cluster to check; the section Unknown cells has more
 
 PROFILES = "like the profiles"  # in place of a kind of distribution shift, of cells that resemble their tissue
 
@@ -50,6 +51,15 @@ def trust_groups(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return groups
 
 
+def cluster_notes(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many clusters are to be checked, or why none is, with the samples where they differ."""
+    found: dict[str, list[str]] = {}
+    for each in summaries:
+        if text := str(each["facts"].get("check", {}).get("text", "")):
+            found.setdefault(f"{text[0].upper()}{text[1:]}", []).append(each["name"])
+    return [f"{text}{f' ({listed(names)})' if len(found) > 1 else ''}." for text, names in found.items()]
+
+
 def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation | None) -> list[str]:
     """Return sentences about what to check before using the labels, each with the samples that it concerns."""
     found: dict[str, list[str]] = {}
@@ -65,8 +75,6 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
         if num_repeated := facts["repeats"]["num_cells"]:
             text = "Some cells are cells of the reference, and their confidence is too high"
             warn(text, each, f"{num_repeated / facts['repeats']['num_seen']:.0%}")
-        if kind == OTHER:
-            warn("Batch effect: labels are plausible, and their confidence is lowered", each, each["expected"] or "")
         if condition.get("expected_accuracy", 1.0) < LOW_EXPECTED:
             text = "Low accuracy on reference cells that were reduced to the genes and the depth of the sample"
             warn(text, each, f"{condition['expected_accuracy']:.0%}")
@@ -80,25 +88,24 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
         if len(lacks := list(model.get("lacks", []))):
             text = f"The model was imported from {model['imported']['tool']} without {', '.join(lacks)}"
             warn(f"{text}: a cell of another type gets one of its labels all the same", each)
+        clusters = (facts.get("check", {}).get(name, []) for name in CLUSTER_ENTRIES)
+        for label, looks_like, num_cells, _, too_high, _ in zip(*clusters, strict=True):
+            genes = ", ".join(str(too_high).split(", ")[:NUM_GENES])
+            warn(f"Cells called {label} look like {looks_like}", each, f"{int(num_cells):,} cells, too much {genes}")
         unknown = each["num_unknown"] / each["num_cells"]
+        if each["lost"] and kind != FAR and unknown <= MAX_UNKNOWN:
+            lost = listed(f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items())
+            warn("More than a fifth of a label is unknown", each, lost)
         if tissue := facts.get("tissue"):
             if close := close_tissues(tissue):
                 warn("Another tissue fits, too; compare with tissue=NAME", each, close)
             if kind == FAR:
                 warn("These cells are not of the tissue: name it by tissue=..., or a model by model_path=...", each)
-            elif unknown > HIGH_UNKNOWN:
-                warn(
-                    "Many cells resemble no type: malignant cells, or types that the tissue lacks",
-                    each,
-                    f"{unknown:.0%}",
-                )
             continue
         if unknown > MAX_UNKNOWN or kind == FAR:
             text = f"Most cells look like none of the {len(model['labels'])} labels. Is it the right tissue?"
             text += f" The model was trained on {model['tissue']}." if model.get("tissue") else ""
             warn(f"{text} Unknown", each, f"{unknown:.0%}")
-        elif unknown > HIGH_UNKNOWN:
-            warn("Many cells are unknown, perhaps of types that the model was not trained on", each, f"{unknown:.0%}")
         if kind not in (OTHER, FAR) and unsure_text(each["mean"], each["mean_held_out"]):
             text = "The mean confidence is far below the out-of-fold confidence of the reference"
             warn(text, each, f"{each['mean']:.2f}")

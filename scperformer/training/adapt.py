@@ -41,6 +41,7 @@ from scperformer.training.condition import (
     find_condition,
     find_repeats,
     find_shift,
+    reduce_cells,
     reduced,
 )
 from scperformer.training.evidence import fill_network, fit_branches
@@ -70,6 +71,8 @@ class Adapted:
     members: list[Member] = field(default_factory=list)  # of a model of several studies
     repeats: Repeats = field(default_factory=Repeats)  # cells that the query shares with the reference
     resemblance: Resemblance | None = None  # of a file to the profiles of a tissue
+    # float64 C x measured genes: counts per 10,000 of each label, as the query would have measured it; None: not known
+    label_means: np.ndarray | None = None
     precision: str | None = None  # of the network's products, chosen with the first block of cells; None: not yet
 
 
@@ -141,13 +144,16 @@ def adapt_model(
         seen = query if whole is None else whole.of_genes(condition.measured)
         found_accuracy = model.saved.provenance["expected_accuracy"]
         expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
-    shift = factors = resemblance = None
+    shift = factors = resemblance = kept = None
+    if reference_cells is not None:
+        kept = reduce_cells(reference_cells, condition, saved.config["target_sum"], len(saved.labels))
     if is_tissue:
-        factors, resemblance = compare_with_profiles(seen, model.saved, saved, condition)
+        assert kept is not None
+        factors, resemblance = compare_with_profiles(seen, model.saved, kept)
         if not with_shift:
             factors = None
     elif with_shift and (held_out := model.saved.held_out) is not None:
-        shift, factors = find_shift(seen, held_out, saved, reference_cells, condition, model)
+        shift, factors = find_shift(seen, held_out, saved, kept, model)
         model = with_encoder_weight(model, shift.encoder_weight)
     num_genes = int(condition.measured.sum())
     if is_adapted and not is_tissue and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
@@ -167,7 +173,8 @@ def adapt_model(
     }
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
-    return Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance)
+    means = None if kept is None else kept.means
+    return Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance, label_means=means)
 
 
 def _require_subset(query: Query, whole: Query) -> None:

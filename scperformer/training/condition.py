@@ -93,6 +93,23 @@ def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: f
     return normalise_counts(values, target_sum)
 
 
+@dataclass(frozen=True)
+class ReducedCells:
+    """Kept cells as a file would have measured them, M x measured genes, and the mean of each label."""
+
+    x: csr_matrix  # ln(1 + cp10k)
+    labels: np.ndarray  # int64 M: index of the label
+    means: np.ndarray  # float64 C x measured genes: counts per 10,000; 0 for a label without cells
+
+
+def reduce_cells(
+    reference_cells: ReferenceCells, condition: Condition, target_sum: float | None, num_labels: int
+) -> ReducedCells:
+    """Return kept cells as a file of a condition would have measured them."""
+    x = reduced(reference_cells, condition, target_sum, seed=0)
+    return ReducedCells(x, reference_cells.labels, label_means(x, reference_cells.labels, num_labels))
+
+
 def adapted_model(
     saved: SavedModel, condition: Condition, x: csr_matrix, expected_accuracy: float | None, **parts: Any
 ) -> SavedModel:
@@ -150,17 +167,12 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
 
 
 def find_shift(
-    query: Query,
-    held_out: HeldOut,
-    saved: SavedModel,
-    reference_cells: ReferenceCells | None,
-    condition: Condition,
-    model: "Model",
+    query: Query, held_out: HeldOut, saved: SavedModel, kept: ReducedCells | None, model: "Model"
 ) -> tuple[Shift, np.ndarray | None]:
     """Return the shift of a query, and the factors of its genes.
 
-    `saved` is the model before adapting, with its stored cells, without which the batch effect is not known. `model`
-    may have been adapted to the query, which has its genes; `held_out` are the held-out calls of `model`.
+    `saved` is the model before adapting, and `kept` are its stored cells, without which the batch effect is not known.
+    `model` may have been adapted to the query, which has its genes; `held_out` are the held-out calls of `model`.
 
     Returns
     -------
@@ -172,7 +184,7 @@ def find_shift(
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
     scores = Profile(**held_out.profile).scores(x)
     of_model = both_have_a_part(model.saved.scales), model.saved.reference_batch_effect
-    if reference_cells is None or len(scores) < MIN_CELLS:
+    if kept is None or len(scores) < MIN_CELLS:
         return estimate_shift(scores, held_out.scores, math.nan, *of_model), None
     own = x
     # The kept cells of an imported model have its genes alone, and are normalised over these.
@@ -181,14 +193,12 @@ def find_shift(
         own = own[np.diff(own.indptr) > 0]
     alike = scores <= np.median(scores)  # without the types that the reference lacks
     x, own = x[alike], own[alike]
-    kept = reduced(reference_cells, condition, query.plan.target_sum, seed=0)
-    effects = batch_effect(own, kept, np.unique(reference_cells.labels, return_inverse=True)[1])
+    effects = batch_effect(own, kept.x, np.unique(kept.labels, return_inverse=True)[1])
     shift = estimate_shift(scores, held_out.scores, effects, *of_model)
     if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None
     # The labels of the cells are called, and once more after a correction by the first factors: by the linear branch,
     # which carries over better than the encoder and is faster, or by logistic regression if the encoder is alone.
-    means = label_means(kept, reference_cells.labels, len(saved.labels))
     factors = np.ones(x.shape[1], dtype=np.float32)
     for _ in range(NUM_ROUNDS):
         corrected = correct_batch_effect(x, factors)
@@ -198,5 +208,5 @@ def find_shift(
         else:
             assert model.baseline is not None  # only imported models have none
             calls = model.baseline.predict(corrected)
-        factors[query.measured] = gene_factors(own, calls, means) ** shift.fraction
+        factors[query.measured] = gene_factors(own, calls, kept.means) ** shift.fraction
     return shift, factors

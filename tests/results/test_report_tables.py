@@ -100,7 +100,6 @@ def test_things_to_check(samples):
     found = found_in(samples, compare(samples, truths, "truth"))
     assert found == [
         "Some cells are cells of the reference, and their confidence is too high: one (30%).",
-        "Many cells are unknown, perhaps of types that the model was not trained on: one (25%), two (40%).",
         "Many informative genes of the model are missing and count as not expressed; present: two (50%).",
         "Logistic regression gives many cells another label; agreement: two (40%).",
         "The model does not have these true labels, so their cells count as errors: mast.",

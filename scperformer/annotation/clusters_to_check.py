@@ -1,0 +1,267 @@
+"""Clusters to check: those whose cells, taken together, resemble another type than their labels do.
+
+Cells of a type that the reference lacks get the label of a similar type, often with a high confidence. A single cell
+says too little to notice it; the mean of a cluster does not. It is divided by what all clusters of the file share, the
+effect of the study, and compared with the published profiles of a tissue (model/tissues.py). So are the means of the
+labels in the reference. If a cluster resembles another family of types than its labels, it is to be checked. The names
+of the labels have no part in it, so that any model can be used.
+
+The same comparison returns labels: a label that would lose many cells as unknown keeps them, if these cells, taken
+together, resemble its type.
+
+Shape letters: N cells, K groups of cells, C labels, P profiles, G genes. Means are counts per 10,000.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.linalg import eigh
+from scipy.sparse import csr_matrix
+
+from scperformer.annotation.columns import CLUSTER_ENTRIES, cluster_texts, lost_cells
+from scperformer.cells.quality import technical
+from scperformer.cells.query import Query
+from scperformer.cells.values import evenly_spaced
+from scperformer.io.gene_matching import gene_symbols
+from scperformer.io.gene_names import guess_species
+from scperformer.model.batch_effect import log_factors, mean_counts
+from scperformer.model.resemblance import centred
+from scperformer.model.saved_model import SavedModel
+from scperformer.model.shift import FAR
+from scperformer.model.tissues import Tissue, collection
+from scperformer.training.adapt import Adapted
+from scperformer.training.condition import seen_rows
+
+log = logging.getLogger(__name__)
+
+MIN_CELLS = 200  # of a file that has clusters
+MIN_CLUSTER = 10  # cells of a cluster
+# By Ward's method: as good as Leiden's clusters (benchmarks/NOTES.md), which take longer to import than to be found.
+MAX_CLUSTERS = 25
+MEAN_CLUSTER = 20  # cells, at least
+NUM_VARIABLE = 1000  # genes by which cells are clustered
+NUM_DIRECTIONS = 30
+NUM_COMPARED = 2000  # genes that vary most between the profiles of a tissue
+MIN_GENES = 200  # that a model, a file and the profiles share
+NUM_ROUNDS = 4  # of finding the profiles that the labels resemble, and their mean
+MIN_SCORE = 0.5  # mean correlation of the labels with the nearest profile
+MIN_SHARE = 0.2  # of the cells of a cluster, with a label that counts
+# Correlation with the nearest profile minus that with the families of the labels. In the choosing pairs of
+# benchmarks/studies.py: up to .06 where no type is missing, .11 or more where one is.
+MIN_DIFFERENCE = 0.07
+MAX_LISTED = 3
+NUM_GENES = 6  # of a cluster, which are too high, and too low
+NUM_LOOKED_AT = 200  # unknown cells of a label
+MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the profile
+MIN_RETURNED = 0.3  # of the unknown cells of a label to its type, for them to keep it
+TINY = 1e-9  # in place of 0, where a quotient is taken
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The profiles of a tissue beside the labels of a model."""
+
+    tissue: Tissue
+    shared: np.ndarray  # int: genes of the model that the profiles have
+    compared: np.ndarray  # int: those of them that vary most between profiles
+    centre: np.ndarray  # mean of the labels over these genes
+    profiles: np.ndarray  # P x these genes: centred by the mean of the profiles that the labels resemble
+    of_labels: np.ndarray  # int, C: the profile that each label resembles most
+    score: float  # mean correlation of the labels with the nearest profile
+
+    def compare(self, means_KG: np.ndarray, shares_KC: np.ndarray) -> pd.DataFrame:
+        """Compare the means of K groups of cells with their labels, of which each has a share of the cells.
+
+        Returns a row for each group: the nearest profile (`looks_like`), its family and its correlation
+        (`resemblance`), and by how much this is above the families that labels of a fifth of the cells resemble
+        (`difference`; 0: it is one of these).
+        """
+        families = self.tissue.families
+        found = centred(_logs(means_KG[:, self.shared])[:, self.compared] - self.centre) @ self.profiles.T
+        is_label = shares_KC >= np.minimum(MIN_SHARE, shares_KC.max(axis=1, keepdims=True))
+        is_own = is_label @ (families[self.of_labels][:, None] == families)
+        nearest = found.argmax(axis=1)
+        highest = found.max(axis=1)
+        columns = {"looks_like": self.tissue.profiles.index.to_numpy(object)[nearest], "family": families[nearest]}
+        difference = highest - np.where(is_own, found, -1.0).max(axis=1)
+        return pd.DataFrame(columns | {"resemblance": highest, "difference": difference})
+
+
+def _logs(means: np.ndarray) -> np.ndarray:
+    return np.log1p(1e4 * means / np.maximum(means.sum(axis=1, keepdims=True), TINY))
+
+
+def find_profiles(saved: SavedModel, genes: Sequence[str], means_CG: np.ndarray) -> Profiles | None:
+    """Return the profiles of the tissue that a model names, or else that its labels resemble most; None: of no tissue.
+
+    `means_CG` are the means of its labels for some of its `genes`.
+    """
+    symbols = pd.Index([gene.upper() for gene in gene_symbols(genes)])
+    species = guess_species(genes)
+    known = collection()
+    named = known.named(saved.name, species) or known.named(saved.tissue or "", species)
+    names = [named] if named is not None else known.tissues(species)["name"]
+    found = [_beside(known.tissue(name), symbols, means_CG) for name in names]
+    best = max(filter(None, found), key=lambda each: each.score, default=None)
+    return best if best is not None and best.score >= MIN_SCORE else None
+
+
+def _beside(tissue: Tissue, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
+    """Put the profiles of a tissue beside the labels of a model; None: they share too few genes."""
+    places = pd.Index(tissue.profiles.columns.str.upper()).get_indexer_for(symbols)
+    shared = np.flatnonzero(places >= 0)
+    if len(shared) < MIN_GENES or len(means_CG) < 2:
+        return None
+    logs_PG = _logs(tissue.profiles.to_numpy()[:, places[shared]])
+    compared = np.argsort(-logs_PG.std(axis=0), kind="stable")[:NUM_COMPARED]
+    logs_PG = logs_PG[:, compared]
+    labels_CG = _logs(means_CG[:, shared])[:, compared]
+    centre = labels_CG.mean(axis=0)
+    mean = logs_PG.mean(axis=0)
+    for _ in range(NUM_ROUNDS):
+        correlations = centred(labels_CG - centre) @ centred(logs_PG - mean).T
+        mean = logs_PG[correlations.argmax(axis=1)].mean(axis=0)
+    score = float(correlations.max(axis=1).mean())
+    nearest = correlations.argmax(axis=1)
+    return Profiles(tissue, shared, compared, centre, centred(logs_PG - mean), nearest, score)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of some cells of a file, which its other cells can join."""
+
+    numbers: np.ndarray  # int, of the cells' clusters, from 0
+    genes: np.ndarray  # int, by which cells are clustered
+    directions: np.ndarray  # float64 genes x D: principal components
+    centres: np.ndarray  # float64 K x D
+
+    def nearest(self, x: csr_matrix) -> np.ndarray:
+        """Return the number of the cluster with the nearest centre for each cell, from ln(1 + cp10k), N x all genes."""
+        points = x[:, self.genes] @ self.directions
+        return np.asarray((points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1))
+
+
+def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
+    """Cluster some cells, from ln(1 + cp10k), N x G, by principal components of genes that vary most."""
+    variance = np.asarray(x.multiply(x).mean(axis=0)).ravel() - np.asarray(x.mean(axis=0)).ravel() ** 2
+    genes = np.argsort(-np.where(left_out, 0, variance), kind="stable")[:NUM_VARIABLE]
+    values = x[:, genes].toarray().astype(np.float64)
+    last = (max(0, len(genes) - NUM_DIRECTIONS), len(genes) - 1)
+    directions = eigh(np.cov(values, rowvar=False), subset_by_index=last)[1]
+    points = values @ directions
+    num_clusters = min(MAX_CLUSTERS, len(points) // MEAN_CLUSTER)
+    numbers = fcluster(linkage(points, "ward"), num_clusters, "maxclust") - 1
+    centres = np.stack([points[numbers == number].mean(axis=0) for number in range(numbers.max() + 1)])
+    return Clusters(numbers, genes, directions, centres)
+
+
+@dataclass
+class Checked:
+    """What was found in N cells."""
+
+    record: dict[str, Any]
+    returned: np.ndarray  # bool, N: unknown cells that get their label back
+    column: pd.Categorical | None = None  # N: what the cells of clusters to check look like, else missing
+
+
+def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_cell: np.ndarray) -> Checked:
+    """Find the clusters of a query that are to be checked, and the unknown cells that get their label back; log both.
+
+    Parameters
+    ----------
+    best
+        Index of the label of each cell, N.
+    unknown, is_cell
+        The cells that are unknown; those that express a gene of the model and are no empty droplets; boolean N.
+    """
+    query = adapted.query.of_genes(adapted.query.measured)
+    genes = np.array(adapted.model.saved.genes)[adapted.query.measured]
+    means_CG = adapted.label_means
+    rows = seen_rows(query)
+    rows = rows[is_cell[rows]]
+    profiles = None
+    if means_CG is None:
+        problem = "the model has no cells of a single reference"
+    elif not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
+        problem = "its cells are of another tissue"
+    else:
+        profiles = find_profiles(adapted.model.saved, genes.tolist(), means_CG)
+        problem = f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
+    if profiles is None or means_CG is None:
+        text = f"clusters were not checked: {problem}"
+        log.info("%s: %s", query.path, text)
+        return Checked({"text": text}, np.zeros(len(best), dtype=bool))
+
+    x = query.some(rows)
+    clusters = fit_clusters(x, technical(genes)) if len(rows) >= MIN_CELLS else None
+    numbers = np.zeros(len(rows), dtype=np.int64) if clusters is None else clusters.numbers
+    large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(rows)))
+    groups = [numbers == number for number in large]
+    logs_KG, labels_KG = map(np.stack, zip(*(log_factors(x[k], best[rows[k]], means_CG) for k in groups), strict=True))
+    shared_G = _weighted_median(logs_KG, np.array([k.sum() for k in groups]))
+    observed_KG = np.stack([mean_counts(x[k]) for k in groups]) / np.exp(shared_G)
+
+    labels = np.array(adapted.model.saved.labels, dtype=object)
+    shares_KC = np.stack([np.bincount(best[rows[k]], minlength=len(labels)) / k.sum() for k in groups])
+    table = profiles.compare(observed_KG, shares_KC).assign(number=large, label=labels[shares_KC.argmax(axis=1)])
+    excess_KG = (logs_KG - shared_G) * np.log1p(np.maximum(observed_KG, labels_KG)) * ~technical(genes)
+    for name, sign in {"too_high": -1, "too_low": 1}.items():
+        table[name] = [", ".join(genes[np.argsort(sign * excess, kind="stable")[:NUM_GENES]]) for excess in excess_KG]
+    is_other = (table["difference"] >= MIN_DIFFERENCE) & (table["resemblance"] >= MIN_RESEMBLANCE)
+    table = table[is_other].sort_values("difference", ascending=False, kind="stable")
+    table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
+    table = table[table["place"] < MAX_LISTED]
+    record: dict[str, Any] = {"tissue": profiles.tissue.title, "num_looked_at": len(rows), "num_clusters": len(large)}
+    column = None
+    is_listed = np.zeros(len(best), dtype=bool)
+    if clusters is None:
+        record["text"] = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
+    elif not len(table):
+        record["text"] = "no cluster to check: all resemble the types of their labels"
+    else:
+        of_cell = np.concatenate([clusters.nearest(query.block(start)) for start in query.starts()])
+        of_cell[rows] = numbers
+        of_cell[~is_cell] = -1
+        of_cell = pd.Series(of_cell).map(table.set_index("number")["place"]).fillna(-1).to_numpy(int)
+        listed = table.groupby("place").first()
+        listed["label"] = table.groupby("place")["label"].agg(lambda names: ", ".join(dict.fromkeys(names)))
+        listed["num_cells"] = np.bincount(of_cell[of_cell >= 0])
+        column = pd.Categorical.from_codes(of_cell, listed["looks_like"])
+        is_listed = of_cell >= 0
+        record["text"] = f"clusters to check: {len(listed)}"
+        record |= {name: listed[name].to_numpy() for name in CLUSTER_ENTRIES}
+    log.info("%s: %s", query.path, record["text"])
+    for text in cluster_texts(record):
+        log.warning("%s: to check: %s", query.path, text)
+
+    is_lost = unknown & is_cell
+    returned = np.zeros(len(best), dtype=bool)
+    for label in lost_cells(best[is_cell], is_lost[is_cell]):
+        cells = is_lost & (best == label) & ~is_listed
+        if cells.any() and _is_of_type(query, np.flatnonzero(cells), label, profiles, shared_G):
+            returned |= cells
+            text = "%s: %s novel cells keep the label %s, as together they resemble its type"
+            log.info(text, query.path, f"{cells.sum():,}", labels[label])
+    record["num_returned"] = int(returned.sum())
+    return Checked(record, returned, column)
+
+
+def _is_of_type(query: Query, rows: np.ndarray, label: int, profiles: Profiles, shared_G: np.ndarray) -> bool:
+    """Return whether some cells, taken together, resemble the type of a label."""
+    x = query.some(rows[evenly_spaced(len(rows), NUM_LOOKED_AT)])
+    shares = np.eye(len(profiles.of_labels))[[label]]
+    found = profiles.compare(mean_counts(x)[None] / np.exp(shared_G), shares).iloc[0]
+    return bool(found["difference"] == 0 and found["resemblance"] >= MIN_RETURNED)
+
+
+def _weighted_median(values_KG: np.ndarray, weights_K: np.ndarray) -> np.ndarray:
+    """Return the median of each gene over groups, float64 G."""
+    order_KG = np.argsort(values_KG, axis=0, kind="stable")
+    below_KG = np.cumsum(weights_K[order_KG], axis=0)
+    middle_G = (below_KG >= below_KG[-1] / 2).argmax(axis=0)
+    return np.take_along_axis(np.take_along_axis(values_KG, order_KG, 0), middle_G[None], 0)[0]
