@@ -9,12 +9,12 @@ of the labels have no part in it, so that any model can be used.
 The same comparison returns labels: a label that would lose many cells as unknown keeps them, if these cells, taken
 together, resemble its type.
 
-Shape letters: N cells, K groups of cells, C labels, P profiles, G genes. Means are counts per 10,000.
+Shape letters: K groups of cells, C labels, P profiles, G genes. Means are counts per 10,000.
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,17 +33,17 @@ from scperformer.model.batch_effect import log_factors, mean_counts
 from scperformer.model.resemblance import centred
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import FAR
-from scperformer.model.tissues import Tissue, collection
+from scperformer.model.tissues import collection
 from scperformer.training.adapt import Adapted
 from scperformer.training.condition import seen_rows
 
 log = logging.getLogger(__name__)
 
 MIN_CELLS = 200  # of a file that has clusters
-MIN_CLUSTER = 10  # cells of a cluster
 # By Ward's method: as good as Leiden's clusters (benchmarks/NOTES.md), which take longer to import than to be found.
 MAX_CLUSTERS = 25
 MEAN_CLUSTER = 20  # cells, at least
+MIN_CLUSTER = 10
 NUM_VARIABLE = 1000  # genes by which cells are clustered
 NUM_DIRECTIONS = 30
 NUM_COMPARED = 2000  # genes that vary most between the profiles of a tissue
@@ -54,11 +54,11 @@ MIN_SHARE = 0.2  # of the cells of a cluster, with a label that counts
 # Correlation with the nearest profile minus that with the families of the labels. In the choosing pairs of
 # benchmarks/studies.py: up to .06 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
+MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the nearest profile
 MAX_LISTED = 3
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
-MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the profile
-MIN_RETURNED = 0.3  # of the unknown cells of a label to its type, for them to keep it
+MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
 TINY = 1e-9  # in place of 0, where a quotient is taken
 
 
@@ -66,29 +66,29 @@ TINY = 1e-9  # in place of 0, where a quotient is taken
 class Profiles:
     """The profiles of a tissue beside the labels of a model."""
 
-    tissue: Tissue
+    labels: np.ndarray  # P names of types
     shared: np.ndarray  # int: genes of the model that the profiles have
     compared: np.ndarray  # int: those of them that vary most between profiles
     centre: np.ndarray  # mean of the labels over these genes
     profiles: np.ndarray  # P x these genes: centred by the mean of the profiles that the labels resemble
     of_labels: np.ndarray  # int, C: the profile that each label resembles most
-    score: float  # mean correlation of the labels with the nearest profile
+    score: float  # mean correlation of the labels with these profiles
+    tissue: str = ""
+    families: np.ndarray = field(default_factory=lambda: np.arange(0))  # int, P: of types that differ little
 
     def compare(self, means_KG: np.ndarray, shares_KC: np.ndarray) -> pd.DataFrame:
-        """Compare the means of K groups of cells with their labels, of which each has a share of the cells.
+        """Compare the means of groups of cells with their labels, of which each has a share of the cells.
 
-        Returns a row for each group: the nearest profile (`looks_like`), its family and its correlation
-        (`resemblance`), and by how much this is above the families that labels of a fifth of the cells resemble
-        (`difference`; 0: it is one of these).
+        Returns a row for each group: the nearest profile (`looks_like`), its `family` and correlation (`resemblance`),
+        and its lead over the families that labels of a fifth of the cells resemble (`difference`; 0: it is of these).
         """
-        families = self.tissue.families
         found = centred(_logs(means_KG[:, self.shared])[:, self.compared] - self.centre) @ self.profiles.T
         is_label = shares_KC >= np.minimum(MIN_SHARE, shares_KC.max(axis=1, keepdims=True))
-        is_own = is_label @ (families[self.of_labels][:, None] == families)
+        is_own = is_label @ (self.families[self.of_labels][:, None] == self.families)
         nearest = found.argmax(axis=1)
         highest = found.max(axis=1)
-        columns = {"looks_like": self.tissue.profiles.index.to_numpy(object)[nearest], "family": families[nearest]}
         difference = highest - np.where(is_own, found, -1.0).max(axis=1)
+        columns = {"looks_like": self.labels[nearest], "family": self.families[nearest]}
         return pd.DataFrame(columns | {"resemblance": highest, "difference": difference})
 
 
@@ -104,20 +104,26 @@ def find_profiles(saved: SavedModel, genes: Sequence[str], means_CG: np.ndarray)
     symbols = pd.Index([gene.upper() for gene in gene_symbols(genes)])
     species = guess_species(genes)
     known = collection()
-    named = known.named(saved.name, species) or known.named(saved.tissue or "", species)
-    names = [named] if named is not None else known.tissues(species)["name"]
-    found = [_beside(known.tissue(name), symbols, means_CG) for name in names]
-    best = max(filter(None, found), key=lambda each: each.score, default=None)
-    return best if best is not None and best.score >= MIN_SCORE else None
+    name = known.named(saved.name, species) or known.named(saved.tissue or "", species)
+    if name is None:
+        tissues = known.tissues(species)["name"]
+        found = {name: _beside(known.profiles(one), symbols, means_CG) for one, name in tissues.items()}
+        scores = {name: each.score for name, each in found.items() if each is not None}
+        name = max(scores, key=scores.__getitem__, default=None)
+    tissue = None if name is None else known.tissue(name)
+    profiles = None if tissue is None else _beside(tissue.profiles, symbols, means_CG)
+    if tissue is None or profiles is None or profiles.score < MIN_SCORE:
+        return None
+    return replace(profiles, tissue=tissue.title, families=tissue.families)
 
 
-def _beside(tissue: Tissue, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
-    """Put the profiles of a tissue beside the labels of a model; None: they share too few genes."""
-    places = pd.Index(tissue.profiles.columns.str.upper()).get_indexer_for(symbols)
+def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
+    """Put profiles, counts per million, beside the labels of a model; None: they share too few genes."""
+    places = table.columns.str.upper().get_indexer_for(symbols)
     shared = np.flatnonzero(places >= 0)
     if len(shared) < MIN_GENES or len(means_CG) < 2:
         return None
-    logs_PG = _logs(tissue.profiles.to_numpy()[:, places[shared]])
+    logs_PG = _logs(table.to_numpy()[:, places[shared]])
     compared = np.argsort(-logs_PG.std(axis=0), kind="stable")[:NUM_COMPARED]
     logs_PG = logs_PG[:, compared]
     labels_CG = _logs(means_CG[:, shared])[:, compared]
@@ -125,10 +131,10 @@ def _beside(tissue: Tissue, symbols: pd.Index, means_CG: np.ndarray) -> Profiles
     mean = logs_PG.mean(axis=0)
     for _ in range(NUM_ROUNDS):
         correlations = centred(labels_CG - centre) @ centred(logs_PG - mean).T
-        mean = logs_PG[correlations.argmax(axis=1)].mean(axis=0)
+        nearest = correlations.argmax(axis=1)
+        mean = logs_PG[nearest].mean(axis=0)
     score = float(correlations.max(axis=1).mean())
-    nearest = correlations.argmax(axis=1)
-    return Profiles(tissue, shared, compared, centre, centred(logs_PG - mean), nearest, score)
+    return Profiles(table.index.to_numpy(object), shared, compared, centre, centred(logs_PG - mean), nearest, score)
 
 
 @dataclass(frozen=True)
@@ -141,13 +147,13 @@ class Clusters:
     centres: np.ndarray  # float64 K x D
 
     def nearest(self, x: csr_matrix) -> np.ndarray:
-        """Return the number of the cluster with the nearest centre for each cell, from ln(1 + cp10k), N x all genes."""
+        """Return the number of the cluster with the nearest centre for each cell, from ln(1 + cp10k), cells x G."""
         points = x[:, self.genes] @ self.directions
         return np.asarray((points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1))
 
 
 def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
-    """Cluster some cells, from ln(1 + cp10k), N x G, by principal components of genes that vary most."""
+    """Cluster cells, from ln(1 + cp10k), cells x G, by principal components of the genes that vary most."""
     variance = np.asarray(x.multiply(x).mean(axis=0)).ravel() - np.asarray(x.mean(axis=0)).ravel() ** 2
     genes = np.argsort(-np.where(left_out, 0, variance), kind="stable")[:NUM_VARIABLE]
     values = x[:, genes].toarray().astype(np.float64)
@@ -162,11 +168,11 @@ def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
 
 @dataclass
 class Checked:
-    """What was found in N cells."""
+    """What was found in the cells of a query."""
 
     record: dict[str, Any]
-    returned: np.ndarray  # bool, N: unknown cells that get their label back
-    column: pd.Categorical | None = None  # N: what the cells of clusters to check look like, else missing
+    returned: np.ndarray  # bool: unknown cells that get their label back
+    column: pd.Categorical | None = None  # what the cells of clusters to check look like, else missing
 
 
 def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_cell: np.ndarray) -> Checked:
@@ -175,13 +181,16 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     Parameters
     ----------
     best
-        Index of the label of each cell, N.
+        Index of the label of each cell.
     unknown, is_cell
-        The cells that are unknown; those that express a gene of the model and are no empty droplets; boolean N.
+        The cells that are unknown; those that express a gene of the model and are no empty droplets; boolean.
     """
     query = adapted.query.of_genes(adapted.query.measured)
-    genes = np.array(adapted.model.saved.genes)[adapted.query.measured]
+    saved = adapted.model.saved
+    genes = np.array(saved.genes)[adapted.query.measured]
+    labels = np.array(saved.labels, dtype=object)
     means_CG = adapted.label_means
+    returned = np.zeros(len(best), dtype=bool)
     rows = seen_rows(query)
     rows = rows[is_cell[rows]]
     profiles = None
@@ -190,35 +199,35 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     elif not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
         problem = "its cells are of another tissue"
     else:
-        profiles = find_profiles(adapted.model.saved, genes.tolist(), means_CG)
+        profiles = find_profiles(saved, genes.tolist(), means_CG)
         problem = f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
     if profiles is None or means_CG is None:
         text = f"clusters were not checked: {problem}"
         log.info("%s: %s", query.path, text)
-        return Checked({"text": text}, np.zeros(len(best), dtype=bool))
+        return Checked({"text": text}, returned)
 
     x = query.some(rows)
     clusters = fit_clusters(x, technical(genes)) if len(rows) >= MIN_CELLS else None
     numbers = np.zeros(len(rows), dtype=np.int64) if clusters is None else clusters.numbers
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(rows)))
     groups = [numbers == number for number in large]
-    logs_KG, labels_KG = map(np.stack, zip(*(log_factors(x[k], best[rows[k]], means_CG) for k in groups), strict=True))
-    shared_G = _weighted_median(logs_KG, np.array([k.sum() for k in groups]))
-    observed_KG = np.stack([mean_counts(x[k]) for k in groups]) / np.exp(shared_G)
-
-    labels = np.array(adapted.model.saved.labels, dtype=object)
+    pairs = [log_factors(x[k], best[rows[k]], means_CG) for k in groups]
+    logs_KG, labels_KG = map(np.stack, zip(*pairs, strict=True))
+    study_G = np.median(logs_KG, axis=0)
+    means_KG = np.stack([mean_counts(x[k]) for k in groups]) / np.exp(study_G)
     shares_KC = np.stack([np.bincount(best[rows[k]], minlength=len(labels)) / k.sum() for k in groups])
-    table = profiles.compare(observed_KG, shares_KC).assign(number=large, label=labels[shares_KC.argmax(axis=1)])
-    excess_KG = (logs_KG - shared_G) * np.log1p(np.maximum(observed_KG, labels_KG)) * ~technical(genes)
+    table = profiles.compare(means_KG, shares_KC).assign(number=large, label=labels[shares_KC.argmax(axis=1)])
+    excess_KG = (logs_KG - study_G) * np.log1p(np.maximum(means_KG, labels_KG)) * ~technical(genes)
     for name, sign in {"too_high": -1, "too_low": 1}.items():
         table[name] = [", ".join(genes[np.argsort(sign * excess, kind="stable")[:NUM_GENES]]) for excess in excess_KG]
     is_other = (table["difference"] >= MIN_DIFFERENCE) & (table["resemblance"] >= MIN_RESEMBLANCE)
     table = table[is_other].sort_values("difference", ascending=False, kind="stable")
     table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
     table = table[table["place"] < MAX_LISTED]
-    record: dict[str, Any] = {"tissue": profiles.tissue.title, "num_looked_at": len(rows), "num_clusters": len(large)}
+
+    record: dict[str, Any] = {"tissue": profiles.tissue, "num_looked_at": len(rows), "num_clusters": len(large)}
+    place = np.full(len(best), -1)
     column = None
-    is_listed = np.zeros(len(best), dtype=bool)
     if clusters is None:
         record["text"] = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
     elif not len(table):
@@ -226,24 +235,21 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     else:
         of_cell = np.concatenate([clusters.nearest(query.block(start)) for start in query.starts()])
         of_cell[rows] = numbers
-        of_cell[~is_cell] = -1
-        of_cell = pd.Series(of_cell).map(table.set_index("number")["place"]).fillna(-1).to_numpy(int)
+        for number, listed_as in zip(table["number"], table["place"], strict=True):
+            place[is_cell & (of_cell == number)] = listed_as
         listed = table.groupby("place").first()
         listed["label"] = table.groupby("place")["label"].agg(lambda names: ", ".join(dict.fromkeys(names)))
-        listed["num_cells"] = np.bincount(of_cell[of_cell >= 0])
-        column = pd.Categorical.from_codes(of_cell, listed["looks_like"])
-        is_listed = of_cell >= 0
+        listed["num_cells"] = np.bincount(place[place >= 0])
+        column = pd.Categorical.from_codes(place, listed["looks_like"])
         record["text"] = f"clusters to check: {len(listed)}"
         record |= {name: listed[name].to_numpy() for name in CLUSTER_ENTRIES}
     log.info("%s: %s", query.path, record["text"])
     for text in cluster_texts(record):
         log.warning("%s: to check: %s", query.path, text)
 
-    is_lost = unknown & is_cell
-    returned = np.zeros(len(best), dtype=bool)
-    for label in lost_cells(best[is_cell], is_lost[is_cell]):
-        cells = is_lost & (best == label) & ~is_listed
-        if cells.any() and _is_of_type(query, np.flatnonzero(cells), label, profiles, shared_G):
+    for label in lost_cells(best[is_cell], unknown[is_cell]):
+        cells = unknown & is_cell & (best == label) & (place < 0)
+        if cells.any() and _is_of_type(query, np.flatnonzero(cells), label, profiles, study_G):
             returned |= cells
             text = "%s: %s novel cells keep the label %s, as together they resemble its type"
             log.info(text, query.path, f"{cells.sum():,}", labels[label])
@@ -251,17 +257,9 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     return Checked(record, returned, column)
 
 
-def _is_of_type(query: Query, rows: np.ndarray, label: int, profiles: Profiles, shared_G: np.ndarray) -> bool:
+def _is_of_type(query: Query, rows: np.ndarray, label: int, profiles: Profiles, study_G: np.ndarray) -> bool:
     """Return whether some cells, taken together, resemble the type of a label."""
     x = query.some(rows[evenly_spaced(len(rows), NUM_LOOKED_AT)])
     shares = np.eye(len(profiles.of_labels))[[label]]
-    found = profiles.compare(mean_counts(x)[None] / np.exp(shared_G), shares).iloc[0]
+    found = profiles.compare(mean_counts(x)[None] / np.exp(study_G), shares).iloc[0]
     return bool(found["difference"] == 0 and found["resemblance"] >= MIN_RETURNED)
-
-
-def _weighted_median(values_KG: np.ndarray, weights_K: np.ndarray) -> np.ndarray:
-    """Return the median of each gene over groups, float64 G."""
-    order_KG = np.argsort(values_KG, axis=0, kind="stable")
-    below_KG = np.cumsum(weights_K[order_KG], axis=0)
-    middle_G = (below_KG >= below_KG[-1] / 2).argmax(axis=0)
-    return np.take_along_axis(np.take_along_axis(values_KG, order_KG, 0), middle_G[None], 0)[0]

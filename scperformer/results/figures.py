@@ -6,7 +6,6 @@ some HTML tags in texts.
 
 import html
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,6 @@ ROW = 26  # height of a row of a figure in pixels
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
 LEAST_DOUBT = 1e-4  # smaller values of 1 - confidence are drawn as this
 CONFIDENCE_TICKS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999)
-NUM_NOVELTY_BINS = 40
-KNOWN = "#6C9BCF"  # cells within the limit of novelty
-NOVEL = "#D55E00"  # cells beyond it
 MAX_DOTS = 60  # genes in the dot plot, but at least one of each label
 MAX_DOTS_PER_LABEL = 5
 QUANTILES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}  # of a box
@@ -132,39 +128,6 @@ def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str
         "yaxis": _rows(labels, fixedrange=True),
     }
     return {"data": traces, "layout": layout, "name": "confidence", "width": 340}
-
-
-def novelty(values: npt.NDArray[np.floating], limits: Sequence[float]) -> Figure:
-    """Return a histogram of the novelty of cells, with the limits above which they are flagged as unknown.
-
-    Cells like the reference fill all bins alike: the dashed line.
-    """
-    edges = np.linspace(0, 1, NUM_NOVELTY_BINS + 1)
-    counts = np.histogram(values, edges)[0]
-    middles = (edges[1:] + edges[:-1]) / 2
-    lowest = min(limits, default=1.0)
-    bars = {
-        "type": "bar",
-        "x": middles.tolist(),
-        "y": counts.tolist(),
-        "marker": {"color": [NOVEL if middle > lowest else KNOWN for middle in middles]},
-        "customdata": [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)],
-        "hovertemplate": "novelty %{customdata}<br>%{y:,} cells<extra></extra>",
-    }
-    even = len(values) / NUM_NOVELTY_BINS
-    dashed = {"color": "#566270", "dash": "dash", "width": 1.5}
-    lines = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": even, "y1": even, "line": dashed}]
-    upright = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": NOVEL, "width": 2}}
-    lines += [upright | {"x0": limit, "x1": limit} for limit in limits]
-    layout = {
-        "height": 300,
-        "showlegend": False,
-        "bargap": 0.04,
-        "xaxis": {"range": [0, 1], "title": _title("novelty"), "fixedrange": True},
-        "yaxis": {"title": _title("cells"), "fixedrange": True, "automargin": True},
-        "shapes": lines,
-    }
-    return {"data": [bars], "layout": layout, "name": "novelty", "width": 320}
 
 
 def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: npt.NDArray[np.object_]) -> Figure:

@@ -101,7 +101,6 @@ def render(
         seed=seed,
         sample_table=tables.sample_table(summaries, failed, evaluation),
         confidence=tables.confidence_table(cells, labels),
-        clusters=tables.cluster_table(samples),
         unknown=tables.unknown_table(cells),
         markers=tables.marker_table(markers, cells),
         trust=tables.trust_table(summaries),
@@ -132,16 +131,12 @@ def _charts(
     drawn: cell_map.Drawn,
     markers: dict[str, list[str]],
 ) -> list[dict[str, Any]]:
-    """Return the figures of composition, confidence, novelty and markers; the last two only where they are known."""
+    """Return the figures of composition, confidence and markers; the last only where they are known."""
     names = [label.name for label in called]
     colours = [label.colour for label in called]
     counts = np.array([row[2:] for row in composition.rows])
     charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
     charts.append(figures.confidence(cells, names, colours))
-    if "novelty" in cells and cells["novelty"].notna().any():
-        alphas = {float(sample.facts.get("novelty", {}).get("unknown_fpr", 0)) for sample in samples}
-        limits = sorted(1 - alpha for alpha in alphas if alpha > 0)
-        charts.append(figures.novelty(cells["novelty"].dropna().to_numpy(float), limits))
     if drawn.expression is not None and markers:
         charts.append(figures.dots(markers, drawn.expression, cells["call"].to_numpy(object)[drawn.rows]))
     return charts

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 from natsort import natsorted
 
-from scperformer.annotation.columns import CLUSTER_ENTRIES, lost_cells
+from scperformer.annotation.columns import lost_cells
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of
@@ -229,18 +229,6 @@ def unknown_table(cells: pd.DataFrame) -> Table:
     found = found.sort_values("size", ascending=False, kind="stable")
     rows = [[label, int(num), num / sizes[label], median] for label, num, median in found.itertuples()]
     return _table("unknown-table", "Labels that unknown cells resemble", kinds, rows)
-
-
-def cluster_table(samples: Sequence[Annotated]) -> Table:
-    """Return the clusters to check."""
-    kinds = {"Sample": "text", "Labels": "text", "Looks like": "text", "Cells": "count", "Difference": "number"}
-    kinds |= {"Too high": "text", "Too low": "text"}
-    rows: list[list[Any]] = []
-    for sample in samples:
-        columns = (sample.facts.get("check", {}).get(name, []) for name in CLUSTER_ENTRIES)
-        for label, looks_like, num, difference, *genes in zip(*columns, strict=True):
-            rows.append([sample.name, str(label), str(looks_like), int(num), float(difference), *map(str, genes)])
-    return _table("clusters-table", "Clusters to check", kinds, rows)
 
 
 def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> Table:

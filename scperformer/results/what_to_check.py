@@ -15,7 +15,7 @@ from scperformer.results.evaluate import Evaluation
 LOW_OVERLAP = 0.7
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
-NUM_GENES = 3  # of a cluster to check; the section Unknown cells has more
+NUM_GENES = 3  # of a cluster to check; uns and the log have more
 
 PROFILES = "like the profiles"  # in place of a kind of distribution shift, of cells that resemble their tissue
 
@@ -88,10 +88,11 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
         if len(lacks := list(model.get("lacks", []))):
             text = f"The model was imported from {model['imported']['tool']} without {', '.join(lacks)}"
             warn(f"{text}: a cell of another type gets one of its labels all the same", each)
-        clusters = (facts.get("check", {}).get(name, []) for name in CLUSTER_ENTRIES)
-        for label, looks_like, num_cells, _, too_high, _ in zip(*clusters, strict=True):
-            genes = ", ".join(str(too_high).split(", ")[:NUM_GENES])
-            warn(f"Cells called {label} look like {looks_like}", each, f"{int(num_cells):,} cells, too much {genes}")
+        clusters = (map(str, facts.get("check", {}).get(name, [])) for name in CLUSTER_ENTRIES)
+        for label, looks_like, num_cells, _, *genes in zip(*clusters, strict=True):
+            too_high, too_low = (", ".join(names.split(", ")[:NUM_GENES]) for names in genes)
+            text = f"Cells called {label} look like {looks_like}"
+            warn(text, each, f"{num_cells} cells; too much {too_high}; too little {too_low}")
         unknown = each["num_unknown"] / each["num_cells"]
         if each["lost"] and kind != FAR and unknown <= MAX_UNKNOWN:
             lost = listed(f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items())

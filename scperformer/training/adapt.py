@@ -23,6 +23,7 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import HeadConfig, ModelConfig, NetworkOptions, OptimConfig, TokensConfig
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.model.arrays import ReferenceCells
+from scperformer.model.batch_effect import label_means
 from scperformer.model.confidence import calibration
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
@@ -41,7 +42,6 @@ from scperformer.training.condition import (
     find_condition,
     find_repeats,
     find_shift,
-    reduce_cells,
     reduced,
 )
 from scperformer.training.evidence import fill_network, fit_branches
@@ -144,16 +144,18 @@ def adapt_model(
         seen = query if whole is None else whole.of_genes(condition.measured)
         found_accuracy = model.saved.provenance["expected_accuracy"]
         expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
-    shift = factors = resemblance = kept = None
+    shift = factors = resemblance = kept = means = None
     if reference_cells is not None:
-        kept = reduce_cells(reference_cells, condition, saved.config["target_sum"], len(saved.labels))
+        kept = replace(reference_cells, values=reduced(reference_cells, condition, saved.config["target_sum"], seed=0))
+        means = label_means(kept.values, kept.labels, len(saved.labels))
     if is_tissue:
         assert kept is not None
-        factors, resemblance = compare_with_profiles(seen, model.saved, kept)
+        assert means is not None
+        factors, resemblance = compare_with_profiles(seen, model.saved, kept, means)
         if not with_shift:
             factors = None
     elif with_shift and (held_out := model.saved.held_out) is not None:
-        shift, factors = find_shift(seen, held_out, saved, kept, model)
+        shift, factors = find_shift(seen, held_out, saved, kept, means, model)
         model = with_encoder_weight(model, shift.encoder_weight)
     num_genes = int(condition.measured.sum())
     if is_adapted and not is_tissue and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
@@ -173,7 +175,6 @@ def adapt_model(
     }
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
-    means = None if kept is None else kept.means
     return Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance, label_means=means)
 
 

@@ -18,7 +18,7 @@ from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.model.arrays import HeldOut, ReferenceCells
-from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
+from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors
 from scperformer.model.linear import linear_logits
 from scperformer.model.novelty import Profile
 from scperformer.model.saved_model import HASHES, SavedModel, both_have_a_part
@@ -93,23 +93,6 @@ def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: f
     return normalise_counts(values, target_sum)
 
 
-@dataclass(frozen=True)
-class ReducedCells:
-    """Kept cells as a file would have measured them, M x measured genes, and the mean of each label."""
-
-    x: csr_matrix  # ln(1 + cp10k)
-    labels: np.ndarray  # int64 M: index of the label
-    means: np.ndarray  # float64 C x measured genes: counts per 10,000; 0 for a label without cells
-
-
-def reduce_cells(
-    reference_cells: ReferenceCells, condition: Condition, target_sum: float | None, num_labels: int
-) -> ReducedCells:
-    """Return kept cells as a file of a condition would have measured them."""
-    x = reduced(reference_cells, condition, target_sum, seed=0)
-    return ReducedCells(x, reference_cells.labels, label_means(x, reference_cells.labels, num_labels))
-
-
 def adapted_model(
     saved: SavedModel, condition: Condition, x: csr_matrix, expected_accuracy: float | None, **parts: Any
 ) -> SavedModel:
@@ -167,12 +150,18 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
 
 
 def find_shift(
-    query: Query, held_out: HeldOut, saved: SavedModel, kept: ReducedCells | None, model: "Model"
+    query: Query,
+    held_out: HeldOut,
+    saved: SavedModel,
+    kept: ReferenceCells | None,
+    means: np.ndarray | None,
+    model: "Model",
 ) -> tuple[Shift, np.ndarray | None]:
     """Return the shift of a query, and the factors of its genes.
 
-    `saved` is the model before adapting, and `kept` are its stored cells, without which the batch effect is not known.
-    `model` may have been adapted to the query, which has its genes; `held_out` are the held-out calls of `model`.
+    `saved` is the model before adapting. `kept` are its stored cells as the query would have measured them, and `means`
+    those of its labels; without them the batch effect is not known. `model` may have been adapted to the query, which
+    has its genes; `held_out` are the held-out calls of `model`.
 
     Returns
     -------
@@ -184,7 +173,7 @@ def find_shift(
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
     scores = Profile(**held_out.profile).scores(x)
     of_model = both_have_a_part(model.saved.scales), model.saved.reference_batch_effect
-    if kept is None or len(scores) < MIN_CELLS:
+    if kept is None or means is None or len(scores) < MIN_CELLS:
         return estimate_shift(scores, held_out.scores, math.nan, *of_model), None
     own = x
     # The kept cells of an imported model have its genes alone, and are normalised over these.
@@ -193,7 +182,7 @@ def find_shift(
         own = own[np.diff(own.indptr) > 0]
     alike = scores <= np.median(scores)  # without the types that the reference lacks
     x, own = x[alike], own[alike]
-    effects = batch_effect(own, kept.x, np.unique(kept.labels, return_inverse=True)[1])
+    effects = batch_effect(own, kept.values, np.unique(kept.labels, return_inverse=True)[1])
     shift = estimate_shift(scores, held_out.scores, effects, *of_model)
     if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None
@@ -208,5 +197,5 @@ def find_shift(
         else:
             assert model.baseline is not None  # only imported models have none
             calls = model.baseline.predict(corrected)
-        factors[query.measured] = gene_factors(own, calls, kept.means) ** shift.fraction
+        factors[query.measured] = gene_factors(own, calls, means) ** shift.fraction
     return shift, factors

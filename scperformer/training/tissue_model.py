@@ -31,7 +31,7 @@ from scperformer.model.resemblance import USUAL, Resemblance, fit_resemblance
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import MIN_CELLS
 from scperformer.model.tissues import collection
-from scperformer.training.condition import NUM_ROUNDS, Condition, ReducedCells, adapted_model, reduced, seen_rows
+from scperformer.training.condition import NUM_ROUNDS, Condition, adapted_model, reduced, seen_rows
 from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
 
@@ -126,10 +126,13 @@ def fit_tissue(saved: SavedModel, condition: Condition) -> SavedModel:
     return adapted_model(saved, condition, x, None, config=saved.config | {"own_totals": True}, weights=weights)
 
 
-def compare_with_profiles(query: Query, fitted: SavedModel, simulated: ReducedCells) -> tuple[np.ndarray, Resemblance]:
+def compare_with_profiles(
+    query: Query, fitted: SavedModel, simulated: ReferenceCells, means: np.ndarray
+) -> tuple[np.ndarray, Resemblance]:
     """Return the per-gene batch effect of a file, float32 G, and its resemblance to the profiles of a tissue.
 
-    `query` has the genes of `fitted`, the model of the tissue after its fit to the file.
+    `query` has the genes of `fitted`, the model of the tissue after its fit to the file; `simulated` are its cells as
+    the file would have measured them, and `means` those of its labels.
     """
     x = query.some(seen_rows(query))
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
@@ -137,16 +140,16 @@ def compare_with_profiles(query: Query, fitted: SavedModel, simulated: ReducedCe
     calls = np.arange(0)
     for number in range(1 + NUM_ROUNDS):
         if number:
-            factors = gene_factors(x, calls, simulated.means).astype(np.float32)
+            factors = gene_factors(x, calls, means).astype(np.float32)
         logits = linear_logits(fitted, correct_batch_effect(x, factors))
         assert logits is not None
         calls = logits.argmax(axis=1)
     of_file = x
     if x.shape[0] < MIN_CELLS:  # their own mean says little: all types alike in its place
-        of_file, calls = simulated.x, simulated.labels
+        of_file, calls = simulated.values, simulated.labels
     centre = np.asarray(of_file.mean(axis=0)).ravel()
     shares = np.bincount(calls, minlength=len(fitted.labels)) / len(calls)
-    found = fit_resemblance(centre, shares, simulated.x, simulated.labels)
+    found = fit_resemblance(centre, shares, simulated.values, simulated.labels)
     if x.shape[0]:
         found = replace(found, usual=float(np.quantile(found.of_cells(x, found.correlations(x)), USUAL)))
     return factors, found

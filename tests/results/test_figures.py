@@ -38,16 +38,6 @@ def test_boxes_are_quartiles():
     np.testing.assert_allclose(1 - 10.0 ** -np.array(quantiles), [0.05, 0.25, 0.5, 0.75, 0.95])
 
 
-def test_novelty_beyond_its_limit_has_another_colour():
-    figure = figures.novelty(np.array([0.01, 0.5, 0.96, 0.99, 0.99]), [0.95])
-    bars = figure["data"][0]
-    assert sum(bars["y"]) == 5
-    beyond = [num for num, colour in zip(bars["y"], bars["marker"]["color"], strict=True) if colour == figures.NOVEL]
-    assert beyond == [1, 2]
-    even, limit = figure["layout"]["shapes"]
-    assert (even["y0"], limit["x0"]) == (5 / figures.NUM_NOVELTY_BINS, 0.95)
-
-
 def test_columns_of_the_map_have_colours_and_no_tags():
     column = figures.categories("Call", pd.Series(["B", "<i>", "B"]), {"B": ("#123456", "x")})
     assert column["codes"] == [1, 0, 1]
