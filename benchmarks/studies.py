@@ -16,6 +16,7 @@ Finished lines of the JSON file are not repeated. The results are printed as Mar
 """
 
 import argparse
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -110,7 +111,16 @@ ZHENG = ("zheng_sorted", "zheng_scminer")
 CHOOSING = (*ZHENG, "symphony_3v1", "symphony_3v2", "mixology_dropseq", "baron_mouse")  # queries; the others report
 REFERENCES = ("pbmc3k", "zheng_sorted", "kang_ctrl", "symphony_3v2", "mixology_celseq", "mixology_dropseq")
 REFERENCES = (*REFERENCES, "baron_human", "baron_mouse")
-LEFT_OUT = ("B", "NK", "Monocyte")  # types of which the reference has no cell, to see whether they are unknown
+LEFT_OUT = ("B", "NK", "Monocyte", "DC")  # types of which the reference has no cell, to see whether they are found
+WITHOUT = ("pbmc3k", "kang_ctrl")  # references of which they are left out
+MIN_MISSING = 8  # cells of a type in a query that can be found
+NAMES = {  # what the profiles call a type that is left out
+    "B": re.compile("B cell").search,
+    "NK": re.compile("NK cell").search,
+    "Monocyte": re.compile("monocyte").search,
+    "DC": re.compile("DC|dendritic").search,
+}
+PARTS = {"pDC": "DC"}  # labels that are left out with a type, and named as it is
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,7 @@ def tasks_of(references: Sequence[str], use: str | None) -> list[Task]:
             if same_cells or (is_foreign and not (tissue == "blood" and query in ("mixology_celseq", "baron_human"))):
                 continue
             found.append(Task(reference, query))
-            if reference == "pbmc3k" and query in ("zheng_sorted", "kang_ctrl"):
+            if reference in WITHOUT and not is_foreign:
                 found += [Task(reference, query, name) for name in LEFT_OUT]
     return [task for task in found if use is None or task.use == use]
 
@@ -164,6 +174,11 @@ def read_study(name: str, data: Path) -> ad.AnnData:
     found = ad.AnnData(counts[keep], obs=labels.to_frame(LABEL), var=cells.var[[]])
     found.var_names_make_unique()
     return found
+
+
+def kind_of(label: str) -> str:
+    """The type of a label."""
+    return PARTS.get(label, BLOOD.get(label, (label, ""))[0])
 
 
 def merged(own: Sequence[str], other: Sequence[str]) -> dict[str, str]:
@@ -202,8 +217,14 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
     record = called.uns["scperformer"]
     unknown = (obs["scperformer_call"] == "unknown").to_numpy()
     found["known_flagged"] = float(unknown[is_known].mean()) if is_known.any() else np.nan
-    if task.without:
-        found["missing_flagged"] = float(unknown[~is_known].mean())
+    looks_like = record["check"].get("looks_like", ())
+    found["num_listed"] = len(looks_like)
+    is_missing = np.array([kind_of(label) for label in truth]) == task.without
+    if task.without and is_missing.sum() >= MIN_MISSING:
+        found["missing_flagged"] = float(unknown[is_missing].mean())
+        to_check = obs.get("scperformer_check", pd.Series("", index=obs.index)).astype(str).to_numpy()
+        listed = [name for name in looks_like if is_missing[to_check == name].mean() > 0.5]
+        found |= {"missing_listed": float(bool(listed)), "missing_named": float(any(map(NAMES[task.without], listed)))}
     if task.kind != "another tissue":
         proba = called.obsm["scperformer_proba"].to_numpy()
         groups = np.array([to[label] for label in record["model"]["labels"]])
@@ -220,7 +241,7 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
 def run_reference(reference: str, without: str, tasks: list[Task], seed: int, run: argparse.Namespace) -> None:
     """Append the lines of the tasks of a reference that are not yet in the file."""
     cells = read_study(reference, run.data)
-    kinds = np.array([BLOOD.get(label, (label, ""))[0] for label in cells.obs[LABEL]])
+    kinds = np.array([kind_of(label) for label in cells.obs[LABEL]])
     cells = cells[kinds != without].copy()
     few = cells.obs[LABEL].value_counts()
     cells = cells[~cells.obs[LABEL].isin(few.index[few < 2])].copy()
@@ -262,7 +283,17 @@ def accuracies(lines: pd.DataFrame, score_name: str) -> str:
 def trust(lines: pd.DataFrame) -> str:
     """A Markdown table of the default's flags and confidences."""
     lines = lines[lines["column"] == "default"]
-    names = ["known_flagged", "missing_flagged", "accuracy", "expected", "expected_error", "ece"]
+    names = [
+        "known_flagged",
+        "missing_flagged",
+        "num_listed",
+        "missing_listed",
+        "missing_named",
+        "accuracy",
+        "expected",
+        "expected_error",
+        "ece",
+    ]
     names = [name for name in names if name in lines]
     text = [f"| default | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
 
