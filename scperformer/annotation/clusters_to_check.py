@@ -52,7 +52,7 @@ NUM_ROUNDS = 4  # of finding the profiles that the labels resemble, and their me
 MIN_SCORE = 0.5  # mean correlation of the labels with the nearest profile
 MIN_SHARE = 0.2  # of the cells of a cluster, with a label that counts
 # Correlation with the nearest profile minus that with the families of the labels. In the choosing pairs of
-# benchmarks/studies.py: up to .06 where no type is missing, .11 or more where one is.
+# benchmarks/studies.py: up to .055 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
 MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the nearest profile
 MAX_LISTED = 3
