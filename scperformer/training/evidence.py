@@ -86,6 +86,7 @@ def fit_branches(
     vectors: np.ndarray | None = None,
     batches: np.ndarray | None = None,
     with_evidence: bool = True,
+    tests_baseline: bool = True,
     folder: Path | None = None,
     kept: KeptFits | None = None,
 ) -> Fitted:
@@ -93,7 +94,7 @@ def fit_branches(
 
     Up to 4,000 cells, the same share of each label, are dealt to 5 folds, and each is called by fits to the others: the
     scales have the lowest loss of these calls. The branches themselves are fitted to all cells. Without evidence, or if
-    no label has a second cell, there are no scales and no scores.
+    no label has a second cell, there are no scales and no scores; the baseline has scores only if it `tests_baseline`.
 
     `draws` are the same cells, thinned with other random numbers: the encoder learns from them, too. Gene vectors are
     learned also from `unlabelled` cells with the same genes, unless they are given as `vectors`, G x D. With `batches`,
@@ -107,7 +108,8 @@ def fit_branches(
     linear = encoder = branch = None
     logits = dict.fromkeys(("linear", "encoder"), np.zeros((len(folds.rows), num_labels), dtype=np.float32))
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
-        of_baseline = kept.of("baseline", lambda: _fit_baseline(x, labels, folds, cfg.seed, device))
+        called = folds if tests_baseline else no_folds(labels)
+        of_baseline = kept.of("baseline", lambda: _fit_baseline(x, labels, called, cfg.seed, device))
         baseline = LinearModel(of_baseline["weight"], of_baseline["bias"])
         if (options := linear_options) is not None:
             made = kept.of("linear", lambda: _fit_linear(x, labels, folds, options, cfg.seed, device))
@@ -128,8 +130,9 @@ def fit_branches(
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), **scaled_score(scaled, truth)}
     evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
-    alone = of_baseline["logits"][folds.is_dealt]
-    evidence["baseline"] = scaled_score(branch_scale(alone, truth) * alone, truth)
+    if tests_baseline:
+        alone = of_baseline["logits"][folds.is_dealt]
+        evidence["baseline"] = scaled_score(branch_scale(alone, truth) * alone, truth)
     if batches is not None:
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[folds.rows[folds.is_dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
