@@ -28,7 +28,7 @@ def training_cost(cells: int, genes: int, labels: int, values: float, on_disk: b
     seconds += 6e-8 * min(labels, CHOICE_LABELS) * min(cells, CHOICE_CELLS) ** 2
     size = 0.8 * 2**30 + 48 * loaded + 50 * genes * labels
     if cells <= MAX_DUAL:
-        seconds += 6.4e-8 * labels * cells**2 + 1.8e-10 * cells**3
+        seconds += 3.2e-8 * labels * cells**2 + 0.9e-10 * cells**3
         size += 16 * cells**2
     else:
         fitted = 5 * min(cells, MAX_FIT_CELLS) + cells
