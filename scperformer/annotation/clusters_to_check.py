@@ -210,16 +210,10 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     clusters = fit_clusters(x, technical(genes)) if len(rows) >= MIN_CELLS else None
     numbers = np.zeros(len(rows), dtype=np.int64) if clusters is None else clusters.numbers
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(rows)))
-    groups = [numbers == number for number in large]
-    pairs = [log_factors(x[k], best[rows[k]], means_CG) for k in groups]
-    logs_KG, labels_KG = map(np.stack, zip(*pairs, strict=True))
-    study_G = np.median(logs_KG, axis=0)
-    means_KG = np.stack([mean_counts(x[k]) for k in groups]) / np.exp(study_G)
-    shares_KC = np.stack([np.bincount(best[rows[k]], minlength=len(labels)) / k.sum() for k in groups])
-    table = profiles.compare(means_KG, shares_KC).assign(number=large, label=labels[shares_KC.argmax(axis=1)])
-    excess_KG = (logs_KG - study_G) * np.log1p(np.maximum(means_KG, labels_KG)) * ~technical(genes)
-    for name, sign in {"too_high": -1, "too_low": 1}.items():
-        table[name] = [", ".join(genes[np.argsort(sign * excess, kind="stable")[:NUM_GENES]]) for excess in excess_KG]
+    table, study_G = _compare_clusters(
+        x, best[rows], [numbers == number for number in large], profiles, means_CG, genes
+    )
+    table = table.assign(number=large, label=labels[table["called"]])
     is_other = (table["difference"] >= MIN_DIFFERENCE) & (table["resemblance"] >= MIN_RESEMBLANCE)
     table = table[is_other].sort_values("difference", ascending=False, kind="stable")
     table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
@@ -255,6 +249,32 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
             log.info(text, query.path, f"{cells.sum():,}", labels[label])
     record["num_returned"] = int(returned.sum())
     return Checked(record, returned, column)
+
+
+def _compare_clusters(
+    x: csr_matrix,
+    best: np.ndarray,
+    groups: Sequence[np.ndarray],
+    profiles: Profiles,
+    means_CG: np.ndarray,
+    genes: np.ndarray,
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Compare clusters with their labels; also return what all clusters share, the logarithm of a factor per gene.
+
+    `groups` are K boolean arrays over the cells of `x`, whose labels are `best`. The table has the columns of
+    `Profiles.compare`, the index of the label that most cells are `called`, and the genes that are too high and too
+    low for the labels.
+    """
+    pairs = [log_factors(x[k], best[k], means_CG) for k in groups]
+    logs_KG, labels_KG = map(np.stack, zip(*pairs, strict=True))
+    study_G = np.median(logs_KG, axis=0)
+    means_KG = np.stack([mean_counts(x[k]) for k in groups]) / np.exp(study_G)
+    shares_KC = np.stack([np.bincount(best[k], minlength=len(means_CG)) / k.sum() for k in groups])
+    table = profiles.compare(means_KG, shares_KC).assign(called=shares_KC.argmax(axis=1))
+    excess_KG = (logs_KG - study_G) * np.log1p(np.maximum(means_KG, labels_KG)) * ~technical(genes)
+    for name, sign in {"too_high": -1, "too_low": 1}.items():
+        table[name] = [", ".join(genes[np.argsort(sign * excess, kind="stable")[:NUM_GENES]]) for excess in excess_KG]
+    return table, study_G
 
 
 def _is_of_type(query: Query, rows: np.ndarray, label: int, profiles: Profiles, study_G: np.ndarray) -> bool:

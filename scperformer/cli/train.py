@@ -21,7 +21,7 @@ EXAMPLES = """\
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
   scperformer train reference.h5ad label_key=cell_type genes_path=panel.txt            # a model for one panel
   scperformer train reference.h5ad label_keys=[lineage,cell_type]       # a tree: unsafe calls back off
-presets: model=performer|pooled|tiny|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
+presets: model=performer|pooled|tiny|base|scbert|linformer  tokens=continuous|bins|scbert  attention=favor|softmax
          head=weighted|mean|cls|conv  trainer=auto|cpu|gpu|ddp  logger=all|csv|none|wandb|mlflow"""
 
 

@@ -4,7 +4,7 @@ The linear branch sees views of the expression with weighted genes. A view is th
 cell scaled to the same length. A low power shows which genes a cell expresses, a high power which few genes dominate
 it. Plain logistic regression on logarithms lies between, and is less accurate where two studies differ in that.
 
-Fits are exact up to 7,000 cells. Of more cells, the principal components are fitted: that takes seconds instead of
+Fits are exact up to 7,000 cells. Of more cells, components are fitted (components.py): that takes seconds instead of
 minutes, and loses no accuracy within a study, but some between studies (docs/large_references.md).
 """
 
@@ -27,10 +27,10 @@ ROUGH = 5e-3  # of fits that only show how good a fit is
 PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch, unless another one is better
 WEIGHTINGS = ("signal", "standard", "none")  # ways to weight the genes
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
-MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitted by their principal components
+MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitted by components
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
-OFTEN = 0.02  # share of cells that express a gene
-BLOCK_GENES = 4096  # columns that are dense at a time
+OFTEN = 0.02  # share of cells that express a gene, above which it is multiplied as dense
+BLOCK_GENES = 4096  # genes that are dense at a time
 POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of the number of its cells in the weight of a label
 JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
@@ -178,7 +178,7 @@ class Views:
         return csr_matrix(hstack(views, "csr"), dtype=np.float32)
 
     def components(self, x: csr_matrix, axes: np.ndarray, device: str = "cpu") -> np.ndarray:
-        """Return the principal components of cells on axes, (views * G) x K: float32 N x K."""
+        """Return the components of cells on axes, (views * G) x K: float32 N x K."""
         if not self.powers:
             return sums_over_genes(x, [(None, axes)], device)
         pairs = zip(np.split(axes, len(self.powers)), self.scales, strict=True)
@@ -196,7 +196,7 @@ class Views:
 class Design:
     """Features of N cells, from which linear models are fitted.
 
-    Up to 7,000 cells they are those of `compact`, and above that the principal components of `views`, on a device.
+    Up to 7,000 cells they are those of `compact`, and above that components of `views`, computed on a device.
     """
 
     def __init__(self, x: csr_matrix, labels: np.ndarray, views: Views, seed: int, device: str = "cpu"):
@@ -214,7 +214,7 @@ class Design:
 
     @property
     def baseline_c(self) -> float:
-        """C of the baseline: scikit-learn's default; with principal components, that overfits."""
+        """C of the baseline: scikit-learn's default; with components, that overfits."""
         return 1.0 if self.axes is None else 0.1
 
     def fit(

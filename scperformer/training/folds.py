@@ -9,7 +9,7 @@ EVIDENCE_CELLS = 4000  # that are called
 MAX_FIT_CELLS = 20_000  # of the fit by which a fold is called
 CHOICE_FOLDS = 3
 CHOICE_CELLS = 1500  # of the choice of options, in all; more cells would not change it
-CHOICE_LABELS = 300  # of the choice of options; a thousand would take an hour
+CHOICE_LABELS = 300  # of the choice of options, whose time grows with the labels
 MAX_CELLS_PER_LABEL = 200
 
 
@@ -52,8 +52,8 @@ def labels_of_one_fold(folds: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def choice_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Choose up to 1,500 cells, at most 200 of a label, and deal them, or whole batches, to 3 folds: rows and folds.
 
-    Of more than 300 labels, 300 are drawn.
-    The only cell of a label, and the cells of a label that occurs in a single fold of batches, have fold -1.
+    Of more than 300 labels, 300 are drawn. The only cell of a label, and the cells of a label that occurs in a single
+    fold of batches, have fold -1.
     """
     drawn = np.random.default_rng(seed).permutation(np.unique(labels))[:CHOICE_LABELS]
     some = np.flatnonzero(np.isin(labels, drawn))

@@ -274,7 +274,8 @@ def versions() -> dict[str, str]:
     root = Path(__file__).parents[2]
     if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        found["commit"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        found |= {"commit": commit} if commit else {}  # git refuses the checkout of another user
     return found
 
 

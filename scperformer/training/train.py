@@ -243,7 +243,7 @@ def _log_cost(reference: Reference) -> None:
 
 
 def _fits_once(reference: Reference, cfg: TrainOptions) -> bool:
-    """Whether the folds of many cells stand for validation cells: a second fit, to all cells, would change nothing."""
+    """Whether out-of-fold cells stand for validation cells: a second fit, to all cells, would change nothing."""
     is_learned = cfg.model.encoder and not cfg.model.reads_genes
     if is_learned or cfg.data.split_key is not None:
         return False
