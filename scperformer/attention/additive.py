@@ -36,8 +36,9 @@ MIN_SUM = 1e-20  # smallest sum of phi(k), in place of 0 (no keys) or rounding e
 MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into the shared memory of a GPU
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN_TOKENS = 1024  # tokens whose features exist at a time
-CAUSAL_CHUNK = 32  # tokens whose L x L x M weights exist at a time
+CAUSAL_CHUNK = 128  # tokens whose L x L weights exist at a time
 PIECES_ON_GPU = 512  # times as many on a GPU, divided by the number of heads of all cells
+MIN_CAUSAL_TOTAL = 2.0**-60  # of the weights of a query, relative to the largest of all keys of its piece
 
 
 @cache
@@ -286,57 +287,57 @@ class Additive(Attention):
         spans = (x.split(CAUSAL_CHUNK * pieces, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
         out = []
         for q, k, v, keep in zip(*spans, keep_BL.split(CAUSAL_CHUNK * pieces, dim=1), strict=True):
-            # the C x C x M tensors of the pieces are not kept for the backward pass
+            # the features of the pieces are not kept for the backward pass
             mixed, before = checkpoint(self._read_span, q, k, v, keep, before, use_reentrant=False)
             out.append(mixed)
         return torch.cat(out, dim=2).to(v_BHLE.dtype)
 
-    def _read_span(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, before):
+    def _read_span(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, before, size=CAUSAL_CHUNK):
         """Return the causal output of tokens, and the sums over their keys and all keys `before` them.
 
-        The tokens are cut into pieces that are computed together, like cells (a CPU has one piece at a time).
+        The tokens are cut into pieces of `size` that are computed together, like cells (a CPU has one piece at a time).
+        A query may see only keys that are nearly 0 beside later ones of its piece: then the pieces are halved.
         """
         batch, length = keep_BL.shape
-        size = min(CAUSAL_CHUNK, length)
+        size = min(size, length)
         missing = -length % size
         keep_BC = pad(keep_BL, (0, missing)).view(-1, size)
         q, k, v = (
             pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
             for x in (q_BHLE, k_BHLE, v_BHLE)
         )
-        sums = self.key_sums(zeroed(k, keep_BC), v, keep_BC)
-        earlier, after = sums.running(before)
-        mixed_BHCE = self._read_piece(q, k, v, keep_BC, earlier)
-        mixed_BHLE = mixed_BHCE.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-        return mixed_BHLE[:, :, :length], after
+        earlier, after = self.key_sums(zeroed(k, keep_BC), v, keep_BC).running(before)
+        mixed_BHCE, total_BHC1 = self._read_pieces(q, k, v, keep_BC, earlier)
+        if self.logarithmic and size > 1:
+            is_lost_BHC1 = (total_BHC1 < MIN_CAUSAL_TOTAL) & keep_BC[:, None, :, None]
+            if bool(is_lost_BHC1.any()):
+                return self._read_span(q_BHLE, k_BHLE, v_BHLE, keep_BL, before, size // 2)
+        out_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
+        out_BHLE = out_BHCE.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        return out_BHLE[:, :, :length], after
 
-    def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
-        """Return the causal output of pieces of C tokens, given the sums over all keys before each.
+    def _read_pieces(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
+        """Return the weighted sums of values, and of weights, of the queries of pieces of C tokens.
 
-        The weight of each pair within the piece is summed over the features by itself: with a common scale, a key with
-        a very large exponent would reduce the earlier keys to 0.
+        They see the keys before their piece, given as sums, and the earlier tokens of the piece.
         """
         with torch.autocast(q_BHCE.device.type, enabled=False):
             k_BHCE, v_BHCE = (zeroed(x, keep_BC) for x in (k_BHCE, v_BHCE))
             phi_q_BHCM = self.features(widened(q_BHCE), queries=True)
             phi_k_BHCM = self.features(k_BHCE, queries=False)
             hidden_B1CC = ~(keep_BC[:, None, None, :] & keep_BC.new_ones(keep_BC.shape[1], keep_BC.shape[1]).tril())
+            s_BHME, z_BHM, scale_BHM = before
             if self.logarithmic:
-                # `logsumexp` has base e
-                phi_q_BHCM = phi_q_BHCM / LOG2_E
-                phi_k_BHCM = phi_k_BHCM / LOG2_E
-                log_weights_BHCC = torch.logsumexp(phi_q_BHCM.unsqueeze(3) + phi_k_BHCM.unsqueeze(2), dim=-1)
-                log_weights_BHCC = log_weights_BHCC.masked_fill(hidden_B1CC, -torch.inf)
-                log_phi_q_BHCM = phi_q_BHCM + before.scale_BHM.unsqueeze(2) / LOG2_E
-                tops = (x.detach().amax(dim=-1, keepdim=True) for x in (log_weights_BHCC, log_phi_q_BHCM))
-                top_BHC1 = torch.maximum(*tops)
-                weights_BHCC = torch.exp(log_weights_BHCC - top_BHC1)
-                phi_q_BHCM = torch.exp(log_phi_q_BHCM - top_BHC1)
-            else:
-                weights_BHCC = (phi_q_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_B1CC, 0.0)
-            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + phi_q_BHCM @ before.z_BHM.unsqueeze(-1)
-            mixed_BHCE = weights_BHCC @ v_BHCE + phi_q_BHCM @ before.s_BHME
-            return mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
+                phi_k_BHCM = phi_k_BHCM.masked_fill(~keep_BC[:, None, :, None], LOG_OF_NOTHING)
+                joint_BHM = torch.maximum(scale_BHM, phi_k_BHCM.detach().amax(dim=2))
+                shrunk_BHM = torch.exp2(scale_BHM - joint_BHM)
+                s_BHME, z_BHM = s_BHME * shrunk_BHM.unsqueeze(-1), z_BHM * shrunk_BHM
+                phi_k_BHCM = torch.exp2(phi_k_BHCM - joint_BHM.unsqueeze(2))
+                phi_q_BHCM = phi_q_BHCM + joint_BHM.unsqueeze(2)
+                phi_q_BHCM = torch.exp2(phi_q_BHCM - phi_q_BHCM.detach().amax(dim=-1, keepdim=True))
+            weights_BHCC = (phi_q_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_B1CC, 0.0)
+            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + phi_q_BHCM @ z_BHM.unsqueeze(-1)
+            return weights_BHCC @ v_BHCE + phi_q_BHCM @ s_BHME, total_BHC1
 
 
 class Rbf(Additive):

@@ -251,11 +251,16 @@ class Favor(Additive):
     @property
     def can_fuse(self) -> bool:
         has_kernel = self.options.kernel == "softmax" and self.options.divide
-        return has_kernel and self.projection in ("orthogonal", "gaussian", "kmeans")
+        return has_kernel and self.projection != "identity"
 
     def exponents(self) -> dict[str, Any]:
+        if self.projection == "fastfood":  # a GPU multiplies by W written out, as its matrix units are made for it
+            identity_EE = torch.eye(self.sizes.head_dim, device=self.fastfood.signs_NP.device)
+            directions_ME = self.fastfood(identity_EE[None, None])[0, 0].T.contiguous()
+        else:
+            directions_ME = self.directions_ME
         return {
-            "directions": self.directions_ME * self.factor,
+            "directions": directions_ME * self.factor,
             "square": self.factor**2,
             "epsilon": self.options.floor,
             "all_heads": self.options.stabiliser == "all_heads",

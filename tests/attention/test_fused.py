@@ -49,6 +49,7 @@ def one_head(length, scale=1.0):
 
 FORMS = {
     "favor": {"name": "favor", "num_features": 16},
+    "fastfood": {"name": "favor", "num_features": 16, "projection": "fastfood"},
     "published": {"name": "favor", "num_features": 9, "epsilon": 1e-3},
     "published, all heads": {"name": "favor", "num_features": 9, "epsilon": 1e-3, "stabiliser": "all_heads"},
     "rbf": {"name": "rbf", "num_anchors": 9, "sigma": 1.5},
@@ -167,7 +168,7 @@ class OnGpu:
     is_cuda, dtype, shape = True, torch.float32, (3, 1, 2, 3, 64)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"kernel": "relu"}, {"projection": "fastfood"}], ids=str)
+@pytest.mark.parametrize("options", [{"causal": True}, {"kernel": "relu"}, {"projection": "identity", "kernel": "elu1"}], ids=str)
 def test_other_forms_do_not_use_the_kernels(options):
     assert make("favor").is_fused(OnGpu())
     assert not make("favor", **options).is_fused(OnGpu())
