@@ -259,7 +259,7 @@ def pretrain(
     output
         The model folder to write; None: INPUT.encoder beside the first file. Cells in memory need it.
     model
-        Preset of the encoder: performer (the default), tiny, base or scbert.
+        Preset of the encoder: tiny (the default), base or scbert.
 
     Returns
     -------

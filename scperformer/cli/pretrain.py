@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 USAGE = "pretrain FILE..."
 EXAMPLES = """\
   scperformer pretrain corpus/*.h5ad output=my_encoder
-  scperformer pretrain a.h5ad b.h5ad model=tiny tokens=scbert trainer.max_epochs=10 output=my_encoder
+  scperformer pretrain a.h5ad b.h5ad model=base tokens=scbert trainer.max_epochs=10 output=my_encoder
   scperformer pretrain a.h5ad genes_path=genes.txt
   scperformer pretrain more.h5ad init=my_encoder output=my_second_encoder"""
 

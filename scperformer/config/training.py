@@ -247,13 +247,12 @@ class NetworkOptions(DataOptions):
     # a file with the only genes of the model, one a line or a table or JSON; null: all that enough cells express; see
     # docs/panels.md
     genes_path: str | None = None
-    init: str | None = None  # a model folder (also of `train`) with the initial encoder; see docs/pretraining.md
+    # a model folder with attention between tokens, from whose encoder the training starts; see docs/pretraining.md
+    init: str | None = None
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=lambda: ModelConfig(depth=2, positions="coexpression", dropout=0.5))
     attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
-    head: HeadConfig = field(  # not used by `pretrain`
-        default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
-    )
+    head: HeadConfig = field(default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3))
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
     )
@@ -295,23 +294,27 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
         require(head_fits, "head.name", self.head.name, expected)
         has_studies = self.studies == "true" or (self.studies == "auto" and len(self.inputs) > 1)
         require(has_studies or self.label_map is None, "label_map", self.label_map, "several files, or studies=true")
-        uses_unlabelled = self.model.encoder and is_coexpression
-        expected = "no files without model=performer or pooled"
+        uses_unlabelled = self.model.encoder and is_coexpression and self.init is None
+        expected = "no files without model=performer or pooled, and none beside init"
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
-        expected = "no files beside init, from which the vectors of genes are taken"
-        require(self.init is None or not self.unlabelled, "unlabelled", self.unlabelled, expected)
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 
 
 @dataclass(kw_only=True)
 class PretrainOptions(NetworkOptions):
-    """The options of `pretrain`, of which `cli/pretrain.py` makes the step."""
+    """The options of `pretrain`, of which `cli/pretrain.py` makes the step; by default, of conf/model/tiny.yaml."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)  # not used
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
-        require(self.model.depth > 0, "model.depth", self.model.depth, "1 or more with pretrain")
+        expected = "attention between tokens with pretrain: model=tiny, base or scbert"
+        require(not self.model.reads_genes, "model.positions", self.model.positions, expected)
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
         # Only `train` measures the memory of its steps.

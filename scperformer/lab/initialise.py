@@ -23,7 +23,6 @@ from scperformer.model.batches import Cells, prediction_batches, seed_of
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, rebuild
-from scperformer.model.performer import Performer
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.fit_linear import fit_logistic
 from scperformer.training.train import settled
@@ -71,9 +70,9 @@ def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") ->
     if not any(name.startswith(ENCODER_PREFIX) for name in saved.weights):
         found = f"no encoder to start from in init='{cfg.init}' (trained with model.encoder=false)"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
-    if model.get("positions") == "coexpression" and mode != "full":
-        expected = f"full with init='{cfg.init}', of whose encoder the gene vectors are taken as they are"
-        raise InputError(f"init_mode={mode}", expected, "leave init_mode out")
+    if model.get("positions") == "coexpression":
+        found = f"model=performer or pooled in init='{cfg.init}'"
+        raise InputError(found, "a model with attention between tokens, such as model=tiny", "leave init out")
     rebuild(saved, folder)  # refuses a damaged model
     return Init(cfg.init, saved, mode, species)
 
@@ -101,10 +100,7 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     target_sum = float(saved.config["target_sum"])
     theirs = encoder_options(tokens, model, attention, target_sum)
     usual = NetworkOptions(inputs=[""])
-    usual_model = ModelConfig()
-    if model.reads_genes:
-        usual_model = usual.model
-    elif cfg.model.positions == "coexpression":  # the default model goes
+    if cfg.model.positions == "coexpression":  # the default model goes
         groups: dict[str, Any] = {}
         for group in ("model", "head", "optim", "trainer"):
             given = getattr(cfg, group)
@@ -112,7 +108,7 @@ def adopt_options(cfg: Config, init: Init) -> Config:
             groups[group] = type(given)(**{name: x for name, x in asdict(given).items() if x != default[name]})
         cfg = replace(cfg, **groups)
     mechanism = {"name": cfg.attention["name"]}
-    default = encoder_options(TokensConfig(), usual_model, mechanism, DataConfig().target_sum)
+    default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
     default["attention.name"] = usual.attention["name"]
     for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
         if value not in (default[option], theirs.get(option)):
@@ -144,9 +140,7 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
 
 
 @torch.no_grad()
-def load_encoder(
-    encoder: Encoder | Performer, saved: SavedModel, genes: list[str], init: str, species: str = "auto"
-) -> list[int]:
+def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: str, species: str = "auto") -> list[int]:
     """Copy the weights of a saved model into an encoder with the same options; return the positions of shared genes.
 
     Other genes keep their vectors. A model with too few of the genes is refused.
@@ -210,7 +204,7 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     return vectors
 
 
-def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkOptions, init: Init | None) -> int:
+def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkOptions, init: Init | None) -> int:
     """Give an encoder gene vectors or the weights of `init`, freeze parts, and count the genes that `init` knows."""
     if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
         vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
@@ -228,7 +222,7 @@ def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkOp
                 table.weight[is_new] = more[num:]
             elif cfg.model.positions == "gene" and init.mode != "full":
                 table.weight[is_new] = table.weight[known].mean(0)
-    if init.mode != "full" and isinstance(encoder, Encoder):
+    if init.mode != "full":
         last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init.mode == "last_layer" else []
         trained = [parameter for parameter in last if parameter.requires_grad]
         encoder.requires_grad_(False)
@@ -239,14 +233,9 @@ def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkOp
     return len(known)
 
 
-def start_attention(encoder: Encoder | Performer | None, train: Cells, cfg: NetworkOptions) -> None:
-    """Initialise mechanisms whose parameters start from keys, on some training cells; with `init` they are trained.
-
-    A Performer starts from the keys of genes, when its vectors are known.
-    """
-    if not isinstance(encoder, Encoder) or cfg.init is not None:
-        return
-    if any(mechanism.starts_from_keys for mechanism in encoder.mechanisms):
+def start_attention(encoder: Encoder, train: Cells, cfg: NetworkOptions) -> None:
+    """Initialise mechanisms whose parameters start from keys, on some training cells; with `init` they are trained."""
+    if cfg.init is None and any(mechanism.starts_from_keys for mechanism in encoder.mechanisms):
         rows = np.random.default_rng(cfg.seed).permutation(len(train))[: cfg.trainer.batch_size]
         encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 

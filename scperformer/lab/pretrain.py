@@ -1,14 +1,11 @@
 """Pretraining: an encoder learns to predict hidden expression of unlabelled cells, and is written as a model folder.
 
-Encoders with attention between tokens predict hidden values of tokens. A Performer predicts genes that are hidden in
-all cells of a step, as if they had not been measured: a hidden gene is a query, from its key and the vector of the
-cell, and reads the sums over the other genes by the same mechanism as the cell. Its expression, ln(1 + cp10k), is
-predicted whether or not the cell expresses it. A naive guess is scored beside it.
+The encoder predicts hidden values of tokens; a naive guess is scored beside it.
 
 Every random choice is a function of (seed, step), and in validation of (seed, batch): a run that was cut off repeats
 the lost part exactly, and all epochs are compared on the same hidden values.
 
-Shape letters: B cells, L tokens, K hidden tokens or genes, D model width, G genes, N bins, H heads, X sums of a cell.
+Shape letters: B cells, L tokens, K hidden tokens, D model width, G genes, N bins.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +22,11 @@ import numpy as np
 import torch
 from anndata import AnnData
 from scipy.sparse import csr_matrix
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
-from scperformer.base.errors import InputError
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.config.training import PretrainOptions, TokensConfig
@@ -46,13 +40,11 @@ from scperformer.lab.epochs import (
     run_epochs,
     validation_batches,
 )
-from scperformer.lab.initialise import INIT_LR, Init, adopt_options, load_init, start_attention, start_encoder
+from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
 from scperformer.model.batches import Cells, gene_means, row_subset, seed_of
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
-from scperformer.model.performer import Performer, ReadLayer
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.fit_performer import gene_vectors, start_performer
 from scperformer.training.run_folder import Diverged, Run, training_run
 from scperformer.training.train import settled
 from scperformer.training.trainer import device_of
@@ -61,11 +53,9 @@ log = logging.getLogger(__name__)
 
 MASK = "embedding.expression.mask_D"
 PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses
-HIDDEN_SHARE = 0.15  # of a cell's expressed genes, or of all genes for a Performer, as in scBERT
+HIDDEN_SHARE = 0.15  # of a cell's expressed genes, as in scBERT
 MASK_SHARE = 0.9  # of the values to be predicted, those that the encoder sees as the mask
 HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
-MAX_HIDDEN = 256  # hidden genes that a training step of a Performer predicts: bounds its time and memory
-RIDGE = 1e-3  # penalty of the start of the output, relative to the mean variance of the cells' vectors
 
 
 def hide_values(batch: Batch, tokens: TokensConfig, share: float, seed: int) -> tuple[Batch, Tensor]:
@@ -129,99 +119,21 @@ class MaskedModel(nn.Module):
         return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
 
 
-def expression_of(batch: Batch, genes_K: Tensor, num_genes: int) -> Tensor:
-    """Return the expression of some genes in the cells of a batch, B x K; 0 for genes that are silent."""
-    x_BG = batch.x_BL.new_zeros(len(batch), num_genes + 1).scatter_add_(1, batch.genes_BL, batch.x_BL)
-    return x_BG[:, genes_K]
-
-
-def hide_genes(batch: Batch, num_genes: int, share: float, seed: int) -> tuple[Batch, Tensor]:
-    """Hide a random share of all genes in all cells of a batch, at least one; also return these genes, int64 K."""
-    generator = torch.Generator().manual_seed(seed)
-    num_hidden = min(num_genes, max(1, round(share * num_genes)))
-    genes_K = torch.randperm(num_genes, generator=generator)[:num_hidden].to(batch.genes_BL.device)
-    is_hidden_G = torch.zeros(num_genes + 1, dtype=torch.bool, device=genes_K.device).index_fill_(0, genes_K, True)
-    return replace(batch, x_BL=batch.x_BL.masked_fill(is_hidden_G[batch.genes_BL], 0.0)), genes_K
-
-
-class MaskedPerformer(nn.Module):
-    """Predicts the expression of genes in cells of which other genes are known."""
-
-    def __init__(self, encoder: Performer, layer: ReadLayer):
-        super().__init__()
-        self.encoder = encoder
-        num_genes, dim = encoder.vectors_GD.shape
-        self.layer = layer
-        self.output = nn.Linear(dim, num_genes)
-
-    def forward(self, seen: Batch, genes_K: Tensor) -> Tensor:
-        """Predict the expression of genes in cells, all genes of the first cell first: B K values."""
-        return self.from_sums(self.encoder.sums(seen), genes_K).flatten()
-
-    def from_sums(self, sums_BX: Tensor, genes_K: Tensor) -> Tensor:
-        """Predict the expression of genes in cells, B x K, from the sums over the known genes of the cells."""
-        encoder = self.encoder
-        k_GD = encoder.keys_GD
-        c_B1D = encoder.from_sums(sums_BX).unsqueeze(1)
-        q_BHKD = self.layer.queries(c_B1D + k_GD[genes_K]).transpose(1, 2)
-        read_BKHD = encoder.reader.read(q_BHKD, sums_BX, k_GD, encoder.vectors_GD).transpose(1, 2)
-        h_BKD = self.layer(c_B1D, read_BKHD)
-        return (h_BKD * self.output.weight[genes_K]).sum(-1) + self.output.bias[genes_K]
-
-    @torch.no_grad()
-    def start(self, x: csr_matrix) -> None:
-        """Start as the linear reconstruction of genes from the cells' vectors, by least squares, from N x G cells."""
-        c_ND = self.encoder.from_sums(torch.from_numpy(self.encoder.sums_of(x))).numpy().astype(np.float64)
-        mean_D = c_ND.mean(axis=0)
-        c_ND = c_ND - mean_D
-        gram_DD = c_ND.T @ c_ND
-        gram_DD[np.diag_indices(len(gram_DD))] += RIDGE * np.trace(gram_DD) / len(gram_DD) + 1e-9
-        weight_DG = np.linalg.solve(gram_DD, (x.T @ c_ND).T)
-        self.output.weight.copy_(torch.from_numpy(weight_DG.T))
-        self.output.bias.copy_(torch.from_numpy(gene_means(x) - mean_D @ weight_DG))
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return all weights by their names in a model folder; the encoder's are named as in a trained model."""
-        encoder = {ENCODER_PREFIX + name: tensor for name, tensor in self.encoder.state_dict().items()}
-        rest = self.state_dict().items()
-        return encoder | {PRETRAINING + name: tensor for name, tensor in rest if not name.startswith("encoder.")}
-
-
-def new_masked_performer(genes: list[str], x: csr_matrix, cfg: PretrainOptions, init: Init | None) -> MaskedPerformer:
-    """Make the network for a corpus, with gene vectors from the co-expression of cells `x`, N x G, or of `init`."""
-    with threadpool_limits(1):  # sums in another order would change the last bits
-        encoder = start_performer(gene_vectors(x, cfg.model.dim, cfg.seed), x, cfg)
-        start_encoder(encoder, genes, cfg, init)
-        if encoder.needs_expression:
-            expected = "one that reads a table of the genes (favor or rbf) with pretrain"
-            raise InputError(f"attention={cfg.attention['name']}", expected, "choose one of them")
-        network = MaskedPerformer(encoder, ReadLayer(cfg.model))
-        network.start(x)
-    return network
-
-
-def new_masked_model(
-    corpus: Corpus, train: Cells, cfg: PretrainOptions, init: Init | None
-) -> tuple[MaskedModel | MaskedPerformer, int]:
+def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainOptions, init: Init | None) -> tuple[MaskedModel, int]:
     """Make the network for a corpus, untrained or from `init`; also count the genes that `init` knows."""
-    network: MaskedModel | MaskedPerformer
-    if cfg.model.reads_genes:
-        network = new_masked_performer(corpus.genes, train.x, cfg, init)
-        num_known_genes = 0 if init is None else len(corpus.genes)
-    else:
-        torch.manual_seed(cfg.seed)
-        generator = torch.Generator().manual_seed(cfg.seed)
-        encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
-        num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
-        start_attention(encoder, train, cfg)
-        network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
+    torch.manual_seed(cfg.seed)
+    generator = torch.Generator().manual_seed(cfg.seed)
+    encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
+    num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
+    start_attention(encoder, train, cfg)
+    network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
     if init is not None:
         load_pretraining(network, init.saved.weights)
     return network, num_known_genes
 
 
 @torch.no_grad()
-def load_pretraining(network: Any, weights: Mapping[str, np.ndarray]) -> None:
+def load_pretraining(network: MaskedModel, weights: Mapping[str, np.ndarray]) -> None:
     """Copy the weights of an earlier pretraining that are not the encoder's, where their shapes fit."""
     for name, tensor in network.weights().items():
         if name.startswith(PRETRAINING) and name in weights and weights[name].shape == tensor.shape:
@@ -257,7 +169,7 @@ def naive_table(x: csr_matrix, tokens: TokensConfig) -> Tensor:
 class MaskedLearner(EncoderLearner):
     """The network of pretraining with its loss, its optimiser and the naive guess, which is made of cells in memory."""
 
-    network: Any  # a MaskedModel, or what a subclass trains
+    network: MaskedModel
     monitor = "val_loss"
     mode = "min"
     columns = ("train_loss", "val_loss", "val_naive_loss")
@@ -317,34 +229,6 @@ class MaskedLearner(EncoderLearner):
         return self.scheduled([{"params": self.network.parameters(), "weight_decay": self.optim.weight_decay}])
 
 
-class MaskedGenesLearner(MaskedLearner):
-    """A Performer that is pretrained, with its loss and its optimiser; the naive guess is the mean of the gene."""
-
-    network: MaskedPerformer  # type: ignore[assignment]
-
-    def usual_values(self, x: csr_matrix) -> Tensor:
-        return torch.from_numpy(gene_means(x)).float()
-
-    def hide(self, tokens: Batch, seed: int) -> tuple[Batch, Tensor, Tensor]:
-        num_genes = len(self.naive)
-        seen, genes_K = hide_genes(tokens, num_genes, HIDDEN_SHARE, seed)
-        genes_K = genes_K[:MAX_HIDDEN]
-        return seen, genes_K, expression_of(tokens, genes_K, num_genes).flatten()
-
-    def guess(self, tokens: Batch, genes_K: Tensor) -> Tensor:
-        return self.naive[genes_K].repeat(len(tokens))
-
-    def with_genes_dropped(self, tokens: Batch) -> Batch:
-        return tokens  # the hidden genes are
-
-    def configure_optimizers(self) -> Any:
-        layers = [*self.network.layer.parameters(), *self.network.encoder.reader.layers.parameters()]
-        # The rest starts as a linear reconstruction, which large steps would only make worse.
-        fitted = [*self.network.encoder.embedding.parameters(), *self.network.output.parameters()]
-        slow = {"params": fitted, "lr": self.optim.lr * INIT_LR, "weight_decay": 0.0}
-        return self.scheduled([slow, {"params": layers, "weight_decay": self.optim.weight_decay}])
-
-
 def train_masked(
     learner: MaskedLearner, train: Cells | StreamedCells, val: Cells, cfg: PretrainOptions, run_folder: Path
 ) -> dict[str, Any] | None:
@@ -379,7 +263,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | Non
     sizes = len(cells), len(val), len(corpus.genes), sum(parameter.numel() for parameter in network.parameters())
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
-    learner = (MaskedGenesLearner if cfg.model.reads_genes else MaskedLearner)(network, train, cfg)
+    learner = MaskedLearner(network, train, cfg)
     result = train_masked(learner, cells, val, cfg, run.folder)
     if result is None:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from scperformer.attention.encoder import Encoder
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
@@ -30,7 +31,6 @@ from scperformer.lab.initialise import (
 )
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import Performer
 from scperformer.training.run_folder import Run
 from scperformer.training.scales import branch_scales
 from scperformer.training.train import Training, settled
@@ -116,7 +116,7 @@ def train_network(
 
 
 class TokenEncoder:
-    """Attention between tokens, or an encoder that starts from `init`, for a training."""
+    """Attention between tokens for a training, from new weights or those of `init`."""
 
     def __init__(self, cfg: TrainOptions):
         self.init = load_init(cfg, cfg.init_mode, cfg.species)
@@ -141,16 +141,13 @@ class TokenEncoder:
         """Give the network its initial weights, settle the batch size, and return entries of the provenance."""
         network = training.network
         train = training.train
-        assert network.encoder is not None
+        assert isinstance(network.encoder, Encoder)
         num_known_genes = start_encoder(network.encoder, training.reference.genes, self.cfg, self.init)
-        if self.init is not None and isinstance(network.encoder, Performer):
-            training.vectors = network.encoder.vectors_GD.detach().numpy()
-        if training.learns:
-            network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))
-            learner = Learner(network, train.known_labels, training.cfg)
-            training.cfg = with_batch_size(training.cfg, train, learner, run)
-            start_attention(network.encoder, train, training.cfg)
-            start_head(learner, train, training.cfg)
+        network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))
+        learner = Learner(network, train.known_labels, training.cfg)
+        training.cfg = with_batch_size(training.cfg, train, learner, run)
+        start_attention(network.encoder, train, training.cfg)
+        start_head(learner, train, training.cfg)
         if self.init is None:
             return {}
         return {"init": self.init.provenance(num_known_genes) | {"mode": self.init.mode}}

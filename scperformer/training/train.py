@@ -27,9 +27,7 @@ from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.options import AUTO
 from scperformer.config.training import (
-    ModelConfig,
     NetworkOptions,
-    PretrainOptions,
     TokensConfig,
     TrainerConfig,
     TrainOptions,
@@ -73,7 +71,6 @@ class Training:
     linear_options: LinearOptions | None  # None: there is no linear branch
     kept: KeptFits  # of an interrupted run; nothing is kept of small references
     fits_once: bool  # all cells train, and the folds show how good the model is: there are no other validation cells
-    vectors: np.ndarray | None = None  # of the genes, G x D, if they are not to be learned from the cells
 
     @property
     def learns(self) -> bool:
@@ -144,12 +141,9 @@ def settled(cfg: Config) -> Config:
     if not cfg.model.reads_genes:
         return cfg
     unused = {"tokens": cfg.tokens != TokensConfig(), "model.norm": cfg.model.norm != "pre"}
-    if isinstance(cfg, PretrainOptions):
-        unused["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
-    else:
-        unused["attention"] = cfg.model.depth == 0 and cfg.attention["name"] != "favor"
-        for name in ("max_epochs", "patience", "devices", "num_nodes"):
-            unused[f"trainer.{name}"] = getattr(cfg.trainer, name) != getattr(TrainerConfig, name)
+    unused["attention"] = cfg.model.depth == 0 and cfg.attention["name"] != "favor"
+    for name in ("max_epochs", "patience", "devices", "num_nodes"):
+        unused[f"trainer.{name}"] = getattr(cfg.trainer, name) != getattr(TrainerConfig, name)
     if any(unused.values()):
         names = ", ".join(name for name, is_set in unused.items() if is_set)
         log.warning("%s: no effect with model=performer or pooled, which read sums over the genes of a cell", names)
@@ -322,7 +316,6 @@ def fit(training: Training, folder: Path) -> Fitted:
         linear_options=training.linear_options,
         cfg=cfg,
         unlabelled=training.unlabelled,
-        vectors=training.vectors,
         batches=_batches(training.reference, training.fits_once),
         with_evidence=not training.learns,
         folder=folder,
@@ -408,7 +401,6 @@ def fit_to_all_cells(training: Training, fitted: Fitted, scales: dict[str, float
         linear_options=training.linear_options,
         cfg=training.cfg,
         unlabelled=training.unlabelled,
-        vectors=training.vectors,
         with_evidence=False,
     )
     if not training.learns:

@@ -15,9 +15,7 @@ from torch.func import functional_call
 from scperformer.attention.tokens import Batch
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.lab.pretrain import MaskedPerformer, expression_of, hide_genes
 from scperformer.model.network import CellTypeModel, Head, Readout
-from scperformer.model.performer import ReadLayer
 from scperformer.training.fit_performer import CopiesLearner
 
 K, B, L, G, C = 2, 8, 12, 30, 3  # copies, cells, tokens, genes, labels
@@ -69,15 +67,3 @@ def test_training_of_copies(network, gpu):
     assert all(weight.grad.device.type == "meta" for weight in learner.parameters())
     with pytest.raises(RuntimeError, match="device"):
         learner.training_step((sums_KBX.to("cpu"), labels_KB), 0)
-
-
-def test_pretraining(network, gpu):
-    if network.encoder.needs_expression:
-        pytest.skip("attention without a table of the genes is refused")
-    masked = MaskedPerformer(network.encoder, ReadLayer(MODEL))
-    state = {name: gpu(tensor).requires_grad_() for name, tensor in masked.state_dict().items()}
-    cells = cells_on("meta")
-    seen, genes_K = hide_genes(cells, G, 0.2, seed=0)
-    guess = functional_call(masked, state, (seen, genes_K))
-    (guess - expression_of(cells, genes_K, G).flatten()).square().mean().backward()
-    assert state["output.weight"].grad.device.type == "meta"
