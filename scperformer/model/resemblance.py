@@ -92,6 +92,20 @@ def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matri
     return Resemblance(profiles.T, is_compared, centre * is_compared, shares, noise)
 
 
+def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> float:
+    """Return the median resemblance of the cells of a file, N x G, to the labels of a reference.
+
+    `reference`, M x G, is in the same condition, with the index of the label of each cell, M; each of 0 to C-1 occurs.
+    """
+    centre = np.asarray(x.mean(axis=0)).ravel()
+    shares = np.bincount(labels) / len(labels)
+    for _ in range(2):  # the shares of the labels in the reference, then in the file
+        found = fit_resemblance(centre, shares, reference, labels)
+        correlations = found.correlations(x)
+        shares = np.bincount(correlations.argmax(axis=1), minlength=len(shares)) / x.shape[0]
+    return float(np.median(found.of_cells(x, correlations)))
+
+
 def centred(x: np.ndarray) -> np.ndarray:
     """Return rows with mean 0 and length 1."""
     rest = x - x.mean(axis=1, keepdims=True)

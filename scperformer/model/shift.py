@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.messages import shortened
+from scperformer.model.resemblance import FEW_RESEMBLE
 
 MIN_CELLS = 20  # of a query; with fewer, the shift cannot be estimated
 QUARTILE = 0.25
@@ -24,8 +25,9 @@ OTHER_EFFECT = 0.22
 # The same for the relative novelty, which counts only if the batch effect is not known: 1.0 to 1.4, and 1.0 to 28.
 LIKE_NOVELTY = 1.3
 OTHER_NOVELTY = 1.7
-# Other tissues have a relative novelty of 22 to 69 and a batch effect of .9 to 1.5.
-FAR_NOVELTY = 20.0
+# Other tissues have a batch effect of .9 to 2.3 and a relative novelty of 22 to 220, or 5 to 33 with 1,000 genes. Small
+# references find stimulated cells of their own tissue as novel, but these resemble the labels (model/resemblance.py).
+FAR_NOVELTY = 5.0
 FAR_EFFECT = 1.0
 FARTHER_NOVELTY = 35.0  # another tissue whatever the batch effect
 MAX_FACTOR = 6.0  # larger ones would hide cells of other tissues
@@ -55,6 +57,7 @@ class Shift:
     num_cells: int  # from which both were estimated
     has_both: bool = False  # whether the model has a linear branch and an encoder
     reference_batch_effect: float = 0.0  # between batches of the reference, whole ones of which were held out
+    resemblance: float = math.nan  # of its cells to the labels; only of a query that is far by the other two numbers
 
     @property
     def kind(self) -> str:
@@ -62,7 +65,8 @@ class Shift:
         if math.isnan(self.relative_novelty):
             return FEW
         is_far = self.relative_novelty >= FAR_NOVELTY and self.batch_effect >= FAR_EFFECT
-        if is_far or self.relative_novelty >= FARTHER_NOVELTY:
+        is_far |= self.relative_novelty >= FARTHER_NOVELTY
+        if is_far and not self.resemblance >= FEW_RESEMBLE:
             return FAR
         return OTHER if self.fraction > 0 else LIKE
 

@@ -21,8 +21,9 @@ from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors
 from scperformer.model.linear import linear_logits
 from scperformer.model.novelty import Profile
+from scperformer.model.resemblance import median_resemblance
 from scperformer.model.saved_model import HASHES, SavedModel, both_have_a_part
-from scperformer.model.shift import MIN_CELLS, OTHER, Shift, estimate_shift
+from scperformer.model.shift import FAR, MIN_CELLS, OTHER, Shift, estimate_shift
 
 if TYPE_CHECKING:
     from scperformer.model.load import Model  # needs torch, which `check` does without
@@ -181,9 +182,12 @@ def find_shift(
         own = query.of_genes(query.measured).some(rows)
         own = own[np.diff(own.indptr) > 0]
     alike = scores <= np.median(scores)  # without the types that the reference lacks
-    x, own = x[alike], own[alike]
-    effects = batch_effect(own, kept.values, np.unique(kept.labels, return_inverse=True)[1])
+    labels = np.unique(kept.labels, return_inverse=True)[1]
+    effects = batch_effect(own[alike], kept.values, labels)
     shift = estimate_shift(scores, held_out.scores, effects, *of_model)
+    if shift.kind == FAR:
+        shift = replace(shift, resemblance=median_resemblance(own, kept.values, labels))
+    x, own = x[alike], own[alike]
     if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None
     # The labels of the cells are called, and once more after a correction by the first factors: by the linear branch,

@@ -1,13 +1,20 @@
 """The model in the package: what it was trained on, the cells that it keeps, its size."""
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
+import scanpy as sc
+from scipy import sparse
 
+import scperformer as scp
 from scperformer.base.inputs import sha256
 from scperformer.io.read import read_cells
 from scperformer.model.card import model_card
 from scperformer.model.folder import CARD, PACKAGED_MODEL, load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
+from scperformer.model.shift import FAR
+from scperformer.model.tissues import collection
 
 REFERENCE = PACKAGED_MODEL.parents[3] / "data" / "pbmc3k.h5ad"
 
@@ -38,3 +45,19 @@ def test_it_keeps_the_counts_of_all_cells(saved):
     assert {
         name: int((reference_cells.labels == number).sum()) for number, name in enumerate(saved.labels)
     } == labels.to_dict()
+
+
+@pytest.mark.parametrize(("tissue", "is_far"), [("fetal cerebrum", True), ("skin", True), ("blood", False)])
+def test_another_tissue_is_recognised_by_a_panel_of_logarithms(tissue, is_far):
+    """400 simulated cells, their 1,000 most variable genes, ln(1 + cp10k)."""
+    profiles = collection().tissue(tissue).profiles
+    rng = np.random.default_rng(0)
+    means = profiles.to_numpy()[np.arange(400) % len(profiles)]
+    means = means * rng.lognormal(0, 0.5, means.shape[1]) * rng.gamma(2, 0.5, means.shape)  # the study, and the cells
+    counts = rng.poisson(2000 * means / means.sum(axis=1, keepdims=True))
+    logs = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
+    cells = ad.AnnData(sparse.csr_matrix(logs, dtype=np.float32), var=pd.DataFrame(index=profiles.columns))
+    sc.pp.highly_variable_genes(cells, n_top_genes=1000, subset=True)
+    found = scp.annotate(cells, PACKAGED_MODEL, options={"min_overlap": 0})
+    assert (found.uns["scperformer"]["shift"]["kind"] == FAR) == is_far
+    assert ((found.obs["scperformer_call"] == "unknown").mean() > 0.8) == is_far

@@ -28,8 +28,8 @@ def test_novel_types_do_not_raise_the_relative_novelty():
     ("ratio", "effects", "kind", "factor", "temperature"),
     [
         (1.2, 0.17, OTHER, 1.2, 1.15),
-        (19.0, 1.2, OTHER, 6.0, 1.3),
-        (21.0, 1.1, FAR, 1.0, 1.3),
+        (4.9, 1.2, OTHER, 4.9, 1.3),
+        (5.1, 1.1, FAR, 1.0, 1.3),
         (40.0, math.nan, FAR, 1.0, 1.3),
         (math.nan, math.nan, FEW, 1.0, 1.0),
     ],
@@ -41,6 +41,12 @@ def test_what_the_numbers_mean(ratio, effects, kind, factor, temperature):
     record = shift.record()
     assert (record["kind"], record["factor"], record["num_cells"]) == (kind, factor, 100)
     assert shift.text.startswith(kind if kind != FEW else "too few cells")
+
+
+@pytest.mark.parametrize(("resemblance", "kind"), [(0.2, FAR), (0.5, OTHER), (math.nan, FAR)])
+def test_cells_that_resemble_the_labels_are_of_their_tissue(resemblance, kind):
+    assert Shift(40.0, 1.2, 100, resemblance=resemblance).kind == kind
+    assert Shift(3.0, 0.5, 100, resemblance=resemblance).kind == OTHER
 
 
 def test_a_file_may_be_as_far_as_the_batches_of_the_reference_are_from_each_other():
