@@ -9,12 +9,12 @@ of the labels have no part in it, so that any model can be used.
 The same comparison returns labels: a label that would lose many cells as unknown keeps them, if these cells, taken
 together, resemble its type.
 
-Shape letters: K groups of cells, C labels, P profiles, G genes. Means are counts per 10,000.
+Shape letters: K groups of cells, C labels, G genes. Means are counts per 10,000.
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,12 @@ from scperformer.annotation.columns import CLUSTER_ENTRIES, cluster_texts, lost_
 from scperformer.cells.quality import technical
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
-from scperformer.io.gene_matching import gene_symbols
-from scperformer.io.gene_names import guess_species
 from scperformer.model.batch_effect import log_factors, mean_counts
-from scperformer.model.resemblance import centred
-from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import FAR
 from scperformer.model.tissues import collection
 from scperformer.training.adapt import Adapted
 from scperformer.training.condition import seen_rows
+from scperformer.training.label_profiles import MIN_GENES, Profiles, find_profiles
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +43,6 @@ MEAN_CLUSTER = 20  # cells, at least
 MIN_CLUSTER = 10
 NUM_VARIABLE = 1000  # genes by which cells are clustered
 NUM_DIRECTIONS = 30
-NUM_COMPARED = 2000  # genes that vary most between the profiles of a tissue
-MIN_GENES = 200  # that a model, a file and the profiles share
-NUM_ROUNDS = 4  # of finding the profiles that the labels resemble, and their mean
-MIN_SCORE = 0.5  # mean correlation of the labels with the nearest profile
-MIN_SHARE = 0.2  # of the cells of a cluster, with a label that counts
 # Correlation with the nearest profile minus that with the families of the labels. In the choosing pairs of
 # benchmarks/studies.py: up to .055 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
@@ -59,82 +51,6 @@ MAX_LISTED = 3
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
 MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
-TINY = 1e-9  # in place of 0, where a quotient is taken
-
-
-@dataclass(frozen=True)
-class Profiles:
-    """The profiles of a tissue beside the labels of a model."""
-
-    labels: np.ndarray  # P names of types
-    shared: np.ndarray  # int: genes of the model that the profiles have
-    compared: np.ndarray  # int: those of them that vary most between profiles
-    centre: np.ndarray  # mean of the labels over these genes
-    profiles: np.ndarray  # P x these genes: centred by the mean of the profiles that the labels resemble
-    of_labels: np.ndarray  # int, C: the profile that each label resembles most
-    score: float  # mean correlation of the labels with these profiles
-    tissue: str = ""
-    families: np.ndarray = field(default_factory=lambda: np.arange(0))  # int, P: of types that differ little
-
-    def compare(self, means_KG: np.ndarray, shares_KC: np.ndarray) -> pd.DataFrame:
-        """Compare the means of groups of cells with their labels, of which each has a share of the cells.
-
-        Returns a row for each group: the nearest profile (`looks_like`), its `family` and correlation (`resemblance`),
-        and its lead over the families that labels of a fifth of the cells resemble (`difference`; 0: it is of these).
-        """
-        found = centred(_logs(means_KG[:, self.shared])[:, self.compared] - self.centre) @ self.profiles.T
-        is_label = shares_KC >= np.minimum(MIN_SHARE, shares_KC.max(axis=1, keepdims=True))
-        is_own = is_label @ (self.families[self.of_labels][:, None] == self.families)
-        nearest = found.argmax(axis=1)
-        highest = found.max(axis=1)
-        difference = highest - np.where(is_own, found, -1.0).max(axis=1)
-        columns = {"looks_like": self.labels[nearest], "family": self.families[nearest]}
-        return pd.DataFrame(columns | {"resemblance": highest, "difference": difference})
-
-
-def _logs(means: np.ndarray) -> np.ndarray:
-    return np.log1p(1e4 * means / np.maximum(means.sum(axis=1, keepdims=True), TINY))
-
-
-def find_profiles(saved: SavedModel, genes: Sequence[str], means_CG: np.ndarray) -> Profiles | None:
-    """Return the profiles of the tissue that a model names, or else that its labels resemble most; None: of no tissue.
-
-    `means_CG` are the means of its labels for some of its `genes`.
-    """
-    symbols = pd.Index([gene.upper() for gene in gene_symbols(genes)])
-    species = guess_species(genes)
-    known = collection()
-    name = known.named(saved.name, species) or known.named(saved.tissue or "", species)
-    if name is None:
-        tissues = known.tissues(species)["name"]
-        found = {name: _beside(known.profiles(one), symbols, means_CG) for one, name in tissues.items()}
-        scores = {name: each.score for name, each in found.items() if each is not None}
-        name = max(scores, key=scores.__getitem__, default=None)
-    tissue = None if name is None else known.tissue(name)
-    profiles = None if tissue is None else _beside(tissue.profiles, symbols, means_CG)
-    if tissue is None or profiles is None or profiles.score < MIN_SCORE:
-        return None
-    return replace(profiles, tissue=tissue.title, families=tissue.families)
-
-
-def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
-    """Put profiles, counts per million, beside the labels of a model; None: they share too few genes."""
-    places = table.columns.str.upper().get_indexer_for(symbols)
-    shared = np.flatnonzero(places >= 0)
-    if len(shared) < MIN_GENES or len(means_CG) < 2:
-        return None
-    logs_PG = _logs(table.to_numpy()[:, places[shared]])
-    compared = np.argsort(-logs_PG.std(axis=0), kind="stable")[:NUM_COMPARED]
-    logs_PG = logs_PG[:, compared]
-    labels_CG = _logs(means_CG[:, shared])[:, compared]
-    centre = labels_CG.mean(axis=0)
-    mean = logs_PG.mean(axis=0)
-    for _ in range(NUM_ROUNDS):
-        correlations = centred(labels_CG - centre) @ centred(logs_PG - mean).T
-        nearest = correlations.argmax(axis=1)
-        mean = logs_PG[nearest].mean(axis=0)
-    score = float(correlations.max(axis=1).mean())
-    return Profiles(table.index.to_numpy(object), shared, compared, centre, centred(logs_PG - mean), nearest, score)
 
 
 @dataclass(frozen=True)
@@ -199,7 +115,7 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     elif not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
         problem = "its cells are of another tissue"
     else:
-        profiles = find_profiles(saved, genes.tolist(), means_CG)
+        profiles = find_profiles((saved.name, saved.tissue), genes.tolist(), means_CG)
         problem = f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
     if profiles is None or means_CG is None:
         text = f"clusters were not checked: {problem}"
@@ -219,7 +135,8 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
     table = table[table["place"] < MAX_LISTED]
 
-    record: dict[str, Any] = {"tissue": profiles.tissue, "num_looked_at": len(rows), "num_clusters": len(large)}
+    title = collection().title(profiles.tissue)
+    record: dict[str, Any] = {"tissue": title, "num_looked_at": len(rows), "num_clusters": len(large)}
     place = np.full(len(best), -1)
     column = None
     if clusters is None:

@@ -48,6 +48,7 @@ from scperformer.training.fit_linear import LinearOptions
 from scperformer.training.fit_performer import encoder_facts
 from scperformer.training.folds import evidence_folds
 from scperformer.training.kept_fits import KeptFits
+from scperformer.training.mixed_labels import mixed_labels
 from scperformer.training.run_folder import Diverged, Run, training_run
 from scperformer.training.scales import MIN_GAIN, scales_if_significant
 from scperformer.training.trainer import device_of
@@ -280,6 +281,8 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
     """Return the entries of the provenance about the cells and labels of a reference; log the limits of its cells."""
     reference = training.reference
     cfg = training.cfg
+    names, genes = reference.label_names, reference.genes
+    mixed = mixed_labels(reference.x, reference.labels, names, genes, cfg.tissue, cfg.seed)
     facts: dict[str, Any] = {
         "label_key": cfg.label_key or "",  # the names of profiles
         "num_cells": int(reference.counts.sum()),
@@ -287,7 +290,7 @@ def _facts(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
         "input": reference.summary,
         "split": reference.split.done,
         "rare_labels": reference.rare.done,
-        "notes": reference.notes,
+        "notes": reference.notes + mixed,
     }
     batches = None if reference.batches is None else {"key": cfg.batch_key, "names": reference.batch_names}
     optional: dict[str, Any] = {"batches": batches, "tissue": cfg.tissue, "ontology": reference.terms.release}
