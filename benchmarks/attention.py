@@ -55,6 +55,7 @@ from sklearn.model_selection import train_test_split
 from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Encoder, Layer
 from scperformer.attention.registry import MECHANISMS, make_attention
+from scperformer.attention.tokens import Batch
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.model.batches import Cells
@@ -188,15 +189,12 @@ def our_layers(options: dict, chunk_tokens: int | None = CHUNK, stored: bool = F
 
 
 def run_ours(h_BLD: torch.Tensor, encoder: Encoder) -> torch.Tensor:
-    keep_BL = torch.ones(h_BLD.shape[:2], dtype=torch.bool, device=h_BLD.device)
-    positions_1L = torch.arange(h_BLD.shape[1], device=h_BLD.device)[None]
-    for layer in encoder.stack:
-        h_BLD = layer(h_BLD, keep_BL, positions_1L)
-    return h_BLD
+    genes_BL = torch.arange(h_BLD.shape[1], device=h_BLD.device).expand(len(h_BLD), -1)
+    return encoder.encode(h_BLD, Batch(genes_BL, genes_BL, h_BLD[..., 0], torch.ones_like(genes_BL, dtype=torch.bool)))
 
 
 def performer() -> torch.nn.Module:
-    """performer-pytorch's encoder with our weights and directions."""
+    """performer-pytorch's encoder with our weights and directions, and our last layer norm."""
     from performer_pytorch import Performer
 
     network = Performer(dim=200, depth=6, heads=10, dim_head=64, nb_features=266, qkv_bias=False)
@@ -210,7 +208,7 @@ def performer() -> torch.nn.Module:
         feedforward.fn.fn.w1.load_state_dict(layer.feedforward[0].state_dict())
         feedforward.fn.fn.w2.load_state_dict(layer.feedforward[2].state_dict())
         attention.fn.fast_attention.projection_matrix.copy_(layer.attention.directions_ME)
-    return network
+    return torch.nn.Sequential(network, torch.nn.LayerNorm(200))
 
 
 def scbert_work(variant: str, mode: str, out: str) -> None:

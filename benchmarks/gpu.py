@@ -13,9 +13,9 @@ prediction as in `scperformer predict` in each precision, with the share of labe
 is the speed of the fastest bf16 product of two square matrices in the same run. torch counts the operations on one
 cell, with the plain form of attention.
 
-`layers` compares the layers of scBERT's encoder with performer-pytorch's, with the same weights. The error is the norm
-of the difference from the same layers in float64, divided by the norm of the output. `mechanisms`: one layer of
-scBERT's sizes with each mechanism, in bf16.
+`layers` compares scBERT's encoder with performer-pytorch's, with the same weights. The error is the norm of the
+difference from the same layers in float64, divided by the norm of the output. `mechanisms`: one layer of scBERT's sizes
+and the last norm, with each mechanism, in bf16.
 
 Every table is a new process. A row that fails shows the reason instead.
 """
@@ -43,12 +43,10 @@ from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.attention.base import Sizes
-from scperformer.attention.encoder import Layer
-from scperformer.attention.registry import make_attention
+from scperformer.attention.encoder import Encoder
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
-from scperformer.config.training import ModelConfig
+from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.supervised import Learner, train_network
 from scperformer.model.batches import Cells
@@ -236,30 +234,31 @@ def mechanism_row(name: str, device: str, tiny: bool, num_cells: int, peak: floa
     """A row of the table of mechanisms: one layer in bf16; the operations are those of the same layer on a CPU."""
     length = 65 if tiny else LENGTH
     model = ModelConfig(dim=200, depth=1, num_heads=10, head_dim=64, dropout=0.0)
-    sizes = Sizes(num_heads=10, head_dim=64, length=length)
     options = {"name": name.split()[0], **MECHANISMS[name]}
-    layer = Layer(model, make_attention(options, sizes, torch.Generator().manual_seed(0)))
+    tokens = TokensConfig(name="scbert", unexpressed="full")
+    generator = torch.Generator().manual_seed(0)
+    encoder = Encoder(length - 1, tokens, model, options, generator).eval()
     h_BLD = torch.randn(num_cells, length, 200, generator=torch.Generator().manual_seed(1))
-    given = (torch.ones(num_cells, length, dtype=torch.bool), torch.arange(length).expand(num_cells, -1))
     uncut = {key: value for key, value in options.items() if key != "causal"}  # whose pieces depend on the data
-    counted = Layer(model, make_attention(uncut, sizes, torch.Generator().manual_seed(0)))
+    counted = Encoder(length - 1, tokens, model, uncut, generator)
     flops = []
     for count_gradients in (False, True):
         with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
-            out = counted(h_BLD[:1].clone().requires_grad_(count_gradients), given[0][:1], None)
+            h_1LD = h_BLD[:1].clone().requires_grad_(count_gradients)
+            out = counted.stack[0](h_1LD, torch.ones(1, length, dtype=torch.bool), None)
             if count_gradients:
                 out.sum().backward()
         flops.append(counter.get_total_flops())
-    layer, h_BLD, *given = (x.to(device) for x in (layer, h_BLD, *given))
+    encoder, h_BLD = encoder.to(device), h_BLD.to(device)
     mixed = torch.autocast(device, dtype=torch.bfloat16)
 
     def forward() -> None:
         with torch.no_grad(), mixed:
-            layer(h_BLD, *given)
+            run_ours(h_BLD, encoder)
 
     def both() -> None:
         with mixed:
-            out = layer(h_BLD.requires_grad_(), *given)
+            out = run_ours(h_BLD.requires_grad_(), encoder)
         out.float().square().mean().backward()
 
     row = []

@@ -37,7 +37,7 @@ MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into t
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN_TOKENS = 1024  # tokens whose features exist at a time
 CAUSAL_CHUNK = 128  # tokens whose L x L weights exist at a time
-PIECES_ON_GPU = 512  # times as many on a GPU, divided by the number of heads of all cells
+PIECES_ON_GPU = 2048  # times as many on a GPU, divided by the number of heads of all cells
 MIN_CAUSAL_TOTAL = 2.0**-60  # of the weights of a query, relative to the largest of all keys of its piece
 
 

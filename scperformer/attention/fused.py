@@ -29,7 +29,8 @@ LOG_OF_NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
 LN2 = tl.constexpr(math.log(2.0))
 MIN_PROGRAMS = 2048  # programs among which a sum over tokens is split: a few per multiprocessor of the largest GPUs
 MIN_PART_TOKENS = 512  # tokens of such a part
-SUM_TILE = 64  # tokens that `_sums` adds at a time
+MAX_RESIDENT = 256  # features that stay in shared memory while a program computes many queries
+NOT_RESIDENT = {"ROW_TILES": 1, "RESIDENT": False, "FULL": False, "TAIL": 0}  # constants of `_forward`
 
 
 @triton.jit
@@ -55,88 +56,111 @@ def _vector(x, E: tl.constexpr, TILE_E: tl.constexpr):
 
 @triton.jit
 def _absorb(
-    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, E: tl.constexpr, ALL_REAL: tl.constexpr,
-    SINK: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    q_NE, k_LE, v_LE, bias, cols, stop, top_N, total_N, sum_NE, FIRST: tl.constexpr, FULL: tl.constexpr,
+    SINK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Add a tile of columns to the running maximum, total and sum of a softmax over columns.
 
-    With SINK the maximum leaves out the bias, which is never above 0: a sum that underflows is nothing beside the sink.
+    FIRST: these are empty so far. FULL: no column is missing. With SINK the maximum leaves out the bias, which is never
+    above 0: a sum that underflows is nothing beside the sink.
     """
-    bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
-    real = cols < stop if ALL_REAL else bias_L > -float("inf")
-    k_LE = _tile(k, cols, k_step, real, E, TILE_E)
-    v_LE = _tile(v, cols, v_step, real, E, TILE_E)
     logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION)
+    bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
     if SINK:
-        higher_N = tl.maximum(top_N, tl.max(tl.where(real[None, :], logits_NL, LOG_OF_NOTHING), 1))
+        real_NL = logits_NL if FULL else tl.where(bias_L[None, :] > -float("inf"), logits_NL, LOG_OF_NOTHING)
+        higher_N = tl.maximum(top_N, tl.max(real_NL, 1))
         logits_NL += bias_L[None, :]
     else:
         logits_NL += bias_L[None, :]
         higher_N = tl.maximum(top_N, tl.max(logits_NL, 1))
     weights_NL = tl.exp2(logits_NL - higher_N[:, None])
-    shrunk_N = tl.exp2(top_N - higher_N)
-    total_N = total_N * shrunk_N + tl.sum(weights_NL, 1)
     mixed_NE = tl.dot(weights_NL.to(v_LE.dtype), v_LE, input_precision=PRECISION)
-    return higher_N, total_N, sum_NE * shrunk_N[:, None] + mixed_NE
+    if FIRST:
+        total_N = tl.sum(weights_NL, 1)
+    else:
+        shrunk_N = tl.exp2(top_N - higher_N)
+        total_N = total_N * shrunk_N + tl.sum(weights_NL, 1)
+        mixed_NE += sum_NE * shrunk_N[:, None]
+    return higher_N, total_N, mixed_NE
 
 
 @triton.jit
 def _forward(
     q, k, v, bias, out, lse, total, sink, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
-    out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, ALL_REAL: tl.constexpr,
-    SINK: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TAIL: tl.constexpr, TILE_E: tl.constexpr,
-    PRECISION: tl.constexpr
+    out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, SINK: tl.constexpr,
+    ROW_TILES: tl.constexpr, RESIDENT: tl.constexpr, FULL: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr,
+    TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Compute the softmax attention of rows to columns; with SPLIT, of a part of the columns (see `_join`).
+    """Compute the softmax attention of tiles of rows to columns; with SPLIT, of a part of the columns (see `_join`).
 
-    With SINK and without SPLIT, one more column has the value `sink_value` and the logit `sink_bias` + the largest
-    logit without the bias + |q|^2 times `half_square`, which is stored in `sink`.
+    RESIDENT columns, one tile and the tail, stay in shared memory for all rows of a program. `bias` is -inf for dropped
+    tokens. With SINK and without SPLIT, one more column has the value `sink_value` and the logit `sink_bias` + the
+    largest logit without the bias + |q|^2 times `half_square`, which is stored in `sink`.
     """
     group = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     cell = group // H
     head = group % H
-    rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
-    q_NE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < N, E, TILE_E)
+    q = q + cell * q_B + head * q_H
     k = k + cell * k_B + head * k_H
     v = v + cell * v_B + head * v_H
     bias = bias + group * L
-    top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
-    total_N = tl.zeros([TILE_N], tl.float32)
-    sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
     first = part * span
     stop = tl.minimum(part * span + span, L)
     whole = stop if TAIL == 0 else first + (stop - first) // TILE_L * TILE_L
-    for start in range(first, whole, TILE_L):
-        cols = start + tl.arange(0, TILE_L)
-        top_N, total_N, sum_NE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, SINK, TILE_E, PRECISION
-        )
+    if RESIDENT:
+        whole = tl.minimum(stop, TILE_L)
+        cols = tl.arange(0, TILE_L)
+        k_LE = _tile(k, cols, k_L, cols < whole, E, TILE_E)
+        v_LE = _tile(v, cols, v_L, cols < whole, E, TILE_E)
     if TAIL > 0:  # a smaller tile for the few last columns wastes less work
-        cols = whole + tl.arange(0, TAIL)
-        top_N, total_N, sum_NE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, SINK, TILE_E, PRECISION
-        )
-    if SPLIT:
-        group += part * tl.num_programs(1)
-        _store(out + group * N * E, rows, E, rows < N, sum_NE, E, TILE_E)
-        tl.store(lse + group * N + rows, top_N, mask=rows < N)
-        tl.store(total + group * N + rows, total_N, mask=rows < N)
-    else:
-        if SINK:
-            wide_NE = q_NE.to(tl.float32)
-            sink_N = tl.load(sink_bias + group) + top_N + tl.sum(wide_NE * wide_NE, 1) * half_square
-            tl.store(sink + group * N + rows, sink_N, mask=rows < N)
-            higher_N = tl.maximum(top_N, sink_N)
-            shrunk_N = tl.exp2(top_N - higher_N)
-            weight_N = tl.exp2(sink_N - higher_N)
-            value_E = _vector(sink_value + group * E, E, TILE_E)
-            total_N = total_N * shrunk_N + weight_N
-            sum_NE = sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
-            top_N = higher_N
-        seen_N = tl.where(total_N > 0, total_N, 1.0)
-        _store(out + cell * out_B + head * out_H, rows, out_N, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
-        tl.store(lse + group * N + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
+        tail_T = whole + tl.arange(0, TAIL)
+        k_TE = _tile(k, tail_T, k_L, tail_T < stop, E, TILE_E)
+        v_TE = _tile(v, tail_T, v_L, tail_T < stop, E, TILE_E)
+    for tile in range(ROW_TILES):
+        rows = (tl.program_id(0) * ROW_TILES + tile) * TILE_N + tl.arange(0, TILE_N)
+        q_NE = _tile(q, rows, q_N, rows < N, E, TILE_E)
+        square_N = tl.sum(q_NE.to(tl.float32) * q_NE.to(tl.float32), 1) if SINK and not SPLIT else 0.0
+        top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
+        total_N = tl.zeros([TILE_N], tl.float32)
+        sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
+        if RESIDENT:
+            top_N, total_N, sum_NE = _absorb(
+                q_NE, k_LE, v_LE, bias, cols, whole, top_N, total_N, sum_NE, True, FULL, SINK, PRECISION
+            )
+        else:
+            for start in range(first, whole, TILE_L):
+                cols = start + tl.arange(0, TILE_L)
+                # Dropped tokens are loaded, too: their bias is -inf, and to wait for a mask would take longer
+                k_LE = _tile(k, cols, k_L, cols < stop, E, TILE_E)
+                v_LE = _tile(v, cols, v_L, cols < stop, E, TILE_E)
+                top_N, total_N, sum_NE = _absorb(
+                    q_NE, k_LE, v_LE, bias, cols, stop, top_N, total_N, sum_NE, False, False, SINK, PRECISION
+                )
+        if TAIL > 0:
+            top_N, total_N, sum_NE = _absorb(
+                q_NE, k_TE, v_TE, bias, tail_T, stop, top_N, total_N, sum_NE, False, False, SINK, PRECISION
+            )
+        if SPLIT:
+            place = (part * tl.num_programs(1) + group) * N
+            _store(out + place * E, rows, E, rows < N, sum_NE, E, TILE_E)
+            tl.store(lse + place + rows, top_N, mask=rows < N)
+            tl.store(total + place + rows, total_N, mask=rows < N)
+        else:
+            if SINK:
+                sink_N = tl.load(sink_bias + group) + top_N + square_N * half_square
+                tl.store(sink + group * N + rows, sink_N, mask=rows < N)
+                higher_N = tl.maximum(top_N, sink_N)
+                shrunk_N = tl.exp2(top_N - higher_N)
+                weight_N = tl.exp2(sink_N - higher_N)
+                value_E = _vector(sink_value + group * E, E, TILE_E)
+                total_N = total_N * shrunk_N + weight_N
+                sum_NE = sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
+                top_N = higher_N
+            seen_N = tl.where(total_N > 0, total_N, 1.0)
+            _store(out + cell * out_B + head * out_H, rows, out_N, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
+            lse_N = tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING)
+            tl.store(lse + group * N + rows, lse_N, mask=rows < N)
 
 
 @triton.jit
@@ -287,23 +311,6 @@ def _row_dots(
     tl.store(out + group * N + rows, dots_N, mask=rows < N)
 
 
-@triton.jit
-def _sums(x, keep, out, x_B, x_H, x_N, H, N, span, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr):
-    """Add up the rows of kept tokens, in parts of `span` tokens."""
-    group = tl.program_id(1).to(tl.int64)
-    cell = group // H
-    head = group % H
-    first = tl.program_id(0) * span
-    sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    for start in range(first, tl.minimum(first + span, N), TILE_N):
-        rows = start + tl.arange(0, TILE_N)
-        real = (rows < N) & (tl.load(keep + cell * N + rows, mask=rows < N, other=0) != 0)
-        sum_NE += _tile(x + cell * x_B + head * x_H, rows, x_N, real, E, TILE_E)
-    dims = tl.arange(0, TILE_E)
-    place = (tl.program_id(0) * tl.num_programs(1) + group) * E
-    tl.store(out + place + dims, tl.sum(sum_NE, 0), mask=dims < E)
-
-
 def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Return the constants of a kernel for heads of this width, with the fastest tiles on an H100 for heads of 64.
 
@@ -320,6 +327,19 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     sizes = {"TILE_N": tile_n, "TILE_L": tile_l, "TILE_E": padded(width), "PRECISION": precision}
     return {"E": width, **sizes, "num_warps": 4, "num_stages": stages}
+
+
+def read_options(width: int, dtype: torch.dtype, num_features: int) -> dict[str, Any]:
+    """Return the constants of the kernel that computes the output of queries; few features stay in shared memory."""
+    options = launch_options("read", width, dtype)
+    rest = num_features - MAX_RESIDENT
+    if dtype != torch.float32 and width <= 64 and rest <= MIN_TILE_WIDTH:
+        tile = padded(min(num_features, MAX_RESIDENT))
+        tail = MIN_TILE_WIDTH if rest > 0 else 0
+        return options | {"ROW_TILES": 16, "RESIDENT": True, "FULL": num_features >= tile, "TILE_L": tile, "TAIL": tail}
+    rest = num_features % options["TILE_L"]
+    tail = padded(rest) if 0 < rest <= options["TILE_L"] // 2 else 0
+    return options | NOT_RESIDENT | {"TAIL": tail}
 
 
 def padded(width: int) -> int:
@@ -341,16 +361,6 @@ def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | No
     options = {"E": E, "MASKED": keep_BL is not None, "TILE_N": 128, "TILE_E": padded(E)}
     _row_dots[triton.cdiv(L, 128), B * H](*given, *steps(a_BHLE, b_BHLE), H, L, factor, **options)
     return out_GL
-
-
-def sums_of_tokens(x_BHLE: Tensor, keep_BL: Tensor) -> Tensor:
-    """Return the sums of kept tokens: float32, BH x E."""
-    B, H, L, E = x_BHLE.shape
-    span = 16 * SUM_TILE
-    parts_SGE = torch.empty(triton.cdiv(L, span), B * H, E, dtype=torch.float32, device=x_BHLE.device)
-    sizes = {"E": E, "TILE_N": SUM_TILE, "TILE_E": padded(E)}
-    _sums[parts_SGE.shape[:2]](x_BHLE, keep_BL, parts_SGE, *steps(x_BHLE), H, L, span, **sizes)
-    return parts_SGE.sum(0)
 
 
 def parts_of(num_tokens: int, num_programs: int, tile: int) -> tuple[int, int]:
@@ -380,7 +390,7 @@ class _Fused(torch.autograd.Function):
         tops, totals = bias_GL.new_empty(2, num_parts, G, M)
         given = (directions, k_BHLE, v_BHLE, bias_GL, sums, tops, totals, *(tops,) * 3)
         strides = [*steps(directions, k_BHLE, v_BHLE), 0, 0, 0]
-        more = {"SPLIT": True, "ALL_REAL": False, "SINK": has_sink, "TAIL": 0, **options}
+        more = {"SPLIT": True, "SINK": has_sink, **NOT_RESIDENT, **options}
         _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, half_square, **more)
         means_BHME = v_BHLE.new_empty(B, H, M, E)
         log_totals_GM = bias_GL.new_empty(G, M)
@@ -395,7 +405,10 @@ class _Fused(torch.autograd.Function):
             largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if all_heads else largest_BH).reshape(G, 1)
             num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
             sink_G1 = largest_G1 + torch.log2(epsilon * num_tokens_G1)
-            value_GE = sums_of_tokens(v_BHLE, keep_BL) / num_tokens_G1.clamp_min(1)
+            # a power of two, which is exact, keeps the sum of the values within the range of float16
+            scale = 2.0 ** -L.bit_length()
+            sums_B1D = (keep_BL[:, None] * scale).to(v_BHLE.dtype) @ v_BHLE.transpose(1, 2).flatten(2)
+            value_GE = sums_B1D.float().view(G, E) / (num_tokens_G1.clamp_min(1) * scale)
             joint_GM = torch.logaddexp2(log_totals_GM, sink_G1)
             weights_GM = torch.exp2(sink_G1 - joint_GM)
             means_GME = torch.lerp(means_BHME.flatten(0, 1).float(), value_GE.unsqueeze(1), weights_GM.unsqueeze(-1))
@@ -412,13 +425,12 @@ class _Fused(torch.autograd.Function):
         out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
         lse_GL = bias_GL.new_empty(G, L)
         sink_GL = torch.empty_like(lse_GL) if has_sink else lse_GL
-        options = launch_options("read", E, q_BHLE.dtype)
-        rest = M % options["TILE_L"]
-        tail = padded(rest) if 0 < rest <= options["TILE_L"] // 2 else 0
+        options = read_options(E, q_BHLE.dtype, M)
         given = (q_BHLE, directions, means_BHME, read_bias_GM, out_BHLE, lse_GL, lse_GL, sink_GL, *sinks)
         strides = steps(q_BHLE, directions, means_BHME, out_BHLE)
-        more = {"SPLIT": False, "ALL_REAL": True, "SINK": has_sink, "TAIL": tail, **options}
-        _forward[triton.cdiv(L, options["TILE_N"]), G, 1](*given, *strides, H, L, M, M, half_square, **more)
+        more = {"SPLIT": False, "SINK": has_sink, **options}
+        num_programs = triton.cdiv(L, options["ROW_TILES"] * options["TILE_N"])
+        _forward[num_programs, G, 1](*given, *strides, H, L, M, M, half_square, **more)
         ctx.square = square
         ctx.has_sink = has_sink
         kept = (bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, out_BHLE, lse_GL, sink_GL, sinks[1])

@@ -71,14 +71,23 @@ def _backward(
     tl.store(grad_bias + program * D + dims, bias_sum_D, mask=dims < D)
 
 
+def normed(x: Tensor, added: Tensor | None, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtype: torch.dtype):
+    """Return the sum, its norm with this dtype, and mean and scale of each row: float32."""
+    D = x.shape[-1]
+    R = x.numel() // D
+    out = torch.empty_like(x, dtype=dtype)
+    total = x if added is None else torch.empty_like(x)
+    mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x.device)
+    given = (x, total if added is None else added, total, weight_D, bias_D, out, mean_R, scale_R, R, D, epsilon)
+    sizes = {"ADD": added is not None, "TILE_R": TILE_ROWS, "TILE_D": triton.next_power_of_2(D)}
+    _forward[(triton.cdiv(R, TILE_ROWS),)](*given, **sizes)
+    return total, out, mean_R, scale_R
+
+
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_RD, weight_D, bias_D, epsilon, dtype):
-        R, D = x_RD.shape
-        out_RD = torch.empty_like(x_RD, dtype=dtype)
-        mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x_RD.device)
-        given = (x_RD, x_RD, x_RD, weight_D, bias_D, out_RD, mean_R, scale_R, R, D, epsilon)
-        _forward[(triton.cdiv(R, TILE_ROWS),)](*given, ADD=False, TILE_R=TILE_ROWS, TILE_D=triton.next_power_of_2(D))
+        _, out_RD, mean_R, scale_R = normed(x_RD, None, weight_D, bias_D, epsilon, dtype)
         ctx.save_for_backward(x_RD, weight_D, mean_R, scale_R)
         return out_RD
 
@@ -104,11 +113,4 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtyp
 
 def add_norm(h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return the sum, with the dtype of `h`, and its layer norm, with the dtype of `added`; no gradients."""
-    D = h.shape[-1]
-    R = h.numel() // D
-    total = torch.empty_like(h)
-    out = torch.empty_like(added)
-    means_R, scales_R = torch.empty(2, R, dtype=torch.float32, device=h.device)
-    given = (h, added, total, weight_D, bias_D, out, means_R, scales_R, R, D, epsilon)
-    _forward[(triton.cdiv(R, TILE_ROWS),)](*given, ADD=True, TILE_R=TILE_ROWS, TILE_D=triton.next_power_of_2(D))
-    return total, out
+    return normed(h, added, weight_D, bias_D, epsilon, added.dtype)[:2]

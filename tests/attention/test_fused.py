@@ -55,6 +55,7 @@ FORMS = {
     "rbf": {"name": "rbf", "num_anchors": 9, "sigma": 1.5},
 }
 each_form = pytest.mark.parametrize("form", FORMS)
+options = fused.read_options
 
 
 @each_form
@@ -69,6 +70,19 @@ def test_values_and_gradients_equal_the_naive_twin(form, length, heads):
     expected = exact(mechanism, *given, keep)
     for ours, theirs in zip(actual, expected, strict=True):
         # float32 logits of size ~10 are known to 1e-6, and sums are over up to 130 of them
+        torch.testing.assert_close(kept(ours, keep).double(), kept(theirs, keep), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["favor", "published", "favor, tail", "published, tail"])
+def test_features_that_stay_in_shared_memory(form, monkeypatch):
+    """As for numbers of 16 bits, which the interpreter cannot multiply."""
+    monkeypatch.setattr(fused, "MAX_RESIDENT", 16)
+    monkeypatch.setattr(fused, "read_options", lambda width, _, size: options(width, torch.bfloat16, size))
+    more = {"num_features": 21} if form.endswith("tail") else {}
+    mechanism = make(**FORMS[form.removesuffix(", tail")] | more)
+    q, k, v, keep = one_head(80)
+    actual = run(mechanism, q, k, v, keep)
+    for ours, theirs in zip(actual, exact(mechanism, q, k, v, keep), strict=True):
         torch.testing.assert_close(kept(ours, keep).double(), kept(theirs, keep), rtol=1e-4, atol=2e-5)
 
 
@@ -124,7 +138,7 @@ def test_the_kernels_compile_for_other_gpus(dtype):
     words = [sys.executable, str(Path(__file__).parents[1] / "support" / "compiled.py"), dtype, "64"]
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     rows = [line.split("\t") for line in ran.stdout.splitlines()]
-    kernels = ["sum", "read", "backward_q", "backward_features", "backward_tokens"]
+    kernels = ["sum", "read 266", "read 600", "backward_q", "backward_features", "backward_tokens"]
     assert [name for name, _, _ in rows] == [*kernels, *(f"{name}, sink" for name in kernels)]
     assert all(int(shared) < 99 * 1024 for _, shared, _ in rows)  # bytes of shared memory of the smallest recent GPUs
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from scperformer.attention.base import Sizes
-from scperformer.attention.encoder import Layer
+from scperformer.attention.encoder import Encoder, Layer
 from scperformer.attention.norm import add_norm, layer_norm
-from scperformer.attention.registry import make_attention
-from scperformer.config.training import ModelConfig
+from scperformer.attention.tokens import Batch
+from scperformer.config.training import ModelConfig, TokensConfig
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -66,23 +65,37 @@ def test_a_sum_and_its_norm():
     torch.testing.assert_close(normed, layer_norm(h + added, weight, bias, 1e-5, h.dtype), rtol=1e-6, atol=1e-6)
 
 
+def encoder_and_tokens(length):
+    """An encoder of one layer of scBERT's sizes, embedded tokens of two cells, and the batch."""
+    model = ModelConfig(dim=200, depth=1, num_heads=10, head_dim=64, dropout=0.0)
+    generator = torch.Generator().manual_seed(0)
+    encoder = Encoder(length - 1, TokensConfig(), model, {"name": "favor"}, generator).eval()
+    x = torch.zeros(2, length)
+    batch = Batch(torch.arange(length).expand(2, -1), x, x, torch.ones(2, length, dtype=torch.bool))
+    return encoder, torch.randn(2, length, 200, generator=generator), batch
+
+
+def test_prediction_in_fewer_kernels_equals_the_layers(monkeypatch):
+    encoder, h, batch = encoder_and_tokens(33)
+    with torch.no_grad():
+        expected = encoder.encode(h, batch)
+        monkeypatch.setattr("scperformer.attention.encoder.has_kernels", lambda _: True)
+        monkeypatch.delattr(Layer, "finished")  # the layers themselves
+        found = encoder.to(DEVICE).encode(h.to(DEVICE), batch.to(DEVICE)).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 def test_on_a_gpu_predicting_and_training_layers_differ_only_by_rounding():
-    model = ModelConfig(dim=200, depth=1, num_heads=10, head_dim=64)
-    generator = torch.Generator().manual_seed(0)
-    attention = make_attention({"name": "favor"}, Sizes(num_heads=10, head_dim=64, length=301), generator)
-    layer = Layer(model, attention).eval()
-    h, keep = torch.randn(2, 300, 200, generator=generator), torch.ones(2, 300, dtype=torch.bool)
+    encoder, h, batch = encoder_and_tokens(300)
     with torch.no_grad():
-        expected = layer.double()(h.double(), keep, torch.arange(300)[None])
-    layer.float().cuda()
-    given = (h.cuda(), keep.cuda(), torch.arange(300).cuda()[None])
+        expected = encoder.double().encode(h.double(), batch)
+    encoder.float().cuda()
     with torch.autocast("cuda", torch.bfloat16):
         with torch.no_grad():
-            predicting = layer(*given)
-        learning = layer(*given)
+            predicting = encoder.encode(h.cuda(), batch.to("cuda"))
+        learning = encoder.encode(h.cuda(), batch.to("cuda"))
     for out in (predicting, learning):
-        assert out.dtype == torch.float32
-        # the sum that attention and the network add, of size 1 and below, has 8 bits
-        assert (out.detach().cpu().double() - expected).norm() < 5e-3 * (expected - h).norm()
+        # normed tokens are rounded to 8 bits, as is the sum that attention and the network add
+        assert (out.detach().cpu().double() - expected).norm() < 5e-3 * expected.norm()

@@ -18,8 +18,9 @@ KERNELS = tuple(
     (kernel, f"{name}{', sink' * has_sink}", constants | {"SINK": has_sink})
     for has_sink in (False, True)
     for kernel, name, constants in (
-        (fused._forward, "sum", {"SPLIT": True, "ALL_REAL": False, "TAIL": 0}),
-        (fused._forward, "read", {"SPLIT": False, "ALL_REAL": True, "TAIL": 16}),
+        (fused._forward, "sum", {"SPLIT": True, **fused.NOT_RESIDENT}),
+        (fused._forward, "read 266", {"SPLIT": False}),
+        (fused._forward, "read 600", {"SPLIT": False}),
         (fused._backward_q, "backward_q", {}),
         (fused._backward_kv, "backward_features", {"TOKENS": False}),
         (fused._backward_kv, "backward_tokens", {"TOKENS": True}),
@@ -31,6 +32,8 @@ def main(dtype: str, width: int) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     for kernel, label, more in KERNELS:
         constants = fused.launch_options(label.split(",")[0], width, name) | more
+        if label.startswith("read"):
+            constants = fused.read_options(width, name, int(label.split(",")[0].removeprefix("read "))) | more
         compiler = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
         first_number = kernel.arg_names.index("q_B")
         types = {arg: f"*{dtype}" if i < first_number else "i32" for i, arg in enumerate(kernel.arg_names)}
