@@ -306,38 +306,34 @@ class Additive(Attention):
             pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
             for x in (q_BHLE, k_BHLE, v_BHLE)
         )
-        earlier, after = self.key_sums(zeroed(k, keep_BC), v, keep_BC).running(before)
-        mixed_BHCE, total_BHC1 = self._read_pieces(q, k, v, keep_BC, earlier)
-        if self.logarithmic and size > 1:
-            is_lost_BHC1 = (total_BHC1 < MIN_CAUSAL_TOTAL) & keep_BC[:, None, :, None]
-            if bool(is_lost_BHC1.any()):
-                return self._read_span(q_BHLE, k_BHLE, v_BHLE, keep_BL, before, size // 2)
-        out_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
-        out_BHLE = out_BHCE.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-        return out_BHLE[:, :, :length], after
-
-    def _read_pieces(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
-        """Return the weighted sums of values, and of weights, of the queries of pieces of C tokens.
-
-        They see the keys before their piece, given as sums, and the earlier tokens of the piece.
-        """
-        with torch.autocast(q_BHCE.device.type, enabled=False):
-            k_BHCE, v_BHCE = (zeroed(x, keep_BC) for x in (k_BHCE, v_BHCE))
-            phi_q_BHCM = self.features(widened(q_BHCE), queries=True)
-            phi_k_BHCM = self.features(k_BHCE, queries=False)
-            hidden_B1CC = ~(keep_BC[:, None, None, :] & keep_BC.new_ones(keep_BC.shape[1], keep_BC.shape[1]).tril())
-            s_BHME, z_BHM, scale_BHM = before
+        with torch.autocast(q.device.type, enabled=False):
+            k, v = (zeroed(x, keep_BC) for x in (k, v))
+            phi_q_BHCM = self.features(widened(q), queries=True)
+            phi_k_BHCM = self.features(k, queries=False)
+            dropped_B1C1 = ~keep_BC[:, None, :, None]
+            phi_k_BHCM = phi_k_BHCM.masked_fill(dropped_B1C1, -torch.inf if self.logarithmic else 0.0)
+            scale_BHM = torch.zeros_like(phi_k_BHCM[:, :, 0])
             if self.logarithmic:
-                phi_k_BHCM = phi_k_BHCM.masked_fill(~keep_BC[:, None, :, None], LOG_OF_NOTHING)
-                joint_BHM = torch.maximum(scale_BHM, phi_k_BHCM.detach().amax(dim=2))
-                shrunk_BHM = torch.exp2(scale_BHM - joint_BHM)
-                s_BHME, z_BHM = s_BHME * shrunk_BHM.unsqueeze(-1), z_BHM * shrunk_BHM
-                phi_k_BHCM = torch.exp2(phi_k_BHCM - joint_BHM.unsqueeze(2))
+                scale_BHM = phi_k_BHCM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
+                phi_k_BHCM = torch.exp2(phi_k_BHCM - scale_BHM.unsqueeze(2))
+            sums = KeySums(phi_k_BHCM.transpose(2, 3) @ v, phi_k_BHCM.sum(dim=2), scale_BHM)
+            earlier, after = sums.running(before)
+            joint_BHM = torch.maximum(scale_BHM, earlier.scale_BHM)
+            if self.logarithmic:
                 phi_q_BHCM = phi_q_BHCM + joint_BHM.unsqueeze(2)
                 phi_q_BHCM = torch.exp2(phi_q_BHCM - phi_q_BHCM.detach().amax(dim=-1, keepdim=True))
-            weights_BHCC = (phi_q_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_B1CC, 0.0)
-            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + phi_q_BHCM @ z_BHM.unsqueeze(-1)
-            return weights_BHCC @ v_BHCE + phi_q_BHCM @ s_BHME, total_BHC1
+            of_piece_BHCM, of_earlier_BHCM = (
+                phi_q_BHCM * torch.exp2(scale - joint_BHM).unsqueeze(2) for scale in (scale_BHM, earlier.scale_BHM)
+            )
+            hidden_CC = keep_BC.new_ones(size, size).triu(1)
+            weights_BHCC = (of_piece_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_CC, 0.0)
+            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + of_earlier_BHCM @ earlier.z_BHM.unsqueeze(-1)
+            if self.logarithmic and size > 1 and bool(((total_BHC1 < MIN_CAUSAL_TOTAL) & ~dropped_B1C1).any()):
+                return self._read_span(q_BHLE, k_BHLE, v_BHLE, keep_BL, before, size // 2)
+            mixed_BHCE = weights_BHCC @ v + of_earlier_BHCM @ earlier.s_BHME
+            out_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
+        out_BHLE = out_BHCE.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        return out_BHLE[:, :, :length], after
 
 
 class Rbf(Additive):
