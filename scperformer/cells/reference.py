@@ -98,7 +98,7 @@ def _label(
     sides = None if values is None else values.to_numpy(str)
     numbers = np.searchsorted(names, texts).astype(np.int64)
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
-    split = split_cells(numbers, names, sides, capped, cfg.seed)
+    split = split_cells(numbers, names, sides, capped, cfg.data.seed_of_split(cfg.seed))
     batch_names, batches = read_batches(obs, numbers, cfg.batch_key, path)
     return np.flatnonzero(usable), Reference(
         x=csr_matrix((0, 0)),

@@ -155,8 +155,8 @@ def split_cells(
     InputError
         There are no validation cells, or a label has no training cells.
     """
-    if data.split in ("stratified", "same"):
-        split = Split(*stratified_split(labels, data.val_fraction, seed if data.split == "stratified" else 0))
+    if data.split == "stratified":
+        split = Split(*stratified_split(labels, data.val_fraction, seed))
     elif data.split == "group":
         assert values is not None
         split = _split_groups(labels, label_names, values, data, seed)

@@ -2,6 +2,8 @@
 
 - adapt: `scperformer adapt`: adapt a model to the genes and the depth of a file.
 - analyze: `scperformer analyze`: analyse the attention of a trained model.
+- bench: `scperformer bench`: train once for each combination of options, and compare.
+- bench_table: The results of a bench: a table with a row for each run, its summary over seeds, and a picture.
 - check: `scperformer check`: describe files, and check if a model can annotate them.
 - compose: Hydra composes the options of a step from words, conf/ and presets; ours are the checks, and errors on
   one line.
@@ -17,7 +19,6 @@
 - pretrain: `scperformer pretrain`: train an encoder on unlabelled cells.
 - report: `scperformer report`: make one HTML page about annotated files.
 - steps: The commands by their names: `scperformer predict` is cli/predict.py.
-- sweep: The table of a sweep: a row for each run with its options, scores and error.
 - train: `scperformer train`: train a model on a labelled reference.
 - words: The words of a command line, sorted into input files, options and flags before Hydra sees any of them.
 - workflow: `scperformer workflow`: annotate many samples with Snakemake, and make one report.

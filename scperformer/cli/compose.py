@@ -32,13 +32,13 @@ def _store_schema(step: str) -> None:
     ConfigStore.instance().store(name=f"{step}_schema", node=SCHEMAS[step])
 
 
-def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: bool = False) -> list[str]:
+def checked_words(words: Sequence[str], step: str, own: Path | None, *, several: bool = False) -> list[str]:
     """Check words by Hydra's grammar, and register the presets that they name with Hydra; return the words for it.
 
     Raises
     ------
     InputError
-        A word is no `option=value`, has several values outside a sweep, adds or removes options (+, ~), or names a
+        A word is no `option=value`, has several values outside a bench, adds or removes options (+, ~), or names a
         preset that does not exist.
     """
     from hydra import version  # Hydra takes a quarter of a second to import
@@ -56,7 +56,7 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: b
         text = word.lstrip("+") if word.lstrip("+").partition("=")[0] in groups else word  # +experiment=mine
         try:
             override = parser.parse_override(text)
-            several = override.is_sweep_override()
+            is_several = override.is_sweep_override()
             swept = map(override._convert_value, override.sweep_iterator()) if override.is_discrete_sweep() else None
             values = [override.value()] if swept is None else list(swept)
         except (HydraException, ValueError) as error:
@@ -71,14 +71,15 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, sweep: b
         )
         if not is_usual or OF_HYDRA.match(text) or is_fixed:
             raise _unknown(name, step, text)
-        if several and not sweep:
+        if is_several and not several:
             value = text.partition("=")[2]
-            remedy = f"add -m to run the step once for each (a sweep), or write a list as {name}=[{value}]"
+            remedy = f"write a list as {name}=[{value}]"
+            remedy += ", or train once for each value by 'scperformer bench'" * (step == "train")
             raise InputError(text, "one value", remedy)
         if name in groups:
             for preset in values:
                 give_to_hydra(step, name, preset, own)
-        elif not several and values[0] is not None and not isinstance(values[0], list) and name in known:
+        elif not is_several and values[0] is not None and not isinstance(values[0], list) and name in known:
             kind = known[name][1]
             if any(get_origin(part) is list for part in (kind, *get_args(kind))):
                 text = f"{name}=[{text.partition('=')[2]}]"  # one value needs no brackets
@@ -185,7 +186,7 @@ def command_line(program: str, *words: str) -> Iterator[None]:
 def hand_to_hydra(
     step: str, words: Sequence[str], flags: Sequence[str], task: Callable[[Any], None], own: Path | None = None
 ) -> None:
-    """Call a task with the tree of each run of a sweep, where Hydra's launcher runs it; with `--cfg`, only print.
+    """Call a task with the tree of each run of a bench, where Hydra's launcher runs it; with `--cfg`, only print.
 
     `words` are options of the step and of Hydra, `flags` are flags of Hydra, `own` is the user's folder of presets.
     """
@@ -194,7 +195,7 @@ def hand_to_hydra(
     from omegaconf.errors import OmegaConfBaseException
 
     of_hydra = [word for word in words if OF_HYDRA.match(word)]
-    options = checked_words([word for word in words if not OF_HYDRA.match(word)], step, own, sweep=True)
+    options = checked_words([word for word in words if not OF_HYDRA.match(word)], step, own, several=True)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     try:
         with command_line(sys.argv[0], *options, *of_hydra, *flags):

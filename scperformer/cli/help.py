@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any, get_args, get_type_hints
 
 from scperformer.base.errors import InputError
-from scperformer.cli.steps import SCHEMAS, STEPS
+from scperformer.cli.steps import BENCH, SCHEMAS, STEPS
 from scperformer.config import training
 from scperformer.config.options import ExpressionOptions, choices_of, is_option
 
@@ -31,8 +31,7 @@ examples:
 
   scperformer STEP --help       examples and options of one step
   scperformer STEP --cfg job    every option of a step with the value it would have
-  scperformer --plugin F STEP   an attention mechanism in a Python file: docs/own_mechanism.md
-  scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
+  scperformer --plugin F STEP   an attention mechanism in a Python file: docs/own_mechanism.md"""
 WIDTH = 116  # characters of a line of the list of options
 INDENT = 34  # characters before the meaning of an option
 MAX_DEFAULT_LENGTH = 40  # characters
@@ -148,13 +147,14 @@ def help_text(step: str, group: str | None = None) -> str:
     InputError
         The step has no such group.
     """
+    text = STEPS[step]
+    step = "train" if step == BENCH else step
     groups = ["files"] if issubclass(SCHEMAS[step], ExpressionOptions) else []
     groups += [option.name for option in fields(SCHEMAS[step]) if option.name in WITH_OPTIONS]
     if group is not None and group not in groups:
         raise InputError(f"'{group}' after --help", f"one of {', '.join(groups)}", f"try 'scperformer {step} --help'")
     lines = [f"options of {group} (with their defaults):"]
     if group is None:
-        text = STEPS[step]
         lines = [f"scperformer {text.usage} [option=value ...]", f"  {text.purpose}", "", "examples:", text.examples]
         lines += ["", "options (with their defaults):"]
     for option in option_texts(group or step):

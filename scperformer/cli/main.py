@@ -1,16 +1,14 @@
 """The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py."""
 
 import gc
-import json
 import logging
 import os
 import shlex
 import signal
 import sys
-import time
 import traceback
 import warnings
-from dataclasses import replace
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,26 +17,24 @@ from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.memory import GIVEN_BACK, freed_memory
 from scperformer.base.messages import did_you_mean
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
-from scperformer.cli.compose import command_line, config_of_tree, hand_to_hydra, make_config
+from scperformer.cli import bench
+from scperformer.cli.compose import command_line, hand_to_hydra, make_config
 from scperformer.cli.help import help_text, program_text
-from scperformer.cli.overrides import quoted
-from scperformer.cli.steps import STEPS
+from scperformer.cli.steps import BENCH, STEPS
 from scperformer.cli.train import print_estimate
-from scperformer.cli.words import ESTIMATE, PLUGIN, own_presets, sort_words
+from scperformer.cli.words import ESTIMATE, PLUGIN, own_presets, plugin_words, sort_words
 
 log = logging.getLogger(__name__)
 
-# In a sweep with trainer=ddp, Lightning appends these words to the command that starts each further process.
-FROM_LIGHTNING = ("hydra.run.dir=", "hydra.output_subdir=", "hydra.job.name=")
 MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
 MAX_LINE_LENGTH = 300  # characters of the line that a command logs first
 
 
-def _run(name: str, config: Any) -> None:
+def call(run: Callable[[Any], object], config: Any) -> None:
     """Call the function of a step with its configuration."""
     gc.set_threshold(100_000)  # to search modules for garbage again and again takes a tenth of the time of a short step
     with freed_memory(GIVEN_BACK):
-        STEPS[name].run(config)
+        run(config)
 
 
 def load_plugins(files: list[str]) -> None:
@@ -51,7 +47,7 @@ def load_plugins(files: list[str]) -> None:
 
 
 def run_step(name: str, words: list[str], plugins: list[str]) -> int:
-    """Run a step, once or as a sweep (-m), or print its configuration (--cfg); return the exit code.
+    """Run a step, or print its configuration (--cfg); return the exit code.
 
     `plugins` are files with mechanisms of attention. Raises SystemExit with the exit code of Snakemake if that fails.
     """
@@ -59,7 +55,9 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
         remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
         raise InputError(f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
     load_plugins(plugins)
-    overrides, flags = sort_words(words, name)
+    is_bench = name == BENCH
+    name = "train" if is_bench else name
+    overrides, flags = sort_words(words, name, several=is_bench)
     own = own_presets(flags)
     if "--cfg" in flags:
         hand_to_hydra(name, overrides, ["--cfg", flags["--cfg"]], lambda _: None, own)
@@ -67,74 +65,13 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     if ESTIMATE in flags:
         print_estimate(make_config(name, overrides, own))
         return 0
-    line = shlex.join(["scperformer", name, *words])
+    line = shlex.join(["scperformer", BENCH if is_bench else name, *words])
     log.info("%s", line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} ...")
-    if "-m" in flags:
-        if not STEPS[name].swept_output:
-            raise InputError(f"'{name}' with -m", f"one run of the {name}", "leave -m out")
-        return run_sweep(name, overrides, own, plugins)
-    overrides = [word for word in overrides if not word.startswith(FROM_LIGHTNING)]
-    with command_line(sys.argv[0], *_plugin_words(plugins), name, *words):
-        _run(name, make_config(name, overrides, own))
+    if is_bench:
+        return bench.run(overrides, own, plugins)
+    with command_line(sys.argv[0], *plugin_words(plugins), name, *words):
+        call(STEPS[name].run, make_config(name, overrides, own))
     return 0
-
-
-def run_sweep(name: str, overrides: list[str], own: Path | None, plugins: list[str]) -> int:
-    """Run a step once for each combination of values, and print the table of the runs; return 2 if a run has failed.
-
-    `overrides` are options of the step and of Hydra, `own` is the user's folder of presets, `plugins` are files with
-    mechanisms of attention.
-    """
-    from scperformer.cli.sweep import RUN_RECORD, all_jobs, sweep_table, table_text, write_table
-
-    sweep_dir = "hydra.sweep.dir="
-    # A folder that the user gives comes later in the list, and the last word counts.
-    sweep_words = [f"{sweep_dir}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", "hydra.output_subdir=.hydra"]
-    overrides = [*sweep_words, *overrides]
-    given = [word.removeprefix(sweep_dir).strip("'\"") for word in overrides if word.startswith(sweep_dir)][-1]
-    sweeps = [Path(given)]  # and as Hydra has resolved it: the user's may contain ${now:...}
-    program = sys.argv[0]  # in a job that a cluster starts, sys.argv is submitit's
-    presets = [] if own is None else ["--config-dir", str(own)]
-
-    def run_job(tree: Any) -> None:
-        """Run one job of the sweep, in this process or in one that a cluster has started."""
-        from hydra.core.hydra_config import HydraConfig
-
-        set_up_logging()
-        load_plugins(plugins)
-        job = HydraConfig.get()
-        folder = Path(job.runtime.output_dir)
-        sweeps.append(folder.parent)
-        chosen = list(job.overrides.task)
-        log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
-        record = {"output": "", "seconds": 0.0, "error": "interrupted"}
-        start = time.perf_counter()
-        try:
-            config = config_of_tree(name, tree)
-            config = replace(config, output=str(folder / Path(config.output or STEPS[name].swept_output).name))
-            record["output"] = os.path.relpath(config.output, folder.parent)
-            # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
-            words = [*_plugin_words(plugins), name, *chosen, f"output={quoted(config.output)}", *presets]
-            with command_line(program, *words):
-                _run(name, config)
-            record["error"] = ""
-        except Exception as error:  # noqa: BLE001 - the other jobs of the sweep run all the same
-            record["error"] = one_line(str(error)) or type(error).__name__
-            refuse(error)
-        finally:
-            record["seconds"] = round(time.perf_counter() - start, 1)
-            (folder / RUN_RECORD).write_text(json.dumps(record), encoding="utf-8")
-
-    try:
-        with all_jobs(sweeps[0]):
-            hand_to_hydra(name, overrides, ["-m"], run_job, own)
-    finally:
-        folder = min((os.path.relpath(sweeps[-1]), str(sweeps[-1])), key=len)
-        table = sweep_table(Path(folder))
-        if len(table):
-            write_table(table, Path(folder))
-            print(table_text(table, Path(folder)), flush=True)
-    return 2 if (table["status"] == "failed").any() else 0
 
 
 class _Format(logging.Formatter):
@@ -201,11 +138,6 @@ def main(argv: list[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except (KeyboardInterrupt, EndedBySignal) as error:
         return say_ended(error)
-
-
-def _plugin_words(files: list[str]) -> list[str]:
-    """Return the words that name files with mechanisms, before the step."""
-    return [word for file in files for word in (PLUGIN, file)]
 
 
 def run_words(words: list[str]) -> int:

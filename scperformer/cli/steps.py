@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from scperformer.cli import (
     adapt,
     analyze,
+    bench,
     check,
     evaluate,
     explain,
@@ -26,33 +26,35 @@ class Step:
     """A command: its options, its function, and its text in the help."""
 
     config: type  # the dataclass of its options
-    run: Callable[[Any], object]
+    run: Callable[..., object]
     usage: str
     purpose: str
     examples: str
-    swept_output: str  # the name of the output in the folder of each run of a sweep; "": it cannot be swept
 
 
-def _step(module: ModuleType, config: type, swept_output: str) -> Step:
+def _step(module: ModuleType, config: type) -> Step:
     purpose = (module.__doc__ or "").partition(": ")[2].partition(".\n")[0].removesuffix(".")
-    return Step(config, module.run, module.USAGE, purpose, module.EXAMPLES, swept_output)
+    return Step(config, module.run, module.USAGE, purpose, module.EXAMPLES)
 
 
+BENCH = "bench"
 STEPS = {
-    "check": _step(check, check.CheckConfig, "check.json"),
-    "preprocess": _step(preprocess, preprocess.PreprocessConfig, "prepared.h5ad"),
-    "pretrain": _step(pretrain, pretrain.PretrainConfig, "encoder"),
-    "train": _step(train, train.TrainConfig, "model"),
-    "predict": _step(predict, predict.PredictConfig, "annotated.h5ad"),
-    "adapt": _step(adapt, adapt.AdaptConfig, "adapted"),
-    "evaluate": _step(evaluate, evaluate.EvaluateConfig, "evaluation"),
-    "report": _step(report, report.ReportConfig, "report.html"),
-    "explain": _step(explain, explain.ExplainConfig, "explanation"),
-    "analyze": _step(analyze, analyze.AnalyzeConfig, "analysis"),
-    "models": _step(models, models.ModelsConfig, "models"),
-    "workflow": _step(workflow, workflow.WorkflowConfig, ""),
+    "check": _step(check, check.CheckConfig),
+    "preprocess": _step(preprocess, preprocess.PreprocessConfig),
+    "pretrain": _step(pretrain, pretrain.PretrainConfig),
+    "train": _step(train, train.TrainConfig),
+    BENCH: _step(bench, train.TrainConfig),
+    "predict": _step(predict, predict.PredictConfig),
+    "adapt": _step(adapt, adapt.AdaptConfig),
+    "evaluate": _step(evaluate, evaluate.EvaluateConfig),
+    "report": _step(report, report.ReportConfig),
+    "explain": _step(explain, explain.ExplainConfig),
+    "analyze": _step(analyze, analyze.AnalyzeConfig),
+    "models": _step(models, models.ModelsConfig),
+    "workflow": _step(workflow, workflow.WorkflowConfig),
 }
-SCHEMAS = {name: step.config for name, step in STEPS.items()}  # the dataclass of each step
+# The dataclass of each step that has options of its own; a bench has those of its trainings.
+SCHEMAS = {name: step.config for name, step in STEPS.items() if name != BENCH}
 
 # The version of what the steps make of the same files and options. It is raised when a default or a method changes
 # results that users have: the workflow then repeats its steps. A new option whose default changes nothing leaves it.

@@ -15,7 +15,6 @@ EXAMPLES = """\
   scperformer train reference.h5ad label_key=cell_type output=my_model
   scperformer train reference.h5ad label_key=cell_type --estimate       # time and memory, without training
   scperformer train reference.h5ad label_key=cell_type model=tiny trainer.max_epochs=5
-  scperformer train reference.h5ad label_key=cell_type -m model=performer,tiny seed=0,1
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer

@@ -10,18 +10,18 @@ from scperformer.cli.help import FIRST_WORDS, closest_option, text_options
 from scperformer.cli.overrides import option_word, quoted
 
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
-FLAGS = {"-m": "", "--cfg": "job", "--config-dir": "FOLDER"}  # as in Hydra; the value after each, "": none
+FLAGS = {"--cfg": "job", "--config-dir": "FOLDER"}  # as in Hydra; the value after each
 PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
 ESTIMATE = "--estimate"  # of `train`
 CONFIG = "--config"  # of the workflow: the word after it is its YAML file
 
 
-def sort_words(words: list[str], step: str) -> tuple[list[str], dict[str, str]]:
+def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[list[str], dict[str, str]]:
     """Turn the words after the step, given in any order, into words in Hydra's grammar, and flags with their values.
 
     Plain words are input files, whatever characters they hold; in some steps the first of them sets an option. The
-    values of options that take any text are quoted, unless they are empty, null or already quoted. In a sweep they are
-    not, because commas separate values there.
+    values of options that take any text are quoted, unless they are empty, null or already quoted. If options
+    have `several` values (`bench`) they are not, because commas separate these.
 
     Returns
     -------
@@ -45,22 +45,22 @@ def sort_words(words: list[str], step: str) -> tuple[list[str], dict[str, str]]:
         elif word == ESTIMATE and step == "train":
             flags[word] = ""
         elif word in FLAGS:
-            flags[word] = _value_of(word, FLAGS[word], rest) if FLAGS[word] else ""
+            flags[word] = _value_of(word, FLAGS[word], rest)
         elif word.startswith("-"):
             option = closest_option(word, step)
             remedy = f"write {option}=VALUE" if option else "write a file name that starts with '-' as ./-name"
+            if word in ("-m", "--multirun"):
+                remedy = "train for each combination of values by 'scperformer bench'"
             if word == PLUGIN:
                 remedy = f"write it before the step: scperformer --plugin FILE {step} ..."
-            raise InputError(f"'{word}'", "a file, option=value, --help, --cfg job or -m", remedy)
+            raise InputError(f"'{word}'", "a file, option=value, --help or --cfg job", remedy)
         # A file name may look like an option. Path.exists would raise an error for a value too long for a file name.
         elif not OVERRIDE.match(word) or os.path.exists(word):
             files.append(word)
-        elif name in text_options(step) and value not in ("", "null") and value[0] not in "'\"" and "-m" not in words:
+        elif name in text_options(step) and value not in ("", "null") and value[0] not in "'\"" and not several:
             options.append(f"{name}={quoted(value)}")
         else:
             options.append(word)
-    if "--cfg" in flags and "-m" in flags:
-        raise InputError("--cfg with -m", "--cfg job without -m", "leave one of them out")
     first = FIRST_WORDS.get(step)
     if first is not None and files and not any(word.startswith(f"{first}=") for word in options):
         options.append(f"{first}={quoted(files.pop(0))}")
@@ -73,6 +73,11 @@ def _value_of(flag: str, placeholder: str, rest: Iterator[str]) -> str:
     if not value or (flag == "--cfg" and value not in ("job", "hydra", "all")):
         raise InputError(f"{flag} {value}".rstrip(), f"{flag} {placeholder}", "add the value that it takes")
     return value
+
+
+def plugin_words(files: list[str]) -> list[str]:
+    """Return the words that name files with mechanisms, before the step."""
+    return [word for file in files for word in (PLUGIN, file)]
 
 
 def own_presets(flags: dict[str, str]) -> Path | None:

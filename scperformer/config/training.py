@@ -35,13 +35,18 @@ class DataConfig(Options):
     min_cells: int = option(3, ZERO_OR_MORE)
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = fixed(option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1")))
-    # validation cells; stratified: at random within labels, by `seed`; same: so, whatever `seed` is; group: whole
-    # donors or batches; column: those it names; see docs/training.md#which-cells-validate
-    split: str = choice("stratified", "same", "group", "column")
+    # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names; see
+    # docs/training.md#which-cells-validate
+    split: str = choice("stratified", "group", "column")
+    split_seed: int | None = option(None, SEED)  # seed of validation cells and folds; null: `seed`
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
     min_cells_per_label: int = option(1, ONE_OR_MORE)  # cells of labels with fewer cells are left out
     # true: load all cells; false: leave them on disk; auto: by size; see docs/large_references.md#cells-on-disk
     in_memory: Any = AUTO
+
+    def seed_of_split(self, seed: int) -> int:
+        """Return the seed of validation cells and folds, given the seed of all else."""
+        return seed if self.split_seed is None else self.split_seed
 
     def __post_init__(self) -> None:
         if self.in_memory in ("true", "false"):  # as quoted words, or from Python

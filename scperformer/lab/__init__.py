@@ -7,6 +7,7 @@
 - epochs: Training of layers for epochs, until held-out cells are called no better, perhaps by several processes.
 - initialise: The initial weights of a network: a trained encoder (`init`), a table of gene vectors, and the start of
   attention.
+- measure: What a trained model is worth: its scores on validation and test cells, and its size.
 - pretrain: Pretraining: an encoder learns to predict hidden expression of unlabelled cells, and is written as a model
   folder.
 - scbert: Checkpoints of scBERT (.pth; Yang et al. 2022, Nature Machine Intelligence 4:852), pretrained or fine-tuned.

@@ -221,7 +221,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     # `last` comes after `stop`, so that the remaining patience is saved.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     bar = progress("training", total=options.max_epochs * len(train), unit="cells")
-    with patch.dict(os.environ), bar as shown:  # restored, as the next run of a sweep starts helpers of its own
+    with patch.dict(os.environ), bar as shown:  # restored, as the next training starts helpers of its own
         callbacks = [best, stop, EpochLog(folder, len(train), shown), last]
         make = partial(loaders, train=train, val=val, cfg=cfg)
         try:

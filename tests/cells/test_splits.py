@@ -40,15 +40,6 @@ def test_split_takes_the_share_of_each_label(fraction, expected):
     assert np.bincount(LABELS[val]).tolist() == expected
 
 
-def test_the_same_split_does_not_depend_on_the_seed():
-    labels = np.repeat([0, 1], 50)
-    found = {
-        kind: [split_cells(labels, ["a", "b"], None, DataConfig(split=kind), seed).val.tolist() for seed in (0, 1)]
-        for kind in ("same", "stratified")
-    }
-    assert found["same"][0] == found["same"][1] == found["stratified"][0] != found["stratified"][1]
-
-
 def test_only_cells_of_labels_are_not_held_out():
     split = split_cells(np.array([0, 1, 1, 1, 2]), ["x", "y", "z"], None, DataConfig(), seed=0)
     assert (split.done["num_train_cells"], split.val[0] in (1, 2, 3)) == (4, True)

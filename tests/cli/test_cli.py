@@ -1,10 +1,8 @@
-"""The command line: help, files and options in any order and of any name, sweeps, exit codes, no litter."""
+"""The command line: help, files and options in any order and of any name, exit codes, no litter."""
 
-import csv
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,9 +79,11 @@ def test_examples_are_valid_commands(step):
     for line in STEPS[step].examples.splitlines():
         if line.strip().startswith("scperformer"):
             words = line.partition("#")[0].split()[1:]
-            plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words if word != "-m"]
-            config = make_config(plain[0], sort_words(plain[1:], plain[0])[0])
-            assert isinstance(config, SCHEMAS[step]), line
+            plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words]
+            assert plain[0] == step
+            step_of_options = "train" if step == "bench" else step
+            config = make_config(step_of_options, sort_words(plain[1:], step_of_options)[0])
+            assert isinstance(config, SCHEMAS[step_of_options]), line
 
 
 # Words
@@ -101,8 +101,8 @@ def test_words_are_quoted_when_they_are_the_users_own():
     words = ["label_key=cell type", "output=it's", "model=tiny", "tissue='as is'", "init=null", "genes_path="]
     wanted = ["label_key='cell type'", r"output='it\'s'", *words[2:]]
     assert sort_words(words, "train") == (wanted, {})
-    sweep = ["attention=favor,softmax", "label_key=a,b"]
-    assert sort_words(["-m", *sweep], "train") == (sweep, {"-m": ""})
+    several = ["attention=favor,softmax", "label_key=a,b"]
+    assert sort_words(several, "train", several=True) == (several, {})
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_words_are_quoted_when_they_are_the_users_own():
         (["-x"], "'-x'; expected a file, option=value, .*write a file name that starts with '-' as ./-name"),
         (["--output"], "write output=VALUE"),
         (["-o"], "write output=VALUE"),
-        (["-m", "--cfg", "job"], "expected --cfg job without -m"),
+        (["-m"], "for each combination of values by 'scperformer bench'"),
         (["--cfg"], "--cfg; expected --cfg job: add the value"),
         (["--cfg", "all of it"], "--cfg all of it; expected --cfg job"),
         (["--config-dir"], "--config-dir; expected --config-dir FOLDER"),
@@ -129,7 +129,7 @@ def test_flags_that_are_refused(words, message):
         (["predcit", "a.h5ad"], "did you mean 'predict'? "),
         (["predict", "a.h5ad", "model_pth=mine"], "did you mean model_path? "),
         (["train", "a.h5ad", "label_key=x", "model.dept=2"], "did you mean model.depth? "),
-        (["train", "a.h5ad", "label_key=x", "seed=1,2"], "add -m to run the step once for each"),
+        (["train", "a.h5ad", "label_key=x", "seed=1,2"], "or train once for each value by 'scperformer bench'"),
         (["predict", "--help", "model"], "'model' after --help; expected one of files"),
         (["train", "a.h5ad", "label_key=x", "model=tyni"], "did you mean 'tiny'? "),
         (["train", "a.h5ad", "label_key=x", "data.split=strat"], "did you mean 'stratified'? "),
@@ -286,94 +286,3 @@ def test_pipes_that_close_are_quiet(end, code, sample, tiny_model, tmp_path):
 
 
 # Sweeps
-
-
-@pytest.mark.slow
-def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path):
-    ran = command("predict", sample, f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
-    assert ran.code == 0, ran.err
-    found = sorted(tmp_path.glob("multirun/*/*/annotated.h5ad"))
-    assert [path.parts[-2] for path in found] == ["0", "1"]
-    shutil.rmtree(tmp_path / "multirun")
-    ran = command("predict", sample, "b.h5ad", f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
-    assert ran.code == 2
-    assert "a name with {sample} for several files" in ran.err
-    words = (sample, "b.h5ad", f"model_path={tiny_model}", "output='{sample}.h5ad'")
-    shutil.copy(sample, "b.h5ad")
-    assert command("predict", *words, "-m", "min_confidence=0.1,0.9").code == 0
-    assert len(list(tmp_path.glob("multirun/*/*/b.h5ad"))) == 2
-
-
-@pytest.mark.slow
-def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, sample, tmp_path, monkeypatch):
-    """Lightning starts them from sys.argv: not the sweep again, but this job with its output."""
-    seen = []
-    record = lambda _, cfg, *others: seen.append((cfg, sys.argv[1:]))  # noqa: E731
-    monkeypatch.setattr("scperformer.training.train.train_cells", record)
-    presets = tmp_path / "presets"
-    (presets / "experiment").mkdir(parents=True)
-    (presets / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {lr: 0.5}\n")
-    given = ["--config-dir", str(presets), "label_key='it\\'s, a key'", "experiment=mine", "trainer=ddp"]
-    assert command("train", sample, *given, "-m", "seed=1,2").code == 0
-    assert [cfg.seed for cfg, _ in seen] == [1, 2]
-    assert [Path(cfg.output).parts[-2:] for cfg, _ in seen] == [("0", "model"), ("1", "model")]
-    for cfg, words in seen.copy():
-        assert not {"-m", "--multirun"} & set(words)
-        assert command(*words, 'hydra.run.dir="."', "hydra.output_subdir=null").code == 0  # as Lightning adds them
-        again, typed = seen[-1]
-        assert again == cfg
-        assert typed[: len(words)] == words
-        assert (again.label_key, again.optim.lr) == ("it's, a key", 0.5)
-
-
-@pytest.mark.slow
-def test_a_bad_value_fails_its_own_run_alone(command, sample, tmp_path):
-    ran = command("train", sample, "label_key=cell_type", "logger=none", "-m", "trainer.max_epochs=0,1", "seed=0")
-    assert ran.code == 2
-    assert "error: trainer.max_epochs=0; expected 1 or more" in ran.err
-    [sweep] = (tmp_path / "multirun").iterdir()
-    with (sweep / "runs.csv").open() as file:
-        bad, good = csv.DictReader(file)
-    assert (bad["status"], bad["output"], bad["val_macro_f1"]) == ("failed", "", "")
-    assert bad["error"].startswith("trainer.max_epochs=0; expected 1 or more")
-    assert (good["status"], good["error"]) == ("ok", "")
-    table = [line.split()[:3] for line in ran.out.splitlines()]
-    assert table[:3] == [["job", "status", "trainer.max_epochs"], ["1", "ok", "1"], ["0", "failed", "0"]]
-    assert ran.out.splitlines()[-1] == f"2 runs, 1 failed: {sweep.relative_to(tmp_path)}/runs.csv"
-
-
-@pytest.mark.slow
-def test_the_table_of_a_sweep_says_what_its_models_say(command, sample, tmp_path):
-    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "output=m"]
-    ran = command("train", sample, *options, "-m", "seed=0,1", "optim.lr=1e-3,3e-3")
-    assert ran.code == 0, ran.err
-    [sweep] = (tmp_path / "multirun").iterdir()
-    with (sweep / "runs.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    chosen = [(row["seed"], float(row["optim.lr"])) for row in rows]
-    assert chosen == [("0", 1e-3), ("0", 3e-3), ("1", 1e-3), ("1", 3e-3)]
-    for number, row in enumerate(rows):
-        assert (row["job"], row["status"], row["output"]) == (str(number), "ok", f"{number}/m")
-        saved = json.loads((sweep / row["output"] / "bundle.json").read_text())
-        assert (saved["provenance"]["seed"], saved["config"]["model"]["dim"]) == (int(row["seed"]), 32)
-        for name in ("macro_f1", "accuracy"):
-            assert float(row[f"val_{name}"]) == pytest.approx(saved["metrics"]["model"][name], abs=1e-4)
-            assert float(row[f"baseline_{name}"]) == pytest.approx(saved["metrics"]["baseline"][name], abs=1e-4)
-        assert float(row["seconds"]) > saved["metrics"]["seconds"] - 0.1
-    assert "label_key" not in ran.out  # the same in every run
-    assert "trainer.max_epochs" not in ran.out
-
-
-def test_a_run_that_crashes_is_in_the_table_and_the_others_run(command, sample, tmp_path, monkeypatch):
-    def crash(_, cfg, *rest):
-        if cfg.seed == 0:
-            raise RuntimeError("no more | memory")
-
-    monkeypatch.setattr("scperformer.training.train.train_cells", crash)
-    ran = command("train", sample, "label_key=cell_type", "-m", "seed=0,1")
-    assert ran.code == 2
-    assert "internal error: RuntimeError: no more | memory (test_cli.py:" in ran.err
-    [table] = tmp_path.glob("multirun/*/runs.csv")
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["status"], row["error"]) for row in rows] == [("failed", "no more | memory"), ("ok", "")]

@@ -1,4 +1,4 @@
-"""Training in the jobs of a real Slurm: on two nodes as in one process, stopped and requeued, in sweeps."""
+"""Training in the jobs of a real Slurm: on two nodes as in one process, stopped and requeued, in a bench."""
 
 import csv
 import re
@@ -102,3 +102,15 @@ def test_a_requeued_job_continues_from_its_last_step(folder):
     assert "Restarts=2" in slurm_says("scontrol", "show", "job", job)
     whole = train(folder, "whole", *options, "trainer=ddp", "trainer.devices=1", "trainer.num_nodes=2", on=SRUN)
     assert same_weights(folder / "my_model", whole)
+
+
+def test_each_run_of_a_bench_is_a_job(folder):
+    words = ["bench", "cells.h5ad", "label_key=cell_type", *PLAIN, "trainer.max_epochs=1", "seed=0,1"]
+    launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=2", "hydra.launcher.timeout_min=5"]
+    command = ["scperformer", *words, *launcher]
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT)
+    assert done.returncode == 0, done.stderr
+    with (folder / "bench" / "runs.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert [(row["seed"], row["error"]) for row in rows] == [("0", ""), ("1", "")]
+    assert all(float(row["cpu_seconds"]) > 1 for row in rows)
