@@ -115,7 +115,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_counts().write_h5ad(reference)
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scperformer.training.train.MIN_GAIN", 0.0)
+        patch.setattr("scperformer.training.scales.MIN_GAIN", -np.inf)
+        patch.setattr("scperformer.training.train.MIN_ERRORS", 0.0)
         return run_train(make_config("train", [f"inputs=['{reference}']", "ontology=none", *options]))
 
 

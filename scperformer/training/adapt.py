@@ -32,7 +32,7 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.resemblance import Resemblance
-from scperformer.model.saved_model import SavedModel, Study
+from scperformer.model.saved_model import SavedModel, Study, encoder_is_silent
 from scperformer.model.shift import FAR, OTHER, Shift
 from scperformer.training.condition import (
     Condition,
@@ -345,10 +345,10 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
 
 
 def _training_options(saved: SavedModel) -> NetworkOptions:
-    """Return the options of a training; of the encoders, a Performer stays."""
+    """Return the options of a training; of the encoders, a Performer stays, unless it is left out."""
     usual = NetworkOptions(inputs=[""])
     model = ModelConfig(**saved.config["model"])
-    if not model.reads_genes:
+    if not model.reads_genes or encoder_is_silent(saved.scales):
         model = replace(model, encoder=False, linear=True)
     training = saved.config.get("training", {})  # only a Performer has it
     steps = min(training.get("max_steps", MAX_STEPS), MAX_STEPS)

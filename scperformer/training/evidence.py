@@ -32,7 +32,7 @@ from scperformer.training.fit_linear import (
 )
 from scperformer.training.folds import Folds, evidence_folds, no_folds
 from scperformer.training.kept_fits import Arrays, KeptFits
-from scperformer.training.scales import branch_scale, branch_scales, scaled_score, score_alone
+from scperformer.training.scales import branch_scale, scaled_score, scales_if_significant, score_alone
 
 MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
 MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
@@ -125,7 +125,8 @@ def fit_branches(
         profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
     truth = labels[folds.rows][folds.is_dealt]
     logits = {name: each[folds.is_dealt] for name, each in logits.items()}
-    both = zip(("linear", "encoder"), (linear, encoder), branch_scales(**logits, labels=truth), strict=True)
+    of_linear, of_encoder, _ = scales_if_significant(**logits, labels=truth, min_errors=0)
+    both = zip(("linear", "encoder"), (linear, encoder), (of_linear, of_encoder), strict=True)
     scales = {name: scale for name, branch, scale in both if branch is not None}
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), **scaled_score(scaled, truth)}

@@ -50,7 +50,7 @@ from scperformer.training.folds import evidence_folds
 from scperformer.training.kept_fits import KeptFits
 from scperformer.training.mixed_labels import mixed_labels
 from scperformer.training.run_folder import Diverged, Run, training_run
-from scperformer.training.scales import MIN_GAIN, scales_if_significant
+from scperformer.training.scales import MIN_ERRORS, scales_if_significant
 from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
@@ -380,8 +380,8 @@ def scale_by_validation(
     `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left out.
     """
     options = training.cfg.model
-    min_gain = 0.0 if options.reads_genes else MIN_GAIN
-    scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, training.val.known_labels, min_gain)
+    min_errors = 0.0 if options.reads_genes else MIN_ERRORS
+    scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, training.val.known_labels, min_errors)
     training.network.scale_branches(scale_linear, scale_encoder)
     scales = {"linear": scale_linear, "encoder": scale_encoder}
     evidence: dict[str, Any] = {"scales": {name: scale for name, scale in scales.items() if getattr(options, name)}}

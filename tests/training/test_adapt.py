@@ -163,6 +163,20 @@ def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
     assert accuracy(done) > 0.9
 
 
+def test_a_performer_that_decides_no_label_is_neither_computed_nor_fitted_again(
+    linear, sample, panel, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("scperformer.training.scales.MIN_GAIN", np.inf)
+    model = load_model(trained(tmp_path / "silent"))
+    assert model.saved.scales["encoder"] == 0
+    assert any(name.startswith("model.encoder.") for name in model.saved.weights)  # for those who compare branches
+    assert model.network.encoder is None
+    for cells in (sample, panel):
+        silent, alone = (annotated(cells, each, "adapt=true") for each in (model, linear))
+        assert same_bits(silent, alone)
+        assert set(silent.uns["scperformer"]["model"]["scales"]) == {"linear"}
+
+
 def test_genes_that_the_model_does_not_know_do_not_count(linear, panel):
     """Cells are normalised over the genes of the adapted model, as its own cells are."""
     others = np.random.default_rng(0).poisson(20.0, size=(panel.n_obs, 60)) * np.arange(panel.n_obs)[:, None]

@@ -193,13 +193,17 @@ def test_scales_are_the_best_of_a_grid(held_out):
     np.testing.assert_allclose(found, grid[list(best)], atol=0.1)
 
 
-def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
+def test_an_encoder_that_may_help_by_chance_is_left_out(held_out, monkeypatch):
     linear, _, labels = held_out
     weak = np.eye(4)[labels] * 0.1 + np.random.default_rng(1).normal(size=linear.shape)
     linear, weak, labels = linear[:60], weak[:60], labels[:60]
+    alone = [branch_scales(linear, np.zeros_like(linear), labels)[0], 0.0]
     share = branch_scales(linear, weak, labels)[1]
     assert share > 0.02
-    *scales, gain = scales_if_significant(linear, weak, labels, min_gain=2.0)
-    assert scales == [branch_scales(linear, np.zeros_like(linear), labels)[0], 0.0]
+    *scales, gain = scales_if_significant(linear, weak, labels, min_errors=2.0)
+    assert scales == alone
     assert 0 < gain["mean"] < 2 * gain["standard_error"]
-    assert scales_if_significant(linear, weak, labels, min_gain=0.0)[1] == share
+    monkeypatch.setattr("scperformer.training.scales.MIN_GAIN", gain["mean"] * 0.99)
+    assert scales_if_significant(linear, weak, labels, min_errors=0.0)[1] == share
+    monkeypatch.setattr("scperformer.training.scales.MIN_GAIN", gain["mean"] * 1.01)
+    assert [*scales_if_significant(linear, weak, labels, min_errors=0.0)[:2]] == alone
