@@ -101,7 +101,7 @@ def fit_branches(
     the index of the batch of each cell, int64 N, whole batches are dealt to the folds. `folder` is the run folder for
     logs and checkpoints; `kept` has the finished fits of an interrupted run.
     """
-    folds = evidence_folds(labels, cfg.seed, batches) if with_evidence else no_folds(labels)
+    folds = evidence_folds(labels, cfg.data.seed_of_split(cfg.seed), batches) if with_evidence else no_folds(labels)
     kept = KeptFits(None) if kept is None else kept
     device = "cpu" if len(labels) <= MAX_DUAL else _device(cfg)
     num_labels = int(labels.max()) + 1

@@ -242,7 +242,7 @@ def _fits_once(reference: Reference, cfg: TrainOptions) -> bool:
     is_learned = cfg.model.encoder and not cfg.model.reads_genes
     if is_learned or cfg.data.split_key is not None:
         return False
-    return bool(evidence_folds(reference.labels, cfg.seed, reference.batches).is_dealt.any())
+    return bool(evidence_folds(reference.labels, cfg.data.seed_of_split(cfg.seed), reference.batches).is_dealt.any())
 
 
 def _hashes(reference: Reference) -> np.ndarray:

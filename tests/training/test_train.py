@@ -33,6 +33,7 @@ from scperformer.cli.train import run as run_train
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
+from scperformer.training.folds import evidence_folds
 from scperformer.training.run_folder import training_run
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
@@ -256,6 +257,21 @@ def test_a_part_of_the_cells_is_drawn_within_labels(counts_adata, tmp_path):
         draws.append({row.tobytes() for row in rows})
     assert draws[0] == draws[1] != draws[2]
     assert all(len(draw) == 30 for draw in draws)
+
+
+@pytest.mark.parametrize("split_seed", [None, 5])
+def test_the_split_has_a_seed_of_its_own(counts_adata, monkeypatch, tmp_path, split_seed):
+    """Validation cells, and the folds of a model without them."""
+    seeds = []
+    dealt = lambda labels, seed, batches: seeds.append(seed) or evidence_folds(labels, seed, batches)  # noqa: E731
+    monkeypatch.setattr("scperformer.training.evidence.evidence_folds", dealt)
+    own = [] if split_seed is None else [f"data.split_seed={split_seed}"]
+    sample = Sample(counts_adata, Path("memory"))
+    splits = [make_reference(sample, config("x", f"seed={seed}", *own)).split.val.tolist() for seed in (0, 1)]
+    assert (splits[0] == splits[1]) is (split_seed is not None)
+    for seed in (0, 1):
+        kept_of(counts_adata, tmp_path / str(seed), f"seed={seed}", *own)
+    assert seeds == ([0, 1] if split_seed is None else [5, 5])
 
 
 def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tmp_path, caplog):
