@@ -138,7 +138,7 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
         # By these words Lightning starts the other processes of a ddp run.
         with command_line(PROGRAM, *plugin_words(plugins), "train", *words):
             call(train, config)
-        cost = _cost(time.perf_counter() - start)
+        cost = _cost(time.perf_counter() - start, config.trainer.devices * config.trainer.num_nodes)
         from scperformer.lab.measure import measure  # after the cost: it imports more
 
         record |= {"results": cost | measure(config), "error": ""}
@@ -148,8 +148,8 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
     _write(folder / RECORD, record)
 
 
-def _cost(seconds: float) -> dict[str, float]:
-    """Return the cost of a training of so many seconds, all that this process has done."""
+def _cost(seconds: float, num_devices: int) -> dict[str, float]:
+    """Return the cost of a training of so many seconds, all that this process has done; GPU memory is of one GPU."""
     import resource
 
     import torch
@@ -159,5 +159,5 @@ def _cost(seconds: float) -> dict[str, float]:
     cost = {"seconds": seconds, "cpu_seconds": sum(each.ru_utime + each.ru_stime for each in used)}
     cost["peak_gib"] = max(each.ru_maxrss for each in used) / unit
     if torch.cuda.is_initialized():
-        cost |= {"gpu_seconds": seconds, "gpu_peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+        cost |= {"gpu_seconds": seconds * num_devices, "gpu_peak_gib": torch.cuda.max_memory_allocated() / 2**30}
     return cost

@@ -36,7 +36,7 @@ def write_results(folder: Path) -> int:
     written = {RUNS: runs.assign(error=runs["error"].map(escape_formula)), SUMMARY: summary.reset_index()}
     for name, table in written.items():
         with new_file(folder / name, overwrite=True) as temporary:
-            table.to_csv(temporary, index=False, float_format="%.6g")
+            table.to_csv(temporary, index=False, float_format="%.9g")
     if len(summary):
         with new_file(folder / PICTURE, overwrite=True) as temporary:
             temporary.write_bytes(draw(summary))
