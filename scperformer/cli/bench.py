@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -50,7 +51,8 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str]) -> int:
 
     given = dict(word.partition("=")[::2] for word in words)
     output = Path(given.get("output", OUTPUT).strip("'\""))
-    if output.exists() and not (output / MARK).is_file():
+    is_new = not output.exists()
+    if not is_new and not (output / MARK).is_file():
         raise InputError(f"'{output}', which is no bench", "a new folder, or an earlier bench", "choose output=...")
 
     def run_job(tree: Any) -> None:
@@ -84,7 +86,9 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str]) -> int:
         with _all_jobs(output):
             hand_to_hydra("train", [*words, *of_hydra], ["-m"], run_job, presets)
     finally:
-        num_failed = write_results(output) if output.exists() else 0
+        num_failed = write_results(output) if any(output.glob(f"*/{RECORD}")) else 0
+        if is_new and not any(output.glob("*/")):  # Hydra has refused the words
+            shutil.rmtree(output, ignore_errors=True)
     return 2 if num_failed else 0
 
 

@@ -59,6 +59,8 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     name = "train" if is_bench else name
     overrides, flags = sort_words(words, name, several=is_bench)
     own = own_presets(flags)
+    if is_bench and (wrong := flags.keys() & {"--cfg", ESTIMATE}):
+        raise InputError(f"bench with {min(wrong)}", "'train' with one value of each option", "ask for one of its runs")
     if "--cfg" in flags:
         hand_to_hydra(name, overrides, ["--cfg", flags["--cfg"]], lambda _: None, own)
         return 0

@@ -90,6 +90,14 @@ def test_a_folder_of_others_is_refused(refused, sample):
     assert "'mine', which is no bench" in refused("bench", sample, "label_key=cell_type", "output=mine")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["sead=1,2"], "did you mean seed?"), (["--cfg", "job"], "bench with --cfg; expected 'train' with one value")],
+)
+def test_words_that_are_refused(refused, sample, words, message):
+    assert message in refused("bench", sample, "label_key=cell_type", *words)
+
+
 @pytest.mark.slow
 def test_runs_with_a_result_are_kept(command, sample):
     def made() -> dict[str, float]:
