@@ -47,8 +47,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.lab.batch_size import with_batch_size
-from scperformer.lab.supervised import Learner, train_network
+from scperformer.lab.supervised import train_network
 from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
 from scperformer.model.network import CellTypeModel
@@ -61,6 +60,7 @@ PRESETS = {
     "scbert as published, model.checkpointing=false": [*SCBERT, *PUBLISHED, "model.checkpointing=false"],
     "base": ["model=base", "model.linear=false"],
 }
+BATCH = dict.fromkeys(PRESETS, 32) | {"base": 256}  # cells of a training step, which fit into 80 GB
 NUM_CELLS = dict.fromkeys(PRESETS, 768) | {"base": 4096}  # a few seconds of work each
 FLOAT32_CELLS = 240  # float32 takes several times as long
 MECHANISMS: dict[str, dict] = {
@@ -147,7 +147,8 @@ def in_use(device: str) -> float:
 
 def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     """A row of the first table."""
-    kind = ["trainer=gpu", "trainer.batch_size=auto"] if device == "cuda" else ["trainer=cpu", "trainer.batch_size=4"]
+    size = BATCH[preset] if device == "cuda" else 4
+    kind = [f"trainer={'gpu' if device == 'cuda' else 'cpu'}", f"trainer.batch_size={size}"]
     smaller = ["model.dim=8", "model.depth=1", "model.num_heads=2", "model.head_dim=4"] if tiny else []
     words = ["inputs=[x]", "label_key=x", "logger=none", f"trainer.max_epochs={EPOCHS}", *PRESETS[preset], *kind]
     cfg = make_config("train", [*words, *smaller])
@@ -157,8 +158,6 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     parts = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(num_genes, NUM_LABELS, **parts)
     forward, step = flops_of_a_cell(network, cells)
-    cfg = with_batch_size(cfg, cells, Learner(network, cells.known_labels, cfg), None)
-    size = cfg.trainer.batch_size
     in_use(device)
     with tempfile.TemporaryDirectory() as folder:
         train_network(network, cells, held_out, cfg, Path(folder))

@@ -81,6 +81,9 @@ def as_input_error(error: BaseException) -> InputError | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
         return InputError("memory ran out", "enough memory", remedy)
+    if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
+        remedy = "lower trainer.batch_size or batch_size, or set model.checkpointing=true or device=cpu"
+        return InputError("the memory of the GPU ran out", "enough memory", remedy)
     number = _errno_of(error)
     if number is None:
         return None

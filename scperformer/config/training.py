@@ -175,16 +175,7 @@ class TrainerConfig(Options):
     # maximum number of training steps, in place of epochs, with model=performer or pooled
     max_steps: int = option(600, ONE_OR_MORE)
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
-    batch_size: Any = 32  # cells per step and device; auto: as many as fit into the memory of a GPU
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        size = self.batch_size
-        whole = isinstance(size, int) and not isinstance(size, bool)
-        require(size == AUTO or (whole and size >= 1), "trainer.batch_size", size, "a whole number above 0, or auto")
-        # All processes must choose the same size, but their free memory may differ.
-        alone = self.devices * self.num_nodes == 1
-        require(alone or size != AUTO, "trainer.batch_size", size, "a whole number above 0 with several processes")
+    batch_size: int = option(32, ONE_OR_MORE)  # cells per step and device
 
 
 @dataclass(kw_only=True)
@@ -322,5 +313,3 @@ class PretrainOptions(NetworkOptions):
         require(not self.model.reads_genes, "model.positions", self.model.positions, expected)
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
-        # Only `train` measures the memory of its steps.
-        require(self.trainer.batch_size != AUTO, "trainer.batch_size", AUTO, "a whole number above 0 with pretrain")

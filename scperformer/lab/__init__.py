@@ -2,8 +2,6 @@
 
 - analyze: Analyses of the attention of a trained model on real cells: the rank of its softmax maps, errors of
   approximations.
-- batch_size: `trainer.batch_size=auto`: the largest batch that fits into the memory of a GPU, by steps on the longest
-  cells.
 - epochs: Training of layers for epochs, until held-out cells are called no better, perhaps by several processes.
 - initialise: The initial weights of a network: a trained encoder (`init`), a table of gene vectors, and the start of
   attention.

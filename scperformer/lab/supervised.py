@@ -18,7 +18,6 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
-from scperformer.lab.batch_size import with_batch_size
 from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells, process_factor, run_epochs
 from scperformer.lab.initialise import (
     INIT_LR,
@@ -31,7 +30,6 @@ from scperformer.lab.initialise import (
 )
 from scperformer.model.batches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.training.run_folder import Run
 from scperformer.training.scales import branch_scales
 from scperformer.training.train import Training, settled
 from scperformer.training.trainer import loss_weights
@@ -137,15 +135,14 @@ class TokenEncoder:
             stream = replace(stream, collection=stream.collection.with_columns(target, genes))
         return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
 
-    def prepare(self, training: Training, run: Run) -> dict[str, Any]:
-        """Give the network its initial weights, settle the batch size, and return entries of the provenance."""
+    def prepare(self, training: Training) -> dict[str, Any]:
+        """Give the network its initial weights, and return entries of the provenance."""
         network = training.network
         train = training.train
         assert isinstance(network.encoder, Encoder)
         num_known_genes = start_encoder(network.encoder, training.reference.genes, self.cfg, self.init)
         network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))
         learner = Learner(network, train.known_labels, training.cfg)
-        training.cfg = with_batch_size(training.cfg, train, learner, run)
         start_attention(network.encoder, train, training.cfg)
         start_head(learner, train, training.cfg)
         if self.init is None:

@@ -25,7 +25,6 @@ from scperformer.cells.profiles import reference_with_profiles
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.options import AUTO
 from scperformer.config.training import (
     NetworkOptions,
     TokensConfig,
@@ -148,9 +147,6 @@ def settled(cfg: Config) -> Config:
     if any(unused.values()):
         names = ", ".join(name for name, is_set in unused.items() if is_set)
         log.warning("%s: no effect with model=performer or pooled, which read sums over the genes of a cell", names)
-    if cfg.trainer.batch_size == AUTO:  # memory does not limit it
-        size = NetworkOptions(inputs=[""]).trainer.batch_size
-        cfg = replace(cfg, trainer=replace(cfg.trainer, batch_size=size))
     return cfg
 
 
@@ -178,7 +174,7 @@ def train_on(
         cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
     network = new_network(reference, cfg)
     training = Training(reference, cfg, network, train, val, read_unlabelled(reference, cfg), options, kept, fits_once)
-    facts = source | ({} if encoder is None else encoder.prepare(training, run)) | _facts(training, stored)
+    facts = source | ({} if encoder is None else encoder.prepare(training)) | _facts(training, stored)
     recorded = run.record(training.cfg, facts)
     if not training.learns and not run.is_first:  # the first process fits alone
         return None

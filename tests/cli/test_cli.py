@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anndata as ad
 import pytest
+import torch
 
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
@@ -245,6 +246,11 @@ def machine_error(error: Exception):
         (OSError(30, "Read-only file system", "x"), 2, "error: no permission (x)"),
         (OSError(5, "Input/output error"), 2, "error: Input/output error; expected a disk that can be read"),
         (MemoryError(), 2, "error: memory ran out; expected enough memory"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            2,
+            "error: the memory of the GPU ran out; expected enough memory",
+        ),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
             2,

@@ -97,7 +97,6 @@ REFUSED = {
     "no vectors": (["part0.h5ad"], ["model=scbert"], r"no model\.gene2vec_path"),
     "memory": (["part0.h5ad"], ["tokens.unexpressed=memory", "attention=softmax"], "unexpressed=memory with"),
     "diverges": (["part0.h5ad"], ["optim.lr=1e12"], r"diverged.*lower optim\.lr"),
-    "automatic": (["part0.h5ad"], ["trainer.batch_size=auto"], r"batch_size=auto; expected a whole number.*pretrain"),
 }
 
 
