@@ -12,7 +12,7 @@ that are not in the reference: each type of PBMC 3k in turn is left out, or two 
 annotates pancreas cells. Novelty is compared with the largest probability of scperformer, logistic regression and
 CellTypist.
 
-`times`: CPU seconds that sets, clusters and quality add to `annotate`. Finished lines of a JSON file are not repeated.
+`times`: CPU seconds that sets and clusters add to `annotate`. Finished lines of a JSON file are not repeated.
 """
 
 import argparse
@@ -309,7 +309,6 @@ TIMED = {  # options of predict
     "none of them": [],
     "sets and levels": ["alpha=0.1", "min_confidence=0.9"],
     "clusters=auto": ["clusters=auto"],
-    "quality=true": ["quality=true"],
 }
 TRUST_KEYS = ["task", "seed", "row"]
 

@@ -3,6 +3,7 @@
     python benchmarks/studies.py pairs FOLDER runs.jsonl                   # every pair, row and column, seed 0
     python benchmarks/studies.py pairs FOLDER runs.jsonl --use choose      # the pairs by which options are chosen
     python benchmarks/studies.py several FOLDER runs.jsonl --queries pbmc3k
+    python benchmarks/studies.py doublets FOLDER runs.jsonl
 
 `pairs`: a reference and a query of another study, chemistry, condition or species. The labels of both are merged,
 after the prediction, to what both mean: to naive and memory CD4 T cells, or CD14 and CD16 monocytes, if both studies
@@ -11,6 +12,9 @@ of CHOOSING; the others report. In the files of another tissue all cells are unk
 
 `several`: each query is annotated by models of the studies of other laboratories: by each alone, by pairs and by three
 joined, as `train` does with several files, and by one model of the cells of all three over the genes that these share.
+
+`doublets`: up to 2,000 cells of each blood query and 8 % sums of two of them with different types; the share of these
+that is found, and of the single cells that is marked, by scperformer and by Scrublet.
 
 Finished lines of the JSON file are not repeated. The results are printed as Markdown tables.
 """
@@ -26,9 +30,11 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
+import scanpy as sc
 from conditions import Methods, Row, rank_genes, reduce
 from machine import machine
 from panel import LABEL, Lines, Pair, be_quiet
+from scipy import sparse
 from sklearn.metrics import accuracy_score, f1_score
 
 import scperformer as scp
@@ -441,10 +447,55 @@ def several(arguments: argparse.Namespace) -> None:
     print(f"\n{machine()}\n\n{joined_table(done.table())}")
 
 
+NUM_SINGLE = 2000  # cells of a query with simulated doublets
+DOUBLETS = 0.08  # share of these that are added
+
+
+def with_doublets(cells: ad.AnnData, seed: int) -> tuple[ad.AnnData, np.ndarray]:
+    """Some cells of a study and sums of two of them with different types; and which are sums."""
+    rng = np.random.default_rng(seed)
+    cells = cells[np.sort(rng.permutation(cells.n_obs)[:NUM_SINGLE])]
+    kinds = np.array([kind_of(label) for label in cells.obs[LABEL]])
+    pairs = rng.integers(0, len(kinds), (10 * len(kinds), 2))
+    pairs = pairs[kinds[pairs[:, 0]] != kinds[pairs[:, 1]]][: int(DOUBLETS * len(kinds))]
+    counts = sparse.csr_matrix(cells.X, dtype=np.float32)
+    made = ad.AnnData(sparse.vstack([counts, counts[pairs[:, 0]] + counts[pairs[:, 1]]], "csr"), var=cells.var[[]])
+    return made, np.arange(made.n_obs) >= cells.n_obs
+
+
+def doublets(arguments: argparse.Namespace) -> None:
+    done = Lines(arguments.jsonl, ["reference", "query", "seed"])
+    tasks = [task for task in tasks_of(("pbmc3k", "kang_ctrl", "zheng_sorted"), None) if task.kind == "another study"]
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in dict.fromkeys(task.reference for task in tasks):
+                methods = Methods(read_study(name, arguments.data), seed, Path(folder) / name)
+                for task in [task for task in tasks if task.reference == name]:
+                    if (name, task.query, seed) in done.found:
+                        continue
+                    cells, is_sum = with_doublets(read_study(task.query, arguments.data), seed)
+                    obs = methods.call("linear_adapted", cells).obs
+                    sc.pp.scrublet(cells, random_state=seed, verbose=False)
+                    numbers: dict[str, float | str] = {"use": task.use}
+                    for method, marks, scores in (
+                        ("scperformer", obs["scperformer_doublet"], obs["scperformer_doublet_score"]),
+                        ("scrublet", cells.obs["predicted_doublet"], cells.obs["doublet_score"]),
+                    ):
+                        marks, scores = marks.to_numpy(bool), scores.to_numpy(float)
+                        numbers[f"{method}_found"] = float(marks[is_sum].mean())
+                        numbers[f"{method}_false"] = float(marks[~is_sum].mean())
+                        limit = np.quantile(scores[~is_sum], 0.95)
+                        numbers[f"{method}_found_at_.05"] = float((scores[is_sum] > limit).mean())
+                    done.add((name, task.query, seed), numbers)
+    lines = done.table().set_index(["reference", "query", "seed"])
+    print(f"\n{machine()}\n\n{lines.round(3).to_markdown()}\n\n{lines.groupby('use').mean().round(3).to_markdown()}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     steps = parser.add_subparsers(required=True)
-    for run, what in ((pairs, "one study annotates another"), (several, "one, two and three studies as reference")):
+    runs = {pairs: "one study annotates another", several: "one, two and three studies as reference"}
+    for run, what in (runs | {doublets: "simulated doublets of two types"}).items():
         step = steps.add_parser(run.__name__, help=what)
         step.set_defaults(run=run)
         step.add_argument("data", type=Path, help="folder with the h5ad files")
@@ -456,7 +507,7 @@ def main() -> None:
             step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
             names = [row.name for row in ROWS]
             step.add_argument("--rows", nargs="+", choices=names, default=names)
-        else:
+        elif run is several:
             step.add_argument("--queries", nargs="+", choices=QUERIES, default=QUERIES)
     arguments = parser.parse_args()
     be_quiet()

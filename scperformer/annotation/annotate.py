@@ -197,11 +197,8 @@ def make_annotation(
     if model.baseline is not None:
         details["baseline_label"] = pd.Categorical.from_codes(calls["baseline"], categories=labels)
         record["baseline"] = {"name": "logistic regression (L2, C=1)"}
-    if options.quality:
-        columns, record["quality"] = quality_columns(cells, query)
-        obs |= columns
-    elif droplets is not None:
-        obs["low_quality"] = ~is_cell
+    columns, record["quality"] = quality_columns(cells, query, calls, adapted.doublets)
+    obs |= columns
     if options.alpha is not None and model.saved.held_out is not None:
         columns, record["sets"] = set_columns(read, labels, model.saved.held_out, options.alpha, is_cell)
         obs |= columns

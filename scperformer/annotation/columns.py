@@ -17,7 +17,7 @@ from scipy.special import softmax
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.detect import gene_table
-from scperformer.cells.quality import cell_quality, doublet_scores, low_quality, mitochondrial
+from scperformer.cells.quality import cell_quality, low_quality, mitochondrial
 from scperformer.cells.query import Query
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
@@ -27,6 +27,7 @@ from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_label
 from scperformer.model.arrays import HeldOut
 from scperformer.model.confidence import calibration
 from scperformer.model.conformal import label_sets, set_texts, set_threshold
+from scperformer.model.doublets import Doublets
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.shift import MIN_CELLS
 
@@ -36,20 +37,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Columns of obs: of every annotation, and those that an option asks for.
-USUAL_COLUMNS = ("call", "label", "confidence", "novelty", "ontology_term_id")
-OBS_COLUMNS = (
-    *USUAL_COLUMNS,
-    *("set", "set_size", "low_quality", "doublet_score", "doublet", "cluster", "cluster_label", "cluster_disagrees"),
-    "check",
-)
+QUALITY_COLUMNS = ("low_quality", "doublet_score", "doublet")
+USUAL_COLUMNS = ("call", "label", "confidence", "novelty", "ontology_term_id", *QUALITY_COLUMNS)
+OBS_COLUMNS = (*USUAL_COLUMNS, "set", "set_size", "cluster", "cluster_label", "cluster_disagrees", "check")
 REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 # Entries of obsm, with the prefix in place of the braces.
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
 
+CALLS_ENTRIES = ("scores", "empty", "by_encoder", "baseline", "gains", "counts")
 CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
 MANY_LOST = 0.2  # share of the cells of a label that are unknown
 MIN_LOST = 3  # cells; fewer say too little about a label
 ONE_TYPE = 0.9  # whole blood samples have up to .64 of their cells in a parent of at most half of the labels, parts 1.0
+NO_DOUBLETS = "not looked for, as this needs counts, and the cells of one reference of the same tissue"
 LOOKED_AT = 1000  # cells whose genes are counted
 
 
@@ -82,8 +82,8 @@ def gather_calls(
     """Return what is needed of the calls of N cells in one table, without their probabilities.
 
     Its columns are `best`, the index of the label (`best_labels`); `confidence`, its probability; `margin`, its lead
-    over the best other label; with `families`, `family`, the probability of its family; `scores`, `empty`,
-    `by_encoder` and `baseline` as in `Calls`; and `called` and `call_confidence`, the index of the called node of a
+    over the best other label; with `families`, `family`, the probability of its family; `CALLS_ENTRIES`
+    as in `Calls`; and `called` and `call_confidence`, the index of the called node of a
     label tree and its probability (without a tree, the label and its probability).
     """
     blocks = []
@@ -97,7 +97,7 @@ def gather_calls(
         block = {"best": best, "confidence": first, "margin": first - second}
         if families is not None:
             block["family"] = np.where(families == families[best][:, None], calls.proba, 0).sum(axis=1)
-        block |= {name: getattr(calls, name) for name in ("scores", "empty", "by_encoder", "baseline")}
+        block |= {name: getattr(calls, name) for name in CALLS_ENTRIES}
         blocks.append(pd.DataFrame(block | dict(zip(("called", "call_confidence"), called, strict=True))))
     return pd.concat(blocks, ignore_index=True)
 
@@ -218,29 +218,34 @@ def _probabilities(held_out: HeldOut) -> np.ndarray:
     return softmax(held_out.logits.astype(np.float64), axis=1)
 
 
-def quality_columns(cells: AnnData | BackedH5ad, query: Query) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return which cells are of low quality or likely doublets, by all genes of the file, and a record."""
+def quality_columns(
+    cells: AnnData | BackedH5ad, query: Query, calls: pd.DataFrame, doublets: Doublets | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return which cells are of low quality, by all genes of the file, or likely doublets, and a record."""
     findings = query.plan.findings
     with reading(query.path) if isinstance(cells, BackedH5ad) else nullcontext():
         measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
-        scores, threshold, note = doublet_scores(query.rows, findings)
     low, least_genes, highest_share = low_quality(measured, findings.droplets)
-    is_doublet = scores > threshold
+    scores = np.full(len(calls), np.nan)
+    note = NO_DOUBLETS
+    if doublets is not None:
+        is_cell = ~calls["empty"].to_numpy() & (findings.droplets is None or findings.droplets.is_cell)
+        own = calls[is_cell]
+        scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
+        note = ""
+    is_doublet = scores > 1
     num_low = int(low.sum())
     num_doublets = int(is_doublet.sum())
-    doublets = note or f"{num_doublets} likely (a score above {threshold:.2f})"
-    text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); doublets: %s"
-    log.info(text, query.path, num_low, least_genes, 100 * highest_share, doublets)
+    text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); likely doublets: %s"
+    log.info(text, query.path, num_low, least_genes, 100 * highest_share, note or num_doublets)
     record = {
         "num_low": num_low,
         "least_genes": least_genes,
         "highest_mitochondrial": highest_share,
         "num_doublets": num_doublets,
-        "doublet_threshold": threshold,
         "doublet_note": note,
     }
-    columns = {"low_quality": low, "doublet_score": scores.astype(np.float32), "doublet": is_doublet}
-    return columns, record
+    return dict(zip(QUALITY_COLUMNS, (low, scores.astype(np.float32), is_doublet), strict=True)), record
 
 
 def cluster_columns(

@@ -37,7 +37,6 @@ class LabelOptions:
     min_confidence: float
     unknown_fpr: float
     alpha: float | None
-    quality: bool
     clusters: str | None  # a column of obs, or auto
     cluster_of_cell: pd.Categorical | None  # N, from the column of obs
     resolution: float  # of clusters that are looked for
@@ -84,7 +83,6 @@ def find_label_options(
         min_confidence=cfg.min_confidence,
         unknown_fpr=cfg.unknown_fpr,
         alpha=cfg.alpha,
-        quality=cfg.quality,
         clusters=key,
         resolution=USUAL_RESOLUTION if cfg.clusters is None else RESOLUTION,
         cluster_of_cell=clusters,

@@ -12,8 +12,7 @@
 - preprocess: Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a
   model.
 - profiles: References without cells: mean expression of cell types or bulk samples, from which cells are simulated.
-- quality: The quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. No cell is
-  filtered.
+- quality: The quality of cells: empty cells, few genes, mitochondrial expression. No cell is filtered.
 - query: The cells of a file with the genes of a model, block by block.
 - reference: Labelled cells for training: filtered, normalised and split into training and validation; in memory or
   on disk.

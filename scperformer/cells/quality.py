@@ -1,14 +1,11 @@
-"""The quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. No cell is filtered."""
+"""The quality of cells: empty cells, few genes, mitochondrial expression. No cell is filtered."""
 
-import math
 import re
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from anndata import AnnData
 from scipy import sparse
 
 from scperformer.cells.detect import Findings
@@ -29,12 +26,6 @@ MIN_HIGH_SHARE = 0.08  # a lower mitochondrial share is never high
 MITOCHONDRIAL = re.compile(r"MT[-.]")
 TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
 MAX_SAMPLED_CELLS = 5000  # sampled by `check` from a large file
-# Scrublet calls 8 to 60 % of 60 real cells doublets, and 2 to 8 % of 100 cells: with fewer cells it is unreliable.
-MIN_DOUBLET_CELLS = 100
-MAX_DOUBLET_CELLS = 20_000
-MIN_DOUBLET_GENES = 100
-NUM_SCORE_BINS = 256  # bins of the histogram of doublet scores, as in scikit-image
-MAX_SMOOTHINGS = 10_000  # as in scikit-image
 
 
 def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
@@ -127,63 +118,3 @@ def technical(names: Iterable[str]) -> np.ndarray:
     them out.
     """
     return _has_symbol(pd.DataFrame(index=pd.Index(list(names), dtype=object)), TECHNICAL)
-
-
-def doublet_scores(rows: Rows, findings: Findings) -> tuple[np.ndarray, float, str]:
-    """Score each cell with scanpy's Scrublet (Wolock, Lopez and Klein 2019).
-
-    Returns
-    -------
-    The score of each cell, NaN for empty cells and barcodes that cannot be cells; the threshold above which a cell is a
-    likely doublet, the minimum between the two modes of the scores of simulated doublets; and the reason if all scores
-    are NaN, else "".
-    """
-    droplets = findings.droplets
-    numbers = np.arange(rows.shape[0]) if droplets is None else np.sort(droplets.cells)
-    scores = np.full(rows.shape[0], np.nan)
-    if findings.kind != "counts":
-        return scores, math.nan, "not counted: Scrublet needs raw counts"
-    if not MIN_DOUBLET_CELLS <= len(numbers) <= MAX_DOUBLET_CELLS:
-        return scores, math.nan, f"not counted: Scrublet needs {MIN_DOUBLET_CELLS} to {MAX_DOUBLET_CELLS:,} cells"
-    counts = sparse.csr_matrix(rows.some(numbers), dtype=np.float32)
-    numbers = numbers[np.diff(counts.indptr) > 0]
-    counts = counts[np.diff(counts.indptr) > 0]
-    num_expressed = int((counts.getnnz(axis=0) > 0).sum())
-    if counts.shape[0] < MIN_DOUBLET_CELLS or num_expressed < MIN_DOUBLET_GENES:
-        return scores, math.nan, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"
-    import scanpy  # takes seconds to import
-
-    cells = AnnData(counts)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # repeated names and constant genes do not matter here
-            # Exact neighbours are faster for few cells. scanpy's own threshold needs scikit-image.
-            scanpy.pp.scrublet(cells, threshold=1.0, use_approx_neighbors=False, random_state=0, verbose=False)
-    except (ValueError, ArithmeticError, IndexError) as error:
-        return scores, math.nan, f"Scrublet failed ({' '.join(str(error).split())[:100]})"
-    threshold = valley(np.asarray(cells.uns["scrublet"]["doublet_scores_sim"]))
-    if threshold is None:
-        return scores, math.nan, "Scrublet found no threshold: the cells are too similar"
-    scores[numbers] = cells.obs["doublet_score"]
-    return scores, threshold, ""
-
-
-def valley(values: np.ndarray) -> float | None:
-    """Return the minimum between the two modes of a smoothed histogram; None if no smoothing gives it two modes.
-
-    Source: Prewitt and Mendelsohn 1966, as in `skimage.filters.threshold_minimum`.
-    """
-    from scipy.ndimage import uniform_filter1d  # both take a while to import, and few steps need them
-    from scipy.signal import find_peaks
-
-    counts, edges = np.histogram(values, NUM_SCORE_BINS)
-    height = counts.astype(np.float64)
-    for _ in range(MAX_SMOOTHINGS):
-        peaks = find_peaks(np.insert(height, 0, -1.0))[0] - 1  # with -1 in front, the first bin may be a peak
-        if len(peaks) <= 2:
-            break
-        height = uniform_filter1d(height, 3)
-    if len(peaks) != 2:
-        return None
-    lowest = peaks[0] + int(np.argmin(height[peaks[0] : peaks[1] + 1]))
-    return float((edges[lowest] + edges[lowest + 1]) / 2)

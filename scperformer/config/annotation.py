@@ -44,8 +44,6 @@ class AnnotationOptions(TissueOptions):
     # marker genes of each cluster with its label, for cell browsers and language models: .csv or .tsv (also .gz), with
     # several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters
     markers: str | None = None
-    # for files that were not filtered: flag low-quality cells and score doublets; see docs/labels.md#quality
-    quality: bool = False
     # for models without a tree: source of ontology ids and label tree, as in `train`
     ontology: str | None = option(None, ONTOLOGY)
     # refit the model to the genes and depth of the file; auto: below 99 % of the informative expression or below 75 %

@@ -72,6 +72,8 @@ def render(
         "failed": failed,
         "num_cells": len(cells),
         "num_unknown": int(cells["unknown"].sum()),
+        "num_doublets": sum(each["doublet"] or 0 for each in summaries),
+        "num_low": sum(each["low_quality"] or 0 for each in summaries),
         "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
         "median": float(cells["confidence"].median()),
         "labels": {label.name: label for label in labels},

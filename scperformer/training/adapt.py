@@ -26,6 +26,7 @@ from scperformer.model.arrays import ReferenceCells
 from scperformer.model.batch_effect import label_means
 from scperformer.model.confidence import calibration
 from scperformer.model.content import INFO
+from scperformer.model.doublets import Doublets, fit_doublets
 from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import torch_state_kept
@@ -73,6 +74,7 @@ class Adapted:
     resemblance: Resemblance | None = None  # of a file to the profiles of a tissue
     # float64 C x measured genes: counts per 10,000 of each label, as the query would have measured it; None: not known
     label_means: np.ndarray | None = None
+    doublets: Doublets | None = None  # None: doublets cannot be found
     precision: str | None = None  # of the network's products, chosen with the first block of cells; None: not yet
 
 
@@ -157,6 +159,12 @@ def adapt_model(
     elif with_shift and (held_out := model.saved.held_out) is not None:
         shift, factors = find_shift(seen, held_out, saved, kept, means, model)
         model = with_encoder_weight(model, shift.encoder_weight)
+    doublets = None
+    if kept is not None and means is not None and depth is not None and (shift is None or shift.kind != FAR):
+        places = np.flatnonzero(query.measured)  # of the measured genes in the model
+        own_factors = None if factors is None else factors[places]
+        doublets = fit_doublets(means, own_factors, kept.values, kept.labels, simulated=is_tissue)
+        doublets = doublets and replace(doublets, genes=places[doublets.genes])
     num_genes = int(condition.measured.sum())
     if is_adapted and not is_tissue and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
         said = accuracy_beside(expected_accuracy, own_accuracy)
@@ -175,7 +183,17 @@ def adapt_model(
     }
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
-    return Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance, label_means=means)
+    return Adapted(
+        model,
+        query,
+        record,
+        shift,
+        factors,
+        repeats=repeats,
+        resemblance=resemblance,
+        label_means=means,
+        doublets=doublets,
+    )
 
 
 def _require_subset(query: Query, whole: Query) -> None:

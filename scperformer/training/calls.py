@@ -31,6 +31,8 @@ class Calls:
     scores: np.ndarray
     draws: np.ndarray  # float64 N, 0 to 1, the random parts of sets of labels (model/conformal.py)
     by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
+    gains: np.ndarray  # float64 N, by which a second label explains the counts better (model/doublets.py); or NaN
+    counts: np.ndarray  # float64 N, of the cell over the genes of the model; or NaN
 
 
 # Returns the calls of all cells of a file, block by block in the order of the cells. It can be called repeatedly: a
@@ -77,8 +79,12 @@ def call_block(
         proba = joined(proba, correlations, model.saved.families)
     elif held_out is not None:
         scores = Profile(**held_out.profile).scores(x)
+    gains = counts = np.full(x.shape[0], np.nan)
+    if adapted.doublets is not None:
+        gains, counts = adapted.doublets.gains(x)
     is_empty = np.diff(x.indptr) == 0
-    return Calls(proba, predicted.embedding, baseline, is_empty, scores, cell_draws(x), predicted.by_encoder)
+    draws = cell_draws(x)
+    return Calls(proba, predicted.embedding, baseline, is_empty, scores, draws, predicted.by_encoder, gains, counts)
 
 
 def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None) -> Calls:
@@ -104,4 +110,6 @@ def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Ca
         np.min(scores, axis=0),  # a cell is as novel as for the study that knows it best
         calls[0].draws,
         np.zeros(len(joint), dtype=bool),
+        np.full(len(joint), np.nan),
+        np.full(len(joint), np.nan),
     )

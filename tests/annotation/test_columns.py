@@ -29,7 +29,7 @@ def test_levels_repeat_the_call_below_it():
     tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"}, {"lymphocyte": "X:9"})
     proba = np.array([[0.4, 0.1, 0.5], [0.35, 0.35, 0.3], [0.1, 0.9, 0.0]])
     nothing = np.zeros(3)
-    calls = Calls(proba, proba, nothing.astype(int), nothing > 0, nothing, nothing, nothing > 0)
+    calls = Calls(proba, proba, nothing.astype(int), nothing > 0, nothing, nothing, nothing > 0, nothing, nothing)
     table = gather_calls(lambda: [calls], tree, 0.8)
     np.testing.assert_allclose(table["margin"], [0.1, 0, 0.8])
     np.testing.assert_allclose(table["call_confidence"], [0.9, 0, 0.9])

@@ -228,7 +228,7 @@ def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write
     cfg = PredictConfig(inputs=[str(path)], model_path=str(tiny_model), key_added="mine", min_confidence=least)
     expected = ad.read_h5ad(run_predict(cfg)[0])
     columns = [name for name in expected.obs if name.startswith("mine_")]
-    assert len(columns) == 5
+    assert len(columns) == 8
     assert 0.3 < (counts_adata.obs["mine_call"] == "unknown").mean() < 0.7
     pd.testing.assert_frame_equal(counts_adata.obs[columns], expected.obs[columns])
     assert counts_adata.uns["mine"]["input"]["source"] == "layers/counts"

@@ -35,7 +35,9 @@ def test_cells_of_an_unfiltered_matrix_get_the_same_calls(raw_pbmc, expected, ca
     means = record["fit"]["mean_confidence"], expected.uns[KEY]["fit"]["mean_confidence"]
     assert means[0] == pytest.approx(means[1], rel=1e-6)
     assert record["sets"]["mean_size"] == obs.loc[is_cell, f"{KEY}_set_size"].mean()
-    assert obs[f"{KEY}_low_quality"].tolist() == (~is_cell).tolist()
+    assert obs.loc[~is_cell, f"{KEY}_low_quality"].all()
+    assert obs.loc[~is_cell, f"{KEY}_doublet_score"].isna().all()
+    assert obs.loc[is_cell, f"{KEY}_doublet_score"].notna().all()
     repeats, warning = record["warnings"]  # the packaged model was trained on these cells
     assert "60 of 60 cells looked at (100 %) are cells of the reference" in repeats
     assert warning.startswith("91 % of barcodes have fewer than ")
@@ -49,11 +51,11 @@ def test_quality_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, fo
     monkeypatch.setattr("scperformer.io.rows.MAX_BLOCK_CELLS", 150)
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     if form == "memory":
-        annotated = scperformer.annotate(raw_pbmc, options={"quality": True})
+        annotated = scperformer.annotate(raw_pbmc)
     else:
         path = str(write(raw_pbmc))
         output = str(tmp_path / "out.h5ad")
-        run_predict(PredictConfig(inputs=[path], output=output, quality=True))
+        run_predict(PredictConfig(inputs=[path], output=output))
         annotated = ad.read_h5ad(output)
     require_same_calls(annotated.obs.loc[expected.obs_names], expected.obs)
     low = annotated.obs[f"{KEY}_low_quality"].to_numpy()

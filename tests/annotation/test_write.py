@@ -47,7 +47,7 @@ def annotation_of(num, num_blocks=5):
     details = pd.DataFrame({"margin": np.linspace(0, 1, num), "level1": pd.Categorical(["a"] * num)})
     embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
     proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
-    nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool)]
+    nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool, float, float)]
     blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
     parts = [Calls(*arrays) for arrays in zip(*blocks, strict=True)]
     record = {"labels": np.array(["a", "b"]), "total": float("nan"), "model": {"name": "m"}}

@@ -12,7 +12,6 @@ from scipy.stats import median_abs_deviation
 from scperformer.cells.detect import detect_expression
 from scperformer.cells.quality import (
     cell_quality,
-    doublet_scores,
     low_quality,
     measure_quality,
     mitochondrial,
@@ -77,7 +76,6 @@ def test_shares_of_logarithms_equal_those_of_counts(cells):
     logged = ad.AnnData(sparse.csr_matrix(x), var=cells.var)
     assert detect_expression(logged).log_base == base
     assert measured(logged) == naive(cells.X.toarray()) | {"median_counts": None}
-    assert doublet_scores(Rows(logged.X), detect_expression(logged))[2] == "not counted: Scrublet needs raw counts"
 
 
 def test_technical_genes_by_name_or_id():
@@ -126,27 +124,3 @@ def test_empty_droplets_do_not_influence_medians_and_limits(raw_pbmc, few_pbmc):
     assert limits[1] == limits[0]
     assert low[~raw_pbmc.obs["is_cell"]].all()
     assert low[raw_pbmc.obs["is_cell"]].sum() < 6
-
-
-# Doublets
-
-
-def five_types(num_doublets: int) -> Rows:
-    """600 cells of five types; the first `num_doublets` are sums of two cells of different types."""
-    rng = np.random.default_rng(0)
-    mean = rng.gamma(0.3, 2.0, (5, 500))
-    kind = rng.integers(5, size=600)
-    x = rng.poisson(mean[kind] * rng.uniform(0.5, 1.5, (600, 1)))
-    for cell in range(num_doublets):
-        x[cell] += rng.poisson(mean[(kind[cell] + rng.integers(1, 5)) % 5])
-    return Rows(sparse.csr_matrix(x.astype(np.float32)))
-
-
-def test_sums_of_two_types_are_counted_as_doublets():
-    findings = detect_expression(ad.AnnData(five_types(30).matrix))
-    clean, limit, _ = doublet_scores(five_types(0), findings)
-    assert (clean > limit).sum() <= 3
-    scores, threshold, note = doublet_scores(five_types(30), findings)
-    assert note == ""
-    assert 25 <= (scores > threshold).sum() <= 35
-    assert (scores[:30] > threshold).mean() > 0.7 > 0.02 > (scores[30:] > threshold).mean()

@@ -56,13 +56,13 @@ def test_without_samples_and_embedded_data_a_sheet_is_asked_for(tmp_path):
 
 
 def test_samples_and_options_are_read():
-    options = {"train": {"seed": 3}, "predict": ["quality=true", "alpha=0.1"]}
+    options = {"train": {"seed": 3}, "predict": ["clusters=auto", "alpha=0.1"]}
     workflow = read({**REFERENCE, "label_key": "type", "output_dir": "out/", "overrides": options})
     assert workflow.references == ["reference.h5ad"]
     assert workflow.samples["a"] == {"path": "a.h5ad", "truth": "a.csv", "donor": "d1"}
     assert workflow.samples["c"] == {"path": "c.h5ad"}
     assert (workflow.truth_key, workflow.output_dir) == ("type", "out")
-    assert (workflow.options["train"], workflow.options["predict"]) == (["seed=3"], ["quality=true", "alpha=0.1"])
+    assert (workflow.options["train"], workflow.options["predict"]) == (["seed=3"], ["clusters=auto", "alpha=0.1"])
     assert workflow.options["report"] == []
 
 

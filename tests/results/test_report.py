@@ -142,6 +142,15 @@ def test_numbers_are_those_of_the_files(folder, page, obs):
     assert page.tables["inputs-table"][1][5:8] == ["765", "752", "94.0%"]
 
 
+def test_doublets_and_poor_cells_are_on_the_first_screen(tmp_path, plain):
+    cells = annotated_sample(num_cells=14)
+    cells.obs["scperformer_doublet"] = np.arange(14) < 3
+    cells.obs["scperformer_low_quality"] = np.arange(14) == 5
+    page = page_of(write_sample(tmp_path, "marked", cells))
+    assert "Marked, not removed: 3 likely doublets, 1 cell of low quality." in page.words
+    assert "Marked" not in plain.words
+
+
 def test_composition_is_that_of_the_files(page, obs):
     title, *rows, total = page.tables["composition-table"]
     expected = pd.crosstab(obs["sample"], obs["scperformer_call"].astype(str))
