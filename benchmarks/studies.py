@@ -475,20 +475,18 @@ def doublets(arguments: argparse.Namespace) -> None:
                         continue
                     cells, is_sum = with_doublets(read_study(task.query, arguments.data), seed)
                     obs = methods.call("linear_adapted", cells).obs
-                    sc.pp.scrublet(cells, random_state=seed, verbose=False)
-                    numbers: dict[str, float | str] = {"use": task.use}
-                    for method, marks, scores in (
-                        ("scperformer", obs["scperformer_doublet"], obs["scperformer_doublet_score"]),
-                        ("scrublet", cells.obs["predicted_doublet"], cells.obs["doublet_score"]),
+                    marks = obs["scperformer_doublet"].to_numpy()
+                    numbers = {"found": float(marks[is_sum].mean()), "false": float(marks[~is_sum].mean())}
+                    sc.pp.scrublet(cells, threshold=1.0, random_state=seed, verbose=False)  # its own needs scikit-image
+                    for method, scores in (
+                        ("scperformer", obs["scperformer_doublet_score"]),
+                        ("scrublet", cells.obs["doublet_score"]),
                     ):
-                        marks, scores = marks.to_numpy(bool), scores.to_numpy(float)
-                        numbers[f"{method}_found"] = float(marks[is_sum].mean())
-                        numbers[f"{method}_false"] = float(marks[~is_sum].mean())
-                        limit = np.quantile(scores[~is_sum], 0.95)
-                        numbers[f"{method}_found_at_.05"] = float((scores[is_sum] > limit).mean())
-                    done.add((name, task.query, seed), numbers)
+                        limit = scores[~is_sum].quantile(0.95)
+                        numbers[f"{method} at .05 false"] = float((scores[is_sum] > limit).mean())
+                    done.add((name, task.query, seed), {"use": task.use} | numbers)
     lines = done.table().set_index(["reference", "query", "seed"])
-    print(f"\n{machine()}\n\n{lines.round(3).to_markdown()}\n\n{lines.groupby('use').mean().round(3).to_markdown()}")
+    print(f"\n{machine()}\n\n{lines.round(3).to_string()}\n\n{lines.groupby('use').mean().round(3).to_string()}")
 
 
 def main() -> None:
