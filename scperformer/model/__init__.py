@@ -12,6 +12,7 @@
 - conformal: Sets of labels that contain the true label with a stated probability: split conformal prediction,
   adaptive sets.
 - content: The content of a bundle.json, checked: it may come from anywhere.
+- doublets: Doublets: cells whose counts two labels explain better than one, and that have many counts for their label.
 - folder: The folder that holds a model: where it is, written and read without torch.
 - fusion: The probabilities of several models of one tissue joined, each of which knows some of the labels.
 - imported: Networks of other tools, which give cells the scores that those tools give them; each kind is a class in

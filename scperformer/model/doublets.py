@@ -7,7 +7,6 @@ Two cells of one label are not found: they differ from one cell in their counts 
 Shape letters: N cells, C labels, G genes, K genes that are compared.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +18,7 @@ NUM_GENES = 1000  # that vary most between labels
 WEIGHTS = (0.35, 0.5, 0.65)  # of the most likely label in a mixture
 PSEUDO_EXPRESSION = 0.02  # counts per 10,000, added to means
 HIGH = 0.98  # quantile of the scores of reference cells, above which a cell is a likely doublet
-OUTLIER = 2.5  # interquartile ranges above the upper quartile of a file, for the same, if the reference has no cells
+OUTLIER = 2.0  # interquartile ranges above the upper quartile of the file; a likely doublet is also above that
 USUAL = 0.5  # by how much the logarithm of the counts may be below its median, for a score above 0
 MIN_CELLS = 20  # of a label, whose median is then known
 MAX_CELLS = 2000  # of the reference
@@ -32,8 +31,8 @@ class Doublets:
 
     genes: np.ndarray  # int, K
     expected: np.ndarray  # float64 C x K: the share of each gene in the counts of a label
-    depth: float = 0.0  # median counts of the cells of the reference
-    limit: float = 1.0  # that few cells of the reference exceed; NaN: not known
+    depth: float = 1.0  # median counts of the cells of the reference
+    limit: float = 0.0  # that few cells of the reference exceed; 0: not known
 
     def gains(self, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
         """Return by how much a second label raises the log-likelihood of cells, and their counts, float64 N each.
@@ -56,21 +55,20 @@ class Doublets:
     def scores(self, gains: np.ndarray, counts: np.ndarray, calls: np.ndarray) -> np.ndarray:
         """Return the doublet score of each cell of a file, float64 N, from `gains` and the index of its label.
 
-        2 % of the cells of the reference have a score above 1, or outliers of the file if it has no cells.
+        A score above 1 is above 98 % of the cells of the reference, and an outlier of the file.
         """
-        if not len(counts):
-            return gains
+        scores = self._products(gains, counts, calls)
+        low, high = np.quantile(scores, (0.25, 0.75)) if len(scores) else (0.0, 0.0)
+        return scores / max(self.limit, high + OUTLIER * (high - low), TINY)
+
+    def _products(self, gains: np.ndarray, counts: np.ndarray, calls: np.ndarray) -> np.ndarray:
+        """Return the products of the roots of gains and of the counts, relative to the median of the label."""
         logs = np.log(np.maximum(counts, TINY))
-        usual = np.full(len(counts), np.median(logs))
+        usual = np.full(len(counts), np.median(logs) if len(logs) else 0.0)
         for label in np.flatnonzero(np.bincount(calls) >= MIN_CELLS):
             usual[calls == label] = np.median(logs[calls == label])
-        deeper = max(1.0, float(np.median(counts)) / max(self.depth, TINY))  # gains are proportional to the counts
-        scores = np.sqrt(gains / deeper) * np.maximum(logs - usual + USUAL, 0)
-        limit = self.limit
-        if math.isnan(limit):
-            low, high = np.quantile(scores, (0.25, 0.75))
-            limit = max(high + OUTLIER * (high - low), TINY)
-        return scores / limit
+        deeper = max(1.0, np.median(counts) / self.depth) if len(counts) else 1.0  # gains are proportional to counts
+        return np.sqrt(gains / deeper) * np.maximum(logs - usual + USUAL, 0)
 
 
 def fit_doublets(
@@ -94,9 +92,8 @@ def fit_doublets(
     some = np.linspace(0, len(labels) - 1, min(len(labels), MAX_CELLS)).astype(int)
     own = compared(means)
     gains, counts = own.gains(reference[some])
-    depth = float(np.median(counts))
-    limit = math.nan
+    depth = max(float(np.median(counts)), TINY)
+    limit = 0.0
     if not simulated:
-        scores = replace(own, depth=depth).scores(gains, counts, labels[some])
-        limit = max(float(np.quantile(scores, HIGH)), TINY)
+        limit = float(np.quantile(replace(own, depth=depth)._products(gains, counts, labels[some]), HIGH))
     return replace(own if factors is None else compared(means * factors), depth=depth, limit=limit)
