@@ -183,17 +183,8 @@ def adapt_model(
     }
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
-    return Adapted(
-        model,
-        query,
-        record,
-        shift,
-        factors,
-        repeats=repeats,
-        resemblance=resemblance,
-        label_means=means,
-        doublets=doublets,
-    )
+    adapted = Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance)
+    return replace(adapted, label_means=means, doublets=doublets)
 
 
 def _require_subset(query: Query, whole: Query) -> None:
