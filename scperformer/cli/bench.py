@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scperformer.base.errors import InputError, one_line
+from scperformer.base.outputs import new_file
 from scperformer.base.signals import handle_signals
 from scperformer.cli.overrides import quoted
 
@@ -108,7 +109,8 @@ def _all_jobs(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    with new_file(path, overwrite=True) as temporary:
+        temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def _in_new_process(*args: Any) -> None:
@@ -145,11 +147,11 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
         cost = _cost(time.perf_counter() - start, config.trainer.devices * config.trainer.num_nodes)
         from scperformer.lab.measure import measure  # after the cost: it imports more
 
-        record |= {"results": cost | measure(config), "error": ""}
-    except Exception as error:  # noqa: BLE001 - the other runs go on
-        record["error"] = one_line(str(error)) or type(error).__name__
-        refuse(error)
-    _write(folder / RECORD, record)
+        results = cost | measure(config)
+    except Exception as error:
+        _write(folder / RECORD, record | {"error": one_line(str(error)) or type(error).__name__})
+        raise SystemExit(refuse(error)) from error  # of this process: the other runs go on
+    _write(folder / RECORD, record | {"results": results, "error": ""})
 
 
 def _cost(seconds: float, num_devices: int) -> dict[str, float]:

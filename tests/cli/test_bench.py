@@ -198,7 +198,8 @@ def test_further_processes_of_a_distributed_run_do_this_run_alone(sample, tmp_pa
     (presets / "experiment").mkdir(parents=True)
     (presets / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {lr: 0.5}\n")
     words = [f"inputs=['{sample}']", "label_key='it\\'s, a key'", "experiment=mine", "--config-dir", str(presets)]
-    bench._train_and_measure(tmp_path, words, [])
+    with pytest.raises(SystemExit):
+        bench._train_and_measure(tmp_path, words, [])
     [(cfg, argv)] = seen
     assert argv[1:] == ["train", *words]
     assert Path(argv[0]).name == "__main__.py"
