@@ -30,6 +30,7 @@ LN2 = tl.constexpr(math.log(2.0))
 MIN_PROGRAMS = 2048  # programs among which a sum over tokens is split: a few per multiprocessor of the largest GPUs
 MIN_PART_TOKENS = 512  # tokens of such a part
 MAX_RESIDENT = 256  # features that stay in shared memory while a program computes many queries
+RESIDENT_MEMORY = 80_000  # bytes that this takes at most; a GPU with less reads the features in tiles
 NOT_RESIDENT = {"ROW_TILES": 1, "RESIDENT": False, "FULL": False, "TAIL": 0}  # constants of `_forward`
 
 
@@ -329,11 +330,17 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any
     return {"E": width, **sizes, "num_warps": 4, "num_stages": stages}
 
 
-def read_options(width: int, dtype: torch.dtype, num_features: int) -> dict[str, Any]:
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program can use, or those of an H100 where they are not known."""
+    known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(known, "shared_memory_per_block_optin", 227 * 1024)
+
+
+def read_options(width: int, dtype: torch.dtype, num_features: int, memory: int = 227 * 1024) -> dict[str, Any]:
     """Return the constants of the kernel that computes the output of queries; few features stay in shared memory."""
     options = launch_options("read", width, dtype)
     rest = num_features - MAX_RESIDENT
-    if dtype != torch.float32 and width <= 64 and rest <= MIN_TILE_WIDTH:
+    if dtype != torch.float32 and width <= 64 and rest <= MIN_TILE_WIDTH and memory >= RESIDENT_MEMORY:
         tile = padded(min(num_features, MAX_RESIDENT))
         tail = MIN_TILE_WIDTH if rest > 0 else 0
         return options | {"ROW_TILES": 16, "RESIDENT": True, "FULL": num_features >= tile, "TILE_L": tile, "TAIL": tail}
@@ -425,7 +432,7 @@ class _Fused(torch.autograd.Function):
         out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
         lse_GL = bias_GL.new_empty(G, L)
         sink_GL = torch.empty_like(lse_GL) if has_sink else lse_GL
-        options = read_options(E, q_BHLE.dtype, M)
+        options = read_options(E, q_BHLE.dtype, M, shared_memory(q_BHLE.device))
         given = (q_BHLE, directions, means_BHME, read_bias_GM, out_BHLE, lse_GL, lse_GL, sink_GL, *sinks)
         strides = steps(q_BHLE, directions, means_BHME, out_BHLE)
         more = {"SPLIT": False, "SINK": has_sink, **options}

@@ -77,7 +77,9 @@ def test_values_and_gradients_equal_the_naive_twin(form, length, heads):
 def test_features_that_stay_in_shared_memory(form, monkeypatch):
     """As for numbers of 16 bits, which the interpreter cannot multiply."""
     monkeypatch.setattr(fused, "MAX_RESIDENT", 16)
-    monkeypatch.setattr(fused, "read_options", lambda width, _, size: options(width, torch.bfloat16, size))
+    monkeypatch.setattr(
+        fused, "read_options", lambda width, _, size, memory: options(width, torch.bfloat16, size, memory)
+    )
     more = {"num_features": 21} if form.endswith("tail") else {}
     mechanism = make(**FORMS[form.removesuffix(", tail")] | more)
     q, k, v, keep = one_head(80)
@@ -194,3 +196,10 @@ def test_learned_anchors_use_the_kernels_only_in_prediction():
     assert not mechanism.is_fused(OnGpu())
     with torch.no_grad():
         assert mechanism.is_fused(OnGpu())
+
+
+def test_a_gpu_with_little_shared_memory_reads_features_in_tiles():
+    enough, little = (fused.read_options(64, torch.float16, 256, memory) for memory in (100_000, 64_000))
+    assert (enough["RESIDENT"], enough["TILE_L"]) == (True, 256)
+    assert (little["RESIDENT"], little["TILE_L"]) == (False, 64)
+    assert fused.shared_memory(torch.device("cpu")) >= fused.RESIDENT_MEMORY
