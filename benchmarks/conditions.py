@@ -30,8 +30,11 @@ from accuracy import celltypist
 from machine import machine
 from panel import LABEL, Lines, Pair, Task, as_options, be_quiet, missing_files, pairs, read_cells, read_reference
 from scipy import sparse
-from sklearn.linear_model import LogisticRegression
+from scipy.stats import rankdata
+from sklearn.decomposition import TruncatedSVD
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+from sklearn.preprocessing import StandardScaler, normalize
 
 from scperformer import annotate, train
 from scperformer.cells.alignment import align
@@ -47,6 +50,8 @@ OURS: dict[str, tuple[list[str], list[str]]] = {  # column -> options of `train`
     "default": ([], []),
 }
 COLUMNS = ["lr", "lr_refitted", *OURS]
+NUM_COMPONENTS = 100  # of ranks
+RIDGE = 1.0  # penalty of ridge regression for each gene
 
 # The sorted cells have no DC and no platelets. The reference keeps both: a user does not know what a query lacks.
 COARSE = {
@@ -176,6 +181,36 @@ def fit_logistic(cells: ad.AnnData) -> LogisticRegression:
     return fitted.fit(log_normalised(cells, cells.var_names), cells.obs[LABEL].to_numpy(str))
 
 
+def ranks(x: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Ranks of the genes within each cell, ties averaged, less the rank of silent genes: cells of length 1."""
+    ranked = sparse.csr_matrix(x, dtype=np.float64, copy=True)
+    for row in range(ranked.shape[0]):
+        part = slice(ranked.indptr[row], ranked.indptr[row + 1])
+        num = part.stop - part.start
+        ranked.data[part] = rankdata(ranked.data[part]) + (ranked.shape[1] - num - 1) / 2
+    return normalize(ranked)
+
+
+def call_by_ranks(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
+    """Labels by logistic regression on principal components of ranks (as in arXiv 2602.16696)."""
+    x, y = (ranks(log_normalised(cells, reference.var_names)) for cells in (reference, query))
+    components = TruncatedSVD(NUM_COMPONENTS, random_state=0).fit(x)
+    scaled = StandardScaler().fit(components.transform(x))
+    x, y = (scaled.transform(components.transform(each)) for each in (x, y))
+    return LogisticRegression(C=0.1, max_iter=1000).fit(x, reference.obs[LABEL].to_numpy(str)).predict(y)
+
+
+def call_by_ridge(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
+    """Labels by ridge regression on genes that are standardised in the reference and in the query, each by itself."""
+    sides = (log_normalised(cells, reference.var_names).toarray() for cells in (reference, query))
+    x, y = (np.clip(StandardScaler().fit_transform(side), -10, 10) for side in sides)
+    fitted = RidgeClassifier(alpha=RIDGE * x.shape[1]).fit(x, reference.obs[LABEL].to_numpy(str))
+    return fitted.predict(y)
+
+
+SHARED = {"ranks": call_by_ranks, "ridge": call_by_ridge}  # columns of methods that see the shared genes alone
+
+
 @dataclass
 class Methods:
     """The columns for one reference and seed; a model is trained when it is first needed, and kept."""
@@ -199,6 +234,9 @@ class Methods:
             if "lr" not in self.models:
                 self.models["lr"] = fit_logistic(self.reference)
             calls = self.models["lr"].predict(log_normalised(query, self.reference.var_names))
+        elif column in SHARED:
+            genes = self.reference.var_names.intersection(query.var_names, sort=False)
+            calls = SHARED[column](self.reference[:, genes], query[:, genes])
         else:
             shared = self.reference[:, self.reference.var_names.isin(query.var_names)].copy()
             depth, wanted = (np.median(np.asarray(c[:, shared.var_names].X.sum(axis=1))) for c in (shared, query))

@@ -45,7 +45,7 @@ from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.model.shift import OTHER
 
-COLUMNS = ["lr", "lr_refitted", "linear", "linear_adapted", "default"]
+COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", "linear", "linear_adapted", "default"]
 ROWS = [
     Row("whole", "whole"),
     Row("1,000 most variable genes", "cut", genes="variable", num_genes=1000),
@@ -264,7 +264,7 @@ def run_reference(reference: str, without: str, tasks: list[Task], seed: int, ru
                 if row.num_genes >= len(ranked):
                     continue
                 (cut,) = reduce(query, row, ranked, seed)
-                for column in run.columns if is_pair else ["default"]:
+                for column in [name for name in run.columns if is_pair or name == "default"]:
                     key = (task.reference, task.query, task.without, seed, row.name, column)
                     if key not in run.done.found:
                         numbers = measure(methods.call(column, cut), truth, task, own)
