@@ -106,7 +106,7 @@ def test_runs_with_a_result_are_kept(command, sample):
     ran = command("bench", sample, *TINY, "trainer.batch_size=0,8", "seed=0")
     assert ran.code == 2
     bad, good = sorted(rows(Path("bench")), key=lambda row: row["trainer.batch_size"])
-    assert bad["error"].startswith("trainer.batch_size=0; expected a whole number above 0")
+    assert bad["error"].startswith("trainer.batch_size=0; expected ")
     assert (good["error"], good["seed"], good["run"].startswith("8_")) == ("", "0", True)
     assert ran.out.splitlines()[-1] == "2 runs, 1 failed: bench/runs.csv"
     before = made()

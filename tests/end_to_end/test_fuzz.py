@@ -62,7 +62,7 @@ def run(command, configs, monkeypatch):
 
     def run_step(step, words, _plugins):
         path, output = words
-        cli._run(step, dataclasses.replace(configs[step], inputs=[path], output=output))
+        cli.call(cli.STEPS[step].run, dataclasses.replace(configs[step], inputs=[path], output=output))
         return 0
 
     monkeypatch.setattr(cli, "run_step", run_step)

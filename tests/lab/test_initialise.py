@@ -87,7 +87,7 @@ def test_contradictions_are_refused(pretrained, override, message):
 
 
 @pytest.mark.slow
-def test_folders_that_are_no_start(tmp_path, pbmc_model, counts_adata):
+def test_folders_that_are_no_start(tmp_path, counts_adata):
     with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
         adopt_options(config(tmp_path / "none"))
     words = ["model.encoder=false", *FAST]
@@ -96,8 +96,10 @@ def test_folders_that_are_no_start(tmp_path, pbmc_model, counts_adata):
         InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
     ):
         adopt_options(config(linear))
+    words = ["trainer.max_steps=2", *FAST[:2]]
+    default = scperformer.train(counts_adata, "cell_type", output=tmp_path / "default", options=as_options(words)).path
     with pytest.raises(InputError, match=r"model=performer or pooled in init='.*'; expected a model with attention"):
-        adopt_options(config(pbmc_model))
+        adopt_options(config(default))
 
 
 # --- weights -------------------------------------------------------------------------------------------------
