@@ -111,7 +111,7 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
     rows = rows[is_cell[rows]]
     profiles = None
     if means_CG is None:
-        problem = "the model has no cells of a single reference"
+        problem = "this needs stored cells of one reference, and no adapt=false"
     elif not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
         problem = "its cells are of another tissue"
     else:

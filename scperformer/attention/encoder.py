@@ -133,7 +133,7 @@ class Layer(nn.Module):
         """Return the layer's output and its norm, given tokens and their norm, without gradients, on a GPU.
 
         In bfloat16, a product and GELU are one kernel. This has the tanh form of GELU, but does not round the product:
-        its error is 1.7e-3, and that of two kernels 2.7e-3.
+        its error is 1.7e-3; two kernels have 2.7e-3.
         """
         mixed_BHLE = self.attention.packed(self.in_heads(x_BLD, self.to_qkv.weight), keep_BL, positions_BL)
         added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))

@@ -331,7 +331,7 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any
 
 
 def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program can use, or those of an H100 where they are not known."""
+    """Return the shared memory of a program in bytes; where it is not known, that of an H100."""
     known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return getattr(known, "shared_memory_per_block_optin", 227 * 1024)
 

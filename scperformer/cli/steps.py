@@ -53,7 +53,7 @@ STEPS = {
     "models": _step(models, models.ModelsConfig),
     "workflow": _step(workflow, workflow.WorkflowConfig),
 }
-# The dataclass of each step that has options of its own; a bench has those of its trainings.
+# The options of each step; `bench` takes those of `train`.
 SCHEMAS = {name: step.config for name, step in STEPS.items() if name != BENCH}
 
 # The version of what the steps make of the same files and options. It is raised when a default or a method changes

@@ -1,8 +1,8 @@
 """Doublets: cells whose counts two labels explain better than one, and that have many counts for their label.
 
-The multinomial likelihood of the counts of a cell by the mean expression of its most likely label is compared with that
-by mixtures of this label and another one. Means are of the reference, times the per-gene batch effects of the query.
-Two cells of one label are not found: they differ from one cell in their counts alone.
+The counts of a cell have a multinomial likelihood under the mean expression of its most likely label, and another under
+mixtures of this label with a second one: the score compares both. Means of the reference are multiplied by the per-gene
+batch effects of the query. Two cells of one label are not found: they differ from one cell in their counts alone.
 
 Shape letters: N cells, C labels, G genes, K genes that are compared.
 """

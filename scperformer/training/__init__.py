@@ -18,10 +18,8 @@ query.
 - fit_performer: The default encoder: gene vectors from co-expression, and a Performer with which the cell reads them.
 - folds: Cells that are dealt to folds, each of which is called by fits to the cells of the others.
 - kept_fits: Finished fits of a training, kept in the run folder, so that an interrupted run does not make them again.
-- label_profiles: The published profiles that labels resemble: those of a tissue, compared with the means of the
-  labels.
-- mixed_labels: Labels of which some cells carry the markers of another type, such as CD8 T cells in a cluster called
-  CD4 T.
+- label_profiles: Published profiles of a tissue beside the labels of a reference: which type each label resembles.
+- mixed_labels: Labels with cells of another type, such as CD8 T cells in a cluster of CD4 T cells, by their markers.
 - run_folder: The run of a training: its folder beside the model, with records, logs and checkpoints; it can be
   resumed.
 - scales: The scales of the logits of the branches: they have the lowest loss on held-out cells.

@@ -161,10 +161,7 @@ def adapt_model(
         model = with_encoder_weight(model, shift.encoder_weight)
     doublets = None
     if kept is not None and means is not None and depth is not None and (shift is None or shift.kind != FAR):
-        places = np.flatnonzero(query.measured)  # of the measured genes in the model
-        own_factors = None if factors is None else factors[places]
-        doublets = fit_doublets(means, own_factors, kept.values, kept.labels, simulated=is_tissue)
-        doublets = doublets and replace(doublets, genes=places[doublets.genes])
+        doublets = _mixtures(query, kept, means, factors, simulated=is_tissue)
     num_genes = int(condition.measured.sum())
     if is_adapted and not is_tissue and (shift is None or shift.kind not in (OTHER, FAR)):  # else it says little
         said = accuracy_beside(expected_accuracy, own_accuracy)
@@ -185,6 +182,16 @@ def adapt_model(
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
     adapted = Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance)
     return replace(adapted, label_means=means, doublets=doublets)
+
+
+def _mixtures(
+    query: Query, kept: ReferenceCells, means: np.ndarray, factors: np.ndarray | None, *, simulated: bool
+) -> Doublets | None:
+    """Compare the labels with their mixtures, over the genes of the model that a query measures."""
+    places = np.flatnonzero(query.measured)
+    own_factors = None if factors is None else factors[places]
+    found = fit_doublets(means, own_factors, kept.values, kept.labels, simulated=simulated)
+    return found and replace(found, genes=places[found.genes])
 
 
 def _require_subset(query: Query, whole: Query) -> None:

@@ -1,4 +1,4 @@
-"""The published profiles that labels resemble: those of a tissue, compared with the means of the labels.
+"""Published profiles of a tissue beside the labels of a reference: which type each label resembles.
 
 The names of the labels have no part in it, so that any reference can be used.
 
@@ -30,7 +30,8 @@ class Profiles:
 
     labels: np.ndarray  # P names of types
     shared: np.ndarray  # int: genes of the model that the profiles have
-    compared: np.ndarray  # int: those of them that vary most between profiles
+    counts: np.ndarray  # P x these genes: counts per 10,000
+    compared: np.ndarray  # int: shared genes that vary most between profiles
     centre: np.ndarray  # mean of the labels over these genes
     profiles: np.ndarray  # P x these genes: centred by the mean of the profiles that the labels resemble
     of_labels: np.ndarray  # int, C: the profile that each label resembles most
@@ -42,7 +43,7 @@ class Profiles:
         """Compare the means of groups of cells with their labels, of which each has a share of the cells.
 
         Returns a row for each group: the nearest profile (`looks_like`), its `family` and correlation (`resemblance`),
-        and its lead over the families that labels of a fifth of the cells resemble (`difference`; 0: it is of these).
+        and its lead over the families of labels with a fifth of the cells (`difference`; 0: it is one of these).
         """
         found = centred(_logs(means_KG[:, self.shared])[:, self.compared] - self.centre) @ self.profiles.T
         is_label = shares_KC >= np.minimum(MIN_SHARE, shares_KC.max(axis=1, keepdims=True))
@@ -85,7 +86,8 @@ def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Pro
     shared = np.flatnonzero(places >= 0)
     if len(shared) < MIN_GENES or len(means_CG) < 2:
         return None
-    logs_PG = _logs(table.to_numpy()[:, places[shared]])
+    counts = table.to_numpy()[:, places[shared]] / 100
+    logs_PG = _logs(counts)
     compared = np.argsort(-logs_PG.std(axis=0), kind="stable")[:NUM_COMPARED]
     logs_PG = logs_PG[:, compared]
     labels_CG = _logs(means_CG[:, shared])[:, compared]
@@ -96,4 +98,5 @@ def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Pro
         nearest = correlations.argmax(axis=1)
         mean = logs_PG[nearest].mean(axis=0)
     score = float(correlations.max(axis=1).mean())
-    return Profiles(table.index.to_numpy(object), shared, compared, centre, centred(logs_PG - mean), nearest, score)
+    types = table.index.to_numpy(object)
+    return Profiles(types, shared, counts, compared, centre, centred(logs_PG - mean), nearest, score)

@@ -1,4 +1,4 @@
-"""Labels of which some cells carry the markers of another type, such as CD8 T cells in a cluster called CD4 T.
+"""Labels with cells of another type, such as CD8 T cells in a cluster of CD4 T cells, by their markers.
 
 A published profile of another family of types (model/tissues.py) has genes that no type of the label's own family
 expresses. Cells that express two of these are counted, beside the number expected if the genes were independent, as
@@ -13,14 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from scipy.sparse import csc_matrix, csr_matrix
 
 from scperformer.cells.quality import technical
 from scperformer.cells.splits import stratified_sample
-from scperformer.io.gene_matching import gene_symbols
 from scperformer.model.batch_effect import mean_counts
-from scperformer.model.tissues import collection
 from scperformer.training.label_profiles import find_profiles
 
 log = logging.getLogger(__name__)
@@ -76,12 +73,10 @@ def mixed_labels(
     profiles = find_profiles([tissue], genes, means_CG)
     if profiles is None:
         return []
-    table = collection().tissue(profiles.tissue).profiles
-    symbols = pd.Index([gene.upper() for gene in gene_symbols(genes)])
-    places = table.columns.str.upper().get_indexer_for(symbols)
-    shared = np.flatnonzero((places >= 0) & ~technical(np.array(genes)))
-    logs_PG = np.log(table.to_numpy()[:, places[shared]] / 100 + PSEUDO)
-    is_on = (x[:, shared] > 0).tocsc()
+    is_usual = ~technical(np.array(genes)[profiles.shared])
+    compared = profiles.shared[is_usual]
+    logs_PG = np.log(profiles.counts[:, is_usual] + PSEUDO)
+    is_on = (x[:, compared] > 0).tocsc()
     notes = []
     for label, name in enumerate(names):
         own = profiles.families == profiles.families[profiles.of_labels[label]]
@@ -94,7 +89,7 @@ def mixed_labels(
         if best is None or found[best].excess < least or found[best].deviations < MIN_DEVIATIONS:
             continue
         carriers, other = found[best], profiles.labels[~own][best]
-        shown = ", ".join(genes[shared[marker]] for marker in carriers.markers)
+        shown = ", ".join(genes[compared[marker]] for marker in carriers.markers)
         note = f"{carriers.num} of {cells.shape[0]:,} cells labelled {name} express two or more markers of {other} "
         note += f"({shown}), where {carriers.expected:.0f} are expected by chance"
         log.warning("%s: the label may hold two types", note)
