@@ -42,6 +42,7 @@ class Attention(nn.Module):
     order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
     additive: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: see additive.py
     causal: ClassVar[bool] = False  # has an option `causal`: tokens attend only to themselves and earlier tokens
+    exact_gradients: ClassVar[bool] = True  # they equal differences of outputs; false: a stabiliser has no gradient
     shared_qk: ClassVar[bool] = False  # queries are also the keys: `k_BHLE` is ignored
     reads_genes: ClassVar[bool] = False  # `read_genes` and `gene_weights` exist
     size_option: ClassVar[str | None] = None  # name of the integer option that trades cost for accuracy

@@ -321,6 +321,7 @@ class PublishedFavor(Favor):
     """
 
     causal = False
+    exact_gradients = False  # K has none
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         with torch.autocast(k_BHLE.device.type, enabled=False):

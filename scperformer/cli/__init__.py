@@ -1,7 +1,7 @@
 """The program `scperformer`: one file for each command, with its options.
 
 - adapt: `scperformer adapt`: adapt a model to the genes and the depth of a file.
-- analyze: `scperformer analyze`: analyse the attention of a trained model.
+- analyze: `scperformer analyze`: analyse the attention of a model, or check a mechanism.
 - bench: `scperformer bench`: train once for each combination of options, and compare.
 - bench_table: The results of a bench: a table with a row for each run, its summary over seeds, and a picture.
 - check: `scperformer check`: describe files, and check if a model can annotate them.

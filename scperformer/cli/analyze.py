@@ -1,33 +1,65 @@
-"""`scperformer analyze`: analyse the attention of a trained model."""
+"""`scperformer analyze`: analyse the attention of a model, or check a mechanism."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from scperformer.config.options import ONE_OR_MORE, SEED, THREADS, ModelOptions, choice, fixed, option
+from scperformer.base.errors import InputError
+from scperformer.config.options import ONE_OR_MORE, SEED, THREADS, ModelOptions, Options, choice, fixed, option
 
-USAGE = "analyze spectrum|approximation FILE"
+USAGE = "analyze spectrum|approximation|contract"
 EXAMPLES = """\
   scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
   scperformer analyze spectrum sample.h5ad cells=20 max_tokens=1024 output=spectrum
-  scperformer analyze approximation sample.h5ad model_path=my_model"""
+  scperformer analyze approximation sample.h5ad model_path=my_model
+  scperformer analyze contract attention=favor attention.causal=true    # your own: --plugin FILE before analyze"""
+CONTRACT = "contract"
 
 
 @dataclass(kw_only=True)
 class AnalyzeConfig(ModelOptions):
-    """Analyse the attention of a trained model on real cells."""
+    """Analyse the attention of a trained model on real cells, or check that a mechanism keeps its contract."""
 
     takes_one = True
     model_path: str | None = None  # null: $SCPERFORMER_MODEL, else the packaged model pbmc3k
-    analysis: str = fixed(choice("spectrum", "approximation"))  # the first plain word
+    analysis: str = fixed(choice("spectrum", "approximation", CONTRACT))  # the first plain word
+    attention: dict[str, Any] = field(default_factory=dict)  # the mechanism of `contract`, with its options
     output: str | None = None  # a folder; null: INPUT.spectrum or INPUT.approximation beside the input
     cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene
     max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # maximum number of tokens of a cell
     seed: int = option(0, SEED)  # seed of the samples
     threads: int = option(1, THREADS)  # CPU threads of torch
 
+    def __post_init__(self) -> None:
+        if self.analysis != CONTRACT:
+            super().__post_init__()
+        else:
+            Options.__post_init__(self)  # without the checks of FileOptions: the contract needs no cells
+        if bool(self.attention) != (self.analysis == CONTRACT) or (self.attention and self.inputs):
+            found = f"analyze {self.analysis} {' '.join(self.inputs)}".rstrip()
+            found += f" attention={self.attention['name']}" if self.attention else " without attention=NAME"
+            expected = "'analyze contract' with attention=NAME and no file, or another analysis with a file alone"
+            raise InputError(found, expected, "'scperformer analyze --help' shows examples")
 
-def run(cfg: AnalyzeConfig) -> Path:
-    """Write the folder of an analysis, by default INPUT.ANALYSIS beside the input, and return its path."""
-    from scperformer.lab.analyze import run_analyze
 
-    return run_analyze(cfg)
+def run(cfg: AnalyzeConfig) -> Path | None:
+    """Write the folder of an analysis, by default INPUT.ANALYSIS beside the input, and return its path.
+
+    For `contract`, print a line for each property that a mechanism promises.
+    """
+    if cfg.analysis != CONTRACT:
+        from scperformer.lab.analyze import run_analyze
+
+        return run_analyze(cfg)
+    from scperformer.lab.contract import check_contract
+    from scperformer.model.inference import torch_state_kept
+
+    num_broken = 0
+    with torch_state_kept(cfg.threads):
+        for name, holds, figure in check_contract(cfg.attention):
+            print(f"{'pass' if holds else 'FAIL'}  {name}: {figure}", flush=True)
+            num_broken += not holds
+    if num_broken:
+        remedy = "correct the mechanism, or what its class attributes claim: see docs/own_mechanism.md"
+        raise InputError(f"attention={cfg.attention['name']} breaks {num_broken} of them", "all to pass", remedy)
+    return None

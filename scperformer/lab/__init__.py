@@ -2,6 +2,8 @@
 
 - analyze: Analyses of the attention of a trained model on real cells: the rank of its softmax maps, errors of
   approximations.
+- contract: The contract of attention mechanisms (attention/base.py), property by property, on random cells with dropped
+  tokens.
 - epochs: Training of layers for epochs, until held-out cells are called no better, perhaps by several processes.
 - initialise: The initial weights of a network: a trained encoder (`init`), a table of gene vectors, and the start of
   attention.
