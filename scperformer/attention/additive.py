@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened, zeroed
@@ -37,7 +36,6 @@ MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into t
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN_TOKENS = 1024  # tokens whose features exist at a time
 CAUSAL_CHUNK = 128  # tokens whose L x L weights exist at a time
-PIECES_ON_GPU = 2048  # times as many on a GPU, divided by the number of heads of all cells
 MIN_CAUSAL_TOTAL = 2.0**-60  # of the weights of a query, relative to the largest of all keys of its piece
 
 
@@ -73,30 +71,6 @@ class KeySums(NamedTuple):
     def __neg__(self) -> "KeySums":
         """Return the sums that subtract these keys when they are added."""
         return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)
-
-    def running(self, before: "KeySums") -> tuple["KeySums", "KeySums"]:
-        """Return the sums over all earlier pieces for each of these pieces of B cells, and over all pieces.
-
-        `before` are sums over keys before the first piece, one row per cell. The number of sums that one sum includes
-        doubles in each step.
-        """
-        num_pieces = len(self.z_BHM) // len(before.z_BHM)
-        if num_pieces == 1:
-            return before, before + self
-        running = KeySums(*(x.unflatten(0, (-1, num_pieces)) for x in self))
-        first = KeySums(*(x.unsqueeze(1) for x in before))
-        step = 1
-        while step < num_pieces:
-            running = running + running.delayed(step)
-            step *= 2
-        earlier, after = first + running.delayed(1), first + running
-        return KeySums(*(x.flatten(0, 1) for x in earlier)), KeySums(*(x[:, -1] for x in after))
-
-    def delayed(self, step: int) -> "KeySums":
-        """Return the sums of the piece `step` pieces earlier, and sums over nothing for the first pieces."""
-        s, z, scale = (x[:, :-step] for x in self)
-        nothing = torch.full_like(scale[:, :1], LOG_OF_NOTHING).expand(-1, step, -1, -1)
-        return KeySums(pad(s, (0,) * 6 + (step, 0)), pad(z, (0,) * 4 + (step, 0)), torch.cat([nothing, scale], dim=1))
 
     def replaced(self, cells: Tensor, sums: "KeySums") -> "KeySums":
         """Return these sums with some cells (row numbers) replaced."""
@@ -175,14 +149,19 @@ class Additive(Attention):
         raise NotImplementedError
 
     def is_fused(self, x: Tensor) -> bool:
-        on_gpu = x.is_cuda and x.dtype in FUSED_DTYPES and has_triton()
-        return self.can_fuse and not self.is_causal and on_gpu and self.sizes.head_dim <= MAX_FUSED_WIDTH
+        # features of single keys, which causal attention needs, are outside the range of float16
+        fits = x.dtype in FUSED_DTYPES and not (self.is_causal and x.dtype == torch.float16)
+        return self.can_fuse and x.is_cuda and fits and has_triton() and self.sizes.head_dim <= MAX_FUSED_WIDTH
 
     def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
         if self.is_fused(qkv_TBHLE):
             from scperformer.attention.fused import attend  # needs Triton
 
-            return attend(qkv_TBHLE, keep_BL, **self.exponents())
+            out_BHLE = attend(qkv_TBHLE, keep_BL, **self.exponents(), causal=self.is_causal)
+            if out_BHLE is not None:
+                return out_BHLE
+            q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
+            return self._causal(q_BHLE, k_BHLE, v_BHLE, keep_BL)
         return super().packed(qkv_TBHLE, keep_BL, positions_BL)
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
@@ -283,32 +262,23 @@ class Additive(Attention):
     def _causal(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
         """Return the output if tokens attend only to themselves and earlier tokens."""
         before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], torch.zeros_like(keep_BL[:, :1]))
-        pieces = max(1, PIECES_ON_GPU // (len(q_BHLE) * q_BHLE.shape[1])) if q_BHLE.is_cuda else 1
-        spans = (x.split(CAUSAL_CHUNK * pieces, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
+        pieces = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
         out = []
-        for q, k, v, keep in zip(*spans, keep_BL.split(CAUSAL_CHUNK * pieces, dim=1), strict=True):
+        for q, k, v, keep in zip(*pieces, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
             # the features of the pieces are not kept for the backward pass
-            mixed, before = checkpoint(self._read_span, q, k, v, keep, before, use_reentrant=False)
+            mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
             out.append(mixed)
         return torch.cat(out, dim=2).to(v_BHLE.dtype)
 
-    def _read_span(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, before, size=CAUSAL_CHUNK):
-        """Return the causal output of tokens, and the sums over their keys and all keys `before` them.
+    def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
+        """Return the causal output of a piece of the tokens, and the sums over its keys and all keys `before` it.
 
-        The tokens are cut into pieces of `size` that are computed together, like cells (a CPU has one piece at a time).
-        A query may see only keys that are nearly 0 beside later ones of its piece: then the pieces are halved.
+        A query may see only keys that are nearly 0 beside later ones of the piece: then the piece is halved.
         """
-        batch, length = keep_BL.shape
-        size = min(size, length)
-        missing = -length % size
-        keep_BC = pad(keep_BL, (0, missing)).view(-1, size)
-        q, k, v = (
-            pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
-            for x in (q_BHLE, k_BHLE, v_BHLE)
-        )
-        with torch.autocast(q.device.type, enabled=False):
-            k, v = (zeroed(x, keep_BC) for x in (k, v))
-            phi_q_BHCM = self.features(widened(q), queries=True)
+        size = keep_BC.shape[1]
+        with torch.autocast(q_BHCE.device.type, enabled=False):
+            k, v = (zeroed(x, keep_BC) for x in (k_BHCE, v_BHCE))
+            phi_q_BHCM = self.features(widened(q_BHCE), queries=True)
             phi_k_BHCM = self.features(k, queries=False)
             dropped_B1C1 = ~keep_BC[:, None, :, None]
             phi_k_BHCM = phi_k_BHCM.masked_fill(dropped_B1C1, -torch.inf if self.logarithmic else 0.0)
@@ -317,23 +287,25 @@ class Additive(Attention):
                 scale_BHM = phi_k_BHCM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
                 phi_k_BHCM = torch.exp2(phi_k_BHCM - scale_BHM.unsqueeze(2))
             sums = KeySums(phi_k_BHCM.transpose(2, 3) @ v, phi_k_BHCM.sum(dim=2), scale_BHM)
-            earlier, after = sums.running(before)
-            joint_BHM = torch.maximum(scale_BHM, earlier.scale_BHM)
+            joint_BHM = torch.maximum(scale_BHM, before.scale_BHM)
             if self.logarithmic:
                 phi_q_BHCM = phi_q_BHCM + joint_BHM.unsqueeze(2)
                 phi_q_BHCM = torch.exp2(phi_q_BHCM - phi_q_BHCM.detach().amax(dim=-1, keepdim=True))
             of_piece_BHCM, of_earlier_BHCM = (
-                phi_q_BHCM * torch.exp2(scale - joint_BHM).unsqueeze(2) for scale in (scale_BHM, earlier.scale_BHM)
+                phi_q_BHCM * torch.exp2(scale - joint_BHM).unsqueeze(2) for scale in (scale_BHM, before.scale_BHM)
             )
             hidden_CC = keep_BC.new_ones(size, size).triu(1)
             weights_BHCC = (of_piece_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_CC, 0.0)
-            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + of_earlier_BHCM @ earlier.z_BHM.unsqueeze(-1)
+            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + of_earlier_BHCM @ before.z_BHM.unsqueeze(-1)
             if self.logarithmic and size > 1 and bool(((total_BHC1 < MIN_CAUSAL_TOTAL) & ~dropped_B1C1).any()):
-                return self._read_span(q_BHLE, k_BHLE, v_BHLE, keep_BL, before, size // 2)
-            mixed_BHCE = weights_BHCC @ v + of_earlier_BHCM @ earlier.s_BHME
-            out_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
-        out_BHLE = out_BHCE.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-        return out_BHLE[:, :, :length], after
+                halves = (x.tensor_split(2, dim=2) for x in (q_BHCE, k_BHCE, v_BHCE))
+                out = []
+                for q, k, v, keep in zip(*halves, keep_BC.tensor_split(2, dim=1), strict=True):
+                    mixed, before = self._read_piece(q, k, v, keep, before)
+                    out.append(mixed)
+                return torch.cat(out, dim=2), before
+            mixed_BHCE = weights_BHCC @ v + of_earlier_BHCM @ before.s_BHME
+            return mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0), before + sums
 
 
 class Rbf(Additive):

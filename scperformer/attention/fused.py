@@ -8,10 +8,14 @@ not even in the backward pass. Logits and sums are float32 for all inputs.
 An epsilon added to every phi (PublishedFavor) is a sink: one more key, whose value is the mean of all values, and one
 more feature, whose value is the mean of the values of the features. The weights of both depend on the stabilisers.
 
+Causal attention takes the tokens in blocks of a tile. The means and log-sums of all earlier blocks replace those of all
+tokens, for each block; `_within` adds the keys of the query's own block, with features made in the kernel.
+
 Logarithms have base 2, the only base with GPU instructions. Matrices are read with strides, without copies. A sum over
 many rows is split among several programs, and their parts are added in a fixed order.
 
-Shape letters: G cells times heads, B cells, H heads, N query rows, L key rows, M features, E width, S parts of a sum.
+Shape letters: G cells times heads, B cells, H heads, N query rows, L key rows, M features, E width, S parts of a sum or
+blocks of tokens, C tokens of a block.
 
 Source: Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
@@ -30,6 +34,7 @@ LN2 = tl.constexpr(math.log(2.0))
 MIN_PROGRAMS = 2048  # programs among which a sum over tokens is split: a few per multiprocessor of the largest GPUs
 MIN_PART_TOKENS = 512  # tokens of such a part
 MAX_RESIDENT = 256  # features that stay in shared memory while a program computes many queries
+MIN_CAUSAL_TOTAL = tl.constexpr(2.0**-60)  # of the weights of a query, relative to the largest of all keys of its block
 RESIDENT_MEMORY = 80_000  # bytes that this takes at most; a GPU with less reads the features in tiles
 NOT_RESIDENT = {"ROW_TILES": 1, "RESIDENT": False, "FULL": False, "TAIL": 0}  # constants of `_forward`
 
@@ -53,6 +58,13 @@ def _store(x, rows, step, real, tile_RE, E: tl.constexpr, TILE_E: tl.constexpr):
 def _vector(x, E: tl.constexpr, TILE_E: tl.constexpr):
     dims = tl.arange(0, TILE_E)
     return tl.load(x + dims, mask=dims < E, other=0.0)
+
+
+@triton.jit
+def _of_block(rows, numbers, block, N, E: tl.constexpr):
+    """Move pointers to a block of S x G x N x E and of S x G x N."""
+    ahead = block.to(tl.int64) * tl.num_programs(1) * N
+    return rows + ahead * E, numbers + ahead
 
 
 @triton.jit
@@ -90,9 +102,11 @@ def _forward(
     q, k, v, bias, out, lse, total, sink, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
     out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, SINK: tl.constexpr,
     ROW_TILES: tl.constexpr, RESIDENT: tl.constexpr, FULL: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr,
-    TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr = False
 ):  # fmt: skip
     """Compute the softmax attention of tiles of rows to columns; with SPLIT, of a part of the columns (see `_join`).
+
+    With BLOCKS, each tile of rows has `v` and `bias` of its own.
 
     RESIDENT columns, one tile and the tail, stay in shared memory for all rows of a program. `bias` is -inf for dropped
     tokens. With SINK and without SPLIT, one more column has the value `sink_value` and the logit `sink_bias` + the
@@ -106,6 +120,8 @@ def _forward(
     k = k + cell * k_B + head * k_H
     v = v + cell * v_B + head * v_H
     bias = bias + group * L
+    if BLOCKS:
+        v, bias = _of_block(v, bias, tl.program_id(0), L, E)
     first = part * span
     stop = tl.minimum(part * span + span, L)
     whole = stop if TAIL == 0 else first + (stop - first) // TILE_L * TILE_L
@@ -165,27 +181,173 @@ def _forward(
 
 
 @triton.jit
-def _join(sums, tops, totals, out, lse, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr):
-    """Combine the parts of the sums that `_forward` computed with SPLIT."""
+def _add_part(
+    sums, tops, totals, place, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr
+):  # fmt: skip
+    part_top_N = tl.load(tops + place + rows, mask=rows < N, other=LOG_OF_NOTHING)
+    higher_N = tl.maximum(top_N, part_top_N)
+    shrunk_N = tl.exp2(top_N - higher_N)
+    part_shrunk_N = tl.exp2(part_top_N - higher_N)
+    part_total_N = tl.load(totals + place + rows, mask=rows < N, other=0.0)
+    total_N = total_N * shrunk_N + part_total_N * part_shrunk_N
+    part_NE = _tile(sums + place * E, rows, E, rows < N, E, TILE_E)
+    return higher_N, total_N, sum_NE * shrunk_N[:, None] + part_NE * part_shrunk_N[:, None]
+
+
+@triton.jit
+def _join(
+    sums, tops, totals, out, lse, rest, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr,
+    BLOCKS: tl.constexpr = 0
+):  # fmt: skip
+    """Combine the parts of the sums that `_forward` computed with SPLIT: their mean and the logarithm of their total.
+
+    With BLOCKS = 1, for each part those of the parts before it; with -1, the sum and the total of the parts after it,
+    in units of 2^-`lse`.
+    """
     group = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    for part in range(S):
+    for step in range(S):
+        part = S - 1 - step if BLOCKS < 0 else step
         place = (part * G + group) * N
-        part_top_N = tl.load(tops + place + rows, mask=rows < N, other=LOG_OF_NOTHING)
-        higher_N = tl.maximum(top_N, part_top_N)
-        shrunk_N = tl.exp2(top_N - higher_N)
-        part_shrunk_N = tl.exp2(part_top_N - higher_N)
-        part_total_N = tl.load(totals + place + rows, mask=rows < N, other=0.0)
-        total_N = total_N * shrunk_N + part_total_N * part_shrunk_N
-        part_NE = _tile(sums + place * E, rows, E, rows < N, E, TILE_E)
-        sum_NE = sum_NE * shrunk_N[:, None] + part_NE * part_shrunk_N[:, None]
-        top_N = higher_N
+        if BLOCKS < 0:
+            _store(out + place * E, rows, E, rows < N, sum_NE, E, TILE_E)
+            tl.store(lse + place + rows, -top_N, mask=rows < N)
+            tl.store(rest + place + rows, total_N, mask=rows < N)
+        if BLOCKS > 0:
+            _store_mean(out + place * E, lse + place, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+        top_N, total_N, sum_NE = _add_part(sums, tops, totals, place, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+    if BLOCKS == 0:
+        _store_mean(out + group * N * E, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+
+
+@triton.jit
+def _store_mean(out, lse, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr):
     seen_N = tl.where(total_N > 0, total_N, 1.0)
-    _store(out + group * N * E, rows, E, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
-    tl.store(lse + group * N + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
+    _store(out, rows, E, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
+    tl.store(lse + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
+
+
+@triton.jit
+def _phi(
+    q_CE, k_CE, real_C, bias_C, w, read_bias, tops, start, M, w_M, E: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_E: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Return directions, log2 phi(q) and phi(k) of some features, both relative to the largest key of the block."""
+    features = start + tl.arange(0, TILE_M)
+    w_ME = _tile(w, features, w_M, features < M, E, TILE_E)
+    top_M = tl.load(tops + features, mask=features < M, other=LOG_OF_NOTHING)
+    bias_M = tl.load(read_bias + features, mask=features < M, other=0.0)
+    log_q_CM = tl.dot(q_CE, tl.trans(w_ME), input_precision=PRECISION) + (bias_M + top_M)[None, :]
+    log_k_CM = tl.dot(k_CE, tl.trans(w_ME), input_precision=PRECISION) + bias_C[:, None] - top_M[None, :]
+    phi_k_CM = tl.where(real_C[:, None] & (features < M)[None, :], tl.exp2(tl.minimum(log_k_CM, 0.0)), 0.0)
+    return w_ME, log_q_CM, phi_k_CM.to(q_CE.dtype)
+
+
+@triton.jit
+def _within(
+    q, k, v, w, bias, read_bias, tops, out, lse, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, w_B, w_H, w_M, out_B,
+    out_H, out_N, H, L, M, E: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
+    PRECISION: tl.constexpr
+):  # fmt: skip
+    """Add the keys of a block, up to the query, to the output for all earlier blocks, in place.
+
+    `lse` becomes NaN for a query that sees only keys that are nearly 0 beside later ones of its block, and inf for
+    padding without a key.
+    """
+    group = tl.program_id(1).to(tl.int64)
+    cell = group // H
+    head = group % H
+    token_C = tl.arange(0, TILE_N)
+    rows = tl.program_id(0) * TILE_N + token_C
+    bias_C = tl.load(bias + group * L + rows, mask=rows < L, other=-float("inf"))
+    real_C = bias_C > -float("inf")
+    q_CE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < L, E, TILE_E)
+    k_CE = _tile(k + cell * k_B + head * k_H, rows, k_L, real_C, E, TILE_E)
+    v_CE = _tile(v + cell * v_B + head * v_H, rows, v_L, real_C, E, TILE_E)
+    tops += (tl.program_id(0) * tl.num_programs(1) + group) * M
+    top_C = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
+    weights_CC = tl.zeros([TILE_N, TILE_N], tl.float32)
+    for start in range(0, M, TILE_L):
+        _, log_q_CM, phi_k_CM = _phi(
+            q_CE, k_CE, real_C, bias_C, w + head * w_H, read_bias + head * M, tops, start, M, w_M, E, TILE_L,
+            TILE_E, PRECISION
+        )  # fmt: skip
+        higher_C = tl.maximum(top_C, tl.max(log_q_CM, 1))
+        phi_q_CM = tl.exp2(log_q_CM - higher_C[:, None]).to(q_CE.dtype)
+        weights_CC = weights_CC * tl.exp2(top_C - higher_C)[:, None]
+        weights_CC += tl.dot(phi_q_CM, tl.trans(phi_k_CM), input_precision=PRECISION)
+        top_C = higher_C
+    lse += group * L + rows
+    earlier_C = tl.load(lse, mask=rows < L, other=LOG_OF_NOTHING)
+    higher_C = tl.maximum(top_C, earlier_C)
+    shrunk_C = tl.exp2(top_C - higher_C)
+    weights_CC = tl.where(token_C[:, None] >= token_C[None, :], weights_CC * shrunk_C[:, None], 0.0)
+    share_C = tl.where(earlier_C > LOG_OF_NOTHING / 2, tl.exp2(earlier_C - higher_C), 0.0)
+    total_C = share_C + tl.sum(weights_CC, 1)
+    out += cell * out_B + head * out_H
+    sum_CE = _tile(out, rows, out_N, rows < L, E, TILE_E).to(tl.float32) * share_C[:, None]
+    sum_CE += tl.dot(weights_CC.to(v_CE.dtype), v_CE, input_precision=PRECISION)
+    is_known_C = total_C >= MIN_CAUSAL_TOTAL
+    seen_C = tl.where(is_known_C, total_C, 1.0)
+    _store(out, rows, out_N, rows < L, tl.where(is_known_C[:, None], sum_CE / seen_C[:, None], 0.0), E, TILE_E)
+    unknown_C = tl.where(real_C, float("nan"), float("inf"))
+    tl.store(lse, tl.where(is_known_C, higher_C + tl.log2(seen_C), unknown_C), mask=rows < L)
+
+
+@triton.jit
+def _backward_within(
+    q, k, v, w, bias, read_bias, tops, lse, grad, delta, grad_q, grad_k, grad_v, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H,
+    v_L, w_B, w_H, w_M, grad_B, grad_H, grad_N, dq_B, dq_H, dq_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, L, M, square,
+    E: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Add the gradients of `_within` to those of the earlier blocks."""
+    group = tl.program_id(1).to(tl.int64)
+    cell = group // H
+    head = group % H
+    token_C = tl.arange(0, TILE_N)
+    rows = tl.program_id(0) * TILE_N + token_C
+    bias_C = tl.load(bias + group * L + rows, mask=rows < L, other=-float("inf"))
+    real_C = bias_C > -float("inf")
+    q_CE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < L, E, TILE_E)
+    k_CE = _tile(k + cell * k_B + head * k_H, rows, k_L, real_C, E, TILE_E)
+    v_CE = _tile(v + cell * v_B + head * v_H, rows, v_L, real_C, E, TILE_E)
+    grad_CE = _tile(grad + cell * grad_B + head * grad_H, rows, grad_N, rows < L, E, TILE_E)
+    lse_C = tl.load(lse + group * L + rows, mask=rows < L, other=float("inf"))
+    delta_C = tl.load(delta + group * L + rows, mask=rows < L, other=0.0)
+    tops += (tl.program_id(0) * tl.num_programs(1) + group) * M
+    sees_CC = token_C[:, None] >= token_C[None, :]
+    slopes_CC = tl.dot(grad_CE, tl.trans(v_CE), input_precision=PRECISION) - delta_C[:, None]
+    slopes_CC = tl.where(sees_CC, slopes_CC, 0.0).to(q_CE.dtype)
+    weights_CC = tl.zeros([TILE_N, TILE_N], tl.float32)
+    q_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
+    k_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
+    bias_sum_C = tl.zeros([TILE_N], tl.float32)
+    for start in range(0, M, TILE_L):
+        w_ME, log_q_CM, phi_k_CM = _phi(
+            q_CE, k_CE, real_C, bias_C, w + head * w_H, read_bias + head * M, tops, start, M, w_M, E, TILE_L,
+            TILE_E, PRECISION
+        )  # fmt: skip
+        phi_q_CM = tl.exp2(log_q_CM - lse_C[:, None]).to(q_CE.dtype)
+        weights_CC += tl.dot(phi_q_CM, tl.trans(phi_k_CM), input_precision=PRECISION)
+        q_slopes_CM = phi_q_CM * tl.dot(slopes_CC, phi_k_CM, input_precision=PRECISION)
+        k_slopes_CM = phi_k_CM * tl.dot(tl.trans(slopes_CC), phi_q_CM, input_precision=PRECISION)
+        q_sum_CE += tl.dot(q_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
+        k_sum_CE += tl.dot(k_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
+        bias_sum_C += tl.sum(k_slopes_CM, 1)
+    weights_CC = tl.where(sees_CC, weights_CC, 0.0).to(grad_CE.dtype)
+    v_sum_CE = tl.dot(tl.trans(weights_CC), grad_CE, input_precision=PRECISION)
+    k_sum_CE = k_sum_CE * LN2 - square * bias_sum_C[:, None] * k_CE.to(tl.float32)
+    _add_to(grad_q + cell * dq_B + head * dq_H, rows, dq_N, rows < L, q_sum_CE * LN2, E, TILE_E)
+    _add_to(grad_k + cell * dk_B + head * dk_H, rows, dk_L, rows < L, k_sum_CE, E, TILE_E)
+    _add_to(grad_v + cell * dv_B + head * dv_H, rows, dv_L, rows < L, v_sum_CE, E, TILE_E)
+
+
+@triton.jit
+def _add_to(x, rows, step, real, tile_RE, E: tl.constexpr, TILE_E: tl.constexpr):
+    _store(x, rows, step, real, _tile(x, rows, step, real, E, TILE_E).to(tl.float32) + tile_RE, E, TILE_E)
 
 
 @triton.jit
@@ -201,7 +363,7 @@ def _slopes(q_NE, k_LE, v_LE, bias_L, lse_N, grad_NE, delta_N, PRECISION: tl.con
 def _backward_q(
     q, k, v, bias, lse, grad, delta, grad_q, sink, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, grad_B,
     grad_H, grad_N, dq_B, dq_H, dq_N, H, N, L, square, E: tl.constexpr, SINK: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr = False
 ):  # fmt: skip
     group = tl.program_id(1).to(tl.int64)
     cell = group // H
@@ -212,6 +374,8 @@ def _backward_q(
     k = k + cell * k_B + head * k_H
     v = v + cell * v_B + head * v_H
     bias = bias + group * L
+    if BLOCKS:
+        v, bias = _of_block(v, bias, tl.program_id(0), L, E)
     lse_N = tl.load(lse + group * N + rows, mask=rows < N, other=float("inf"))
     delta_N = tl.load(delta + group * N + rows, mask=rows < N, other=0.0)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
@@ -237,7 +401,7 @@ def _backward_kv(
     q, k, v, bias, lse, grad, delta, grad_k, grad_v, grad_bias, sink, sink_grad, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H,
     v_L, grad_B, grad_H, grad_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, N, L, span, square, E: tl.constexpr,
     TOKENS: tl.constexpr, SINK: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
-    PRECISION: tl.constexpr
+    PRECISION: tl.constexpr, BLOCKS: tl.constexpr = False
 ):  # fmt: skip
     """Compute the gradients of columns: of tokens, or (in parts of the sums over rows) of features.
 
@@ -249,6 +413,11 @@ def _backward_kv(
     cell = group // H
     head = group % H
     cols = tl.program_id(0) * TILE_L + tl.arange(0, TILE_L)
+    if BLOCKS and TOKENS:
+        grad, lse = _of_block(grad, lse, tl.program_id(0), N, E)
+        _, delta = _of_block(grad, delta, tl.program_id(0), N, E)
+    elif BLOCKS:
+        v, bias = _of_block(v, bias, part, L, E)
     bias_L = tl.load(bias + group * L + cols, mask=cols < L, other=-float("inf"))
     real = bias_L > -float("inf")
     k_LE = _tile(k + cell * k_B + head * k_H, cols, k_L, real, E, TILE_E)
@@ -402,7 +571,7 @@ class _Fused(torch.autograd.Function):
         means_BHME = v_BHLE.new_empty(B, H, M, E)
         log_totals_GM = bias_GL.new_empty(G, M)
         sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
-        _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, G, M, num_parts, **sizes)
+        _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, tops, G, M, num_parts, **sizes)
         del sums, given  # the largest tensors of the forward pass
         read_bias_GM = log_totals_GM if bias_HM is None else log_totals_GM + 2 * bias_HM.repeat(B, 1)
         sinks = (log_totals_GM, log_totals_GM)
@@ -452,9 +621,7 @@ class _Fused(torch.autograd.Function):
         B, H, L, E = q_BHLE.shape
         M = directions.shape[-2]
         G = B * H
-        grad_BHLE = grad_BHLE.to(out_BHLE.dtype)
-        if grad_BHLE.stride(-1) != 1:  # the numbers of a row must be adjacent in memory
-            grad_BHLE = grad_BHLE.contiguous()
+        grad_BHLE = in_rows(grad_BHLE.to(out_BHLE.dtype))
         # in the layout of a linear layer's output
         grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
@@ -501,6 +668,111 @@ class _Fused(torch.autograd.Function):
         return grad_TBHLE, None, None, None, None, None, None
 
 
+class _Causal(torch.autograd.Function):
+    """Forward and backward pass of `attend` with `causal`; also returns whether a query needs smaller blocks."""
+
+    @staticmethod
+    def forward(ctx, qkv_TBHLE, keep_BL, directions, bias_HM, square):
+        q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
+        B, H, L, E = q_BHLE.shape
+        bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
+        options, tops_SGM, means_SBHME, log_totals_SGM = earlier_blocks(k_BHLE, v_BHLE, directions, bias_GL)
+        grid = (len(tops_SGM), B * H, 1)
+        out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
+        lse_GL = torch.empty_like(bias_GL)
+        read_bias_SGM = log_totals_SGM + bias_HM.repeat(B, 1)
+        M = directions.shape[-2]
+        features = (q_BHLE, directions, means_SBHME, read_bias_SGM, out_BHLE, *(lse_GL,) * 5)
+        strides = steps(q_BHLE, directions, means_SBHME[0], out_BHLE)
+        more = {"SPLIT": False, "SINK": False, "BLOCKS": True, **NOT_RESIDENT, **options}
+        _forward[grid](*features, *strides, H, L, M, M, 0.0, **more)
+        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, out_BHLE, lse_GL)
+        _within[grid](*tokens, *steps(q_BHLE, k_BHLE, v_BHLE, directions, out_BHLE), H, L, M, **options)
+        ctx.square = square
+        ctx.save_for_backward(qkv_TBHLE, bias_GL, directions, bias_HM, out_BHLE, lse_GL)
+        is_unknown = lse_GL.isnan().any()
+        ctx.mark_non_differentiable(is_unknown)
+        return out_BHLE, is_unknown
+
+    @staticmethod
+    def backward(ctx, grad_BHLE, _):
+        qkv_TBHLE, bias_GL, directions, bias_HM, out_BHLE, lse_GL = ctx.saved_tensors
+        q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
+        B, H, L, E = q_BHLE.shape
+        M = directions.shape[-2]
+        G = B * H
+        grad_BHLE = in_rows(grad_BHLE.to(out_BHLE.dtype))
+        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)
+        dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
+        delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
+        # the means are not kept, as they take more memory than the tokens
+        options, tops_SGM, means_SBHME, log_totals_SGM = earlier_blocks(k_BHLE, v_BHLE, directions, bias_GL)
+        S = len(tops_SGM)
+        more = {"SINK": False, "BLOCKS": True, **options}
+        # queries
+        read_bias_SGM = log_totals_SGM + bias_HM.repeat(B, 1)
+        features = (q_BHLE, directions, means_SBHME, read_bias_SGM, lse_GL, grad_BHLE, delta_GL)
+        strides = steps(q_BHLE, directions, means_SBHME[0], grad_BHLE)
+        _backward_q[S, G, 1](*features, dq_BHLE, lse_GL, lse_GL, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **more)
+        # features of each block
+        parts_SGME = bias_GL.new_empty(S, G, M, E)
+        parts_SGM = torch.empty_like(tops_SGM)
+        num_tiles = triton.cdiv(M, options["TILE_L"])
+        made = (parts_SGME, parts_SGME, parts_SGM, lse_GL, lse_GL, *strides, *(0,) * 6)
+        _backward_kv[num_tiles, G, S](*features, *made, H, L, M, options["TILE_N"], 0.0, TOKENS=False, **more)
+        # those of all later blocks, in units of 2^-`lse`; a block without earlier keys has no gradient
+        delta_SGM = (means_SBHME.flatten(1, 2) * parts_SGME).sum(-1) - parts_SGM
+        tops = torch.where(log_totals_SGM > LOG_OF_NOTHING.value / 2, -log_totals_SGM, LOG_OF_NOTHING.value)
+        later_SBHME = torch.empty_like(means_SBHME)
+        later_lse_SGM, later_delta_SGM = bias_GL.new_empty(2, S, G, M)
+        sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"], "BLOCKS": -1}
+        later = (later_SBHME, later_lse_SGM, later_delta_SGM)
+        _join[triton.cdiv(M, 32), G](parts_SGME, tops, delta_SGM, *later, G, M, S, **sizes)
+        # keys and values
+        given = (directions, k_BHLE, v_BHLE, bias_GL, later_lse_SGM, later_SBHME, later_delta_SGM, dk_BHLE, dv_BHLE)
+        strides = steps(directions, k_BHLE, v_BHLE, later_SBHME[0], dk_BHLE, dv_BHLE)
+        _backward_kv[S, G, 1](*given, *(lse_GL,) * 3, *strides, H, M, L, M, ctx.square, TOKENS=True, **more)
+        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, lse_GL, grad_BHLE, delta_GL)
+        strides = steps(q_BHLE, k_BHLE, v_BHLE, directions, grad_BHLE, dq_BHLE, dk_BHLE, dv_BHLE)
+        options |= {
+            "TILE_L": options["TILE_L"] // 2,
+            "num_warps": 8,
+        }  # registers hold no more
+        _backward_within[S, G](*tokens, dq_BHLE, dk_BHLE, dv_BHLE, *strides, H, L, M, ctx.square, **options)
+        return grad_TBHLE, None, None, None, None
+
+
+def earlier_blocks(
+    k_BHLE: Tensor, v_BHLE: Tensor, directions: Tensor, bias_GL: Tensor
+) -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
+    """Return the constants of the causal kernels, whose tiles are the blocks of tokens, and three tensors for blocks.
+
+    They are the largest log2 phi(k) of each feature in the block, and of all earlier blocks the mean of the values of
+    each feature and the base-2 logarithm of its weight.
+    """
+    B, H, L, E = k_BHLE.shape
+    M = directions.shape[-2]
+    options = launch_options("causal", E, k_BHLE.dtype)
+    num_blocks = triton.cdiv(L, options["TILE_N"])
+    sums_SGME = bias_GL.new_empty(num_blocks, B * H, M, E)
+    tops_SGM, totals_SGM, log_totals_SGM = bias_GL.new_empty(3, num_blocks, B * H, M)
+    given = (directions, k_BHLE, v_BHLE, bias_GL, sums_SGME, tops_SGM, totals_SGM, *(tops_SGM,) * 3)
+    more = {"SPLIT": True, "SINK": False, **NOT_RESIDENT, **options}
+    grid = (triton.cdiv(M, options["TILE_N"]), B * H, num_blocks)
+    _forward[grid](*given, *steps(directions, k_BHLE, v_BHLE), 0, 0, 0, H, M, L, options["TILE_N"], 0.0, **more)
+    means_SBHME = v_BHLE.new_empty(num_blocks, B, H, M, E)
+    sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"], "BLOCKS": 1}
+    parts = (sums_SGME, tops_SGM, totals_SGM)
+    made = (means_SBHME, log_totals_SGM, tops_SGM)
+    _join[triton.cdiv(M, 32), B * H](*parts, *made, B * H, M, num_blocks, **sizes)
+    return options, tops_SGM, means_SBHME, log_totals_SGM
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """Return a tensor in which the numbers of a row are adjacent in memory."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def attend(
     qkv_TBHLE: Tensor,
     keep_BL: Tensor,
@@ -510,14 +782,21 @@ def attend(
     bias_HM: Tensor | None = None,
     epsilon: float = 0.0,
     all_heads: bool = False,
-) -> Tensor:
+    causal: bool = False,
+) -> Tensor | None:
     """Return attention with the features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m): B x H x L x E.
 
     `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W,
     M x E or H x M x E. They get no gradient; with bfloat16 inputs they are rounded to bfloat16. `epsilon` is added to
-    each phi as in `PublishedFavor`, where the keys of `all_heads` or of each head share a stabiliser.
+    each phi as in `PublishedFavor`, where the keys of `all_heads` or of each head share a stabiliser. With `causal`,
+    None is returned if a query sees only keys that are nearly 0 beside later ones of its block.
     """
     directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
-    qkv_TBHLE = qkv_TBHLE if qkv_TBHLE.stride(-1) == 1 else qkv_TBHLE.contiguous()
+    qkv_TBHLE = in_rows(qkv_TBHLE)
     bias_HM = None if bias_HM is None else bias_HM.detach().float() / LN2.value
+    if causal:
+        read_bias_HM = torch.zeros_like(directions, dtype=torch.float32)[..., 0].expand(qkv_TBHLE.shape[2], -1)
+        read_bias_HM = (read_bias_HM if bias_HM is None else 2 * bias_HM).contiguous()
+        out_BHLE, is_unknown = _Causal.apply(qkv_TBHLE, keep_BL.contiguous(), directions, read_bias_HM, square)
+        return None if is_unknown else out_BHLE
     return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), directions, bias_HM, square, epsilon, all_heads)

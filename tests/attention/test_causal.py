@@ -61,20 +61,6 @@ def test_a_strong_key_does_not_erase_earlier_keys(case):
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
 
 
-@each_kind
-def test_pieces_computed_together_equal_pieces_one_after_the_other(case):
-    """On a GPU a span has many pieces, on a CPU one."""
-    q, k, v, keep = inputs(5 * CAUSAL_CHUNK - 3)
-    mechanism = causal(case).double()
-    one_by_one = mechanism(q, k, v, keep)
-    before = mechanism.key_sums(k[:, :, :1], v[:, :, :1], torch.zeros_like(keep[:, :1]))
-    together, after = mechanism._read_span(q, k, v, keep, before)
-    torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-12)
-    sums = mechanism.key_sums(k, v, keep)
-    torch.testing.assert_close(after.s_BHME * after.scale_BHM.exp2().unsqueeze(-1),
-                               sums.s_BHME * sums.scale_BHM.exp2().unsqueeze(-1))  # fmt: skip
-
-
 @pytest.mark.parametrize("case", ["favor", "favor relu"])
 def test_memory_grows_linearly(case):
     sizes = Sizes(num_heads=2, head_dim=8, length=9)

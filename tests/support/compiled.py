@@ -13,7 +13,8 @@ from triton.compiler import ASTSource
 from scperformer.attention import fused
 
 A100 = GPUTarget("cuda", 80, 32)
-OF_FLOAT32 = ("bias", "lse", "total", "sink", "sink_bias", "sink_value", "sink_grad", "delta", "grad_bias")
+OF_FLOAT32 = ("sums", "tops", "totals", "rest", "read_bias", "bias", "lse", "total", "sink", "sink_bias", "sink_value")
+OF_FLOAT32 += ("sink_grad", "delta", "grad_bias")
 KERNELS = tuple(
     (kernel, f"{name}{', sink' * has_sink}", constants | {"SINK": has_sink})
     for has_sink in (False, True)
@@ -26,16 +27,34 @@ KERNELS = tuple(
         (fused._backward_kv, "backward_tokens", {"TOKENS": True}),
     )
 )
+CAUSAL = (
+    (fused._forward, "sum", {"SPLIT": True, "SINK": False, **fused.NOT_RESIDENT}),
+    (fused._join, "join", {"BLOCKS": 1}),
+    (fused._forward, "read", {"SPLIT": False, "SINK": False, "BLOCKS": True, **fused.NOT_RESIDENT}),
+    (fused._within, "within", {}),
+    (fused._backward_q, "backward_q", {"SINK": False, "BLOCKS": True}),
+    (fused._backward_kv, "backward_features", {"SINK": False, "TOKENS": False, "BLOCKS": True}),
+    (fused._join, "join_backward", {"BLOCKS": -1}),
+    (fused._backward_kv, "backward_tokens", {"SINK": False, "TOKENS": True, "BLOCKS": True}),
+    (fused._backward_within, "backward_within", {}),
+)
+KERNELS += tuple((kernel, f"{name}, causal", constants) for kernel, name, constants in CAUSAL)
 
 
 def main(dtype: str, width: int) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     for kernel, label, more in KERNELS:
-        constants = fused.launch_options(label.split(",")[0], width, name) | more
-        if label.startswith("read"):
+        constants = fused.launch_options("causal" if "causal" in label else label.split(",")[0], width, name) | more
+        if label.startswith("join"):
+            constants = {key: constants[key] for key in ("E", "TILE_E", "BLOCKS", "num_warps", "num_stages")}
+            constants["TILE_N"] = 32
+        if kernel is fused._backward_within:
+            constants |= {"TILE_L": constants["TILE_L"] // 2, "num_warps": 8}
+        constants = {"BLOCKS": False} | constants if "BLOCKS" in kernel.arg_names else constants
+        if label.startswith("read "):
             constants = fused.read_options(width, name, int(label.split(",")[0].removeprefix("read "))) | more
         compiler = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
-        first_number = kernel.arg_names.index("q_B")
+        first_number = kernel.arg_names.index("G" if kernel is fused._join else "q_B")
         types = {arg: f"*{dtype}" if i < first_number else "i32" for i, arg in enumerate(kernel.arg_names)}
         types |= dict.fromkeys((arg for arg in OF_FLOAT32 if arg in types), "*fp32")
         types |= dict.fromkeys(constants, "constexpr")
