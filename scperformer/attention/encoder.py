@@ -8,7 +8,8 @@ sums over keys, then the output of each token from these sums. The features phi 
 the backward pass computes each chunk again.
 
 With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass
-through the layers once for all cells; for each cell, its expressed genes are subtracted from the sums over keys.
+through the layers once for all cells; for each cell, its expressed genes are subtracted from the sums over keys. With
+`tokens.unexpressed=full` and chunks, prediction does the same in the first layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -217,6 +218,8 @@ class Encoder(nn.Module):
         first = self.mechanisms[0]
         self.redraw_interval = first.redraw_interval  # training steps between calls of `redraw`; 0: never
         summable = isinstance(first, Additive) and first.can_subtract
+        # Every gene is a token: in the first layer, unexpressed genes have the same keys in all cells.
+        self.shares_keys = tokens.unexpressed == "full" and summable and self.stack[0].chunk_tokens is not None
         if self.has_memory and (first.is_causal or not summable or model.norm == "batch"):
             suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.additive)
             causal = " causal" if first.is_causal else " model.norm=batch and" if model.norm == "batch" else ""
@@ -261,6 +264,11 @@ class Encoder(nn.Module):
         """Return the output of a layer for the input `h_BLD`."""
         layer = self.stack[index]
         if memory is None:
+            learns = self.training or torch.is_grad_enabled()
+            if index == 0 and self.shares_keys and not h_BLD.is_cuda and not learns:
+                cells = zip(h_BLD.split(1), *(x.split(1) for x in batch.tensors), strict=True)
+                outputs = [layer.read(h_1LD, self.first_sums(h_1LD, Batch(*tensors))) for h_1LD, *tensors in cells]
+                return torch.cat(outputs)
             return layer(h_BLD, batch.keep_BL, batch.genes_BL)
         # `others`: the sums over genes that are not tokens of a cell. (Genes dropped in training are still tokens.)
         h_1GD, sums = memory[index]
@@ -275,6 +283,26 @@ class Encoder(nn.Module):
                 others_BG &= self.measured_G.to(others_BG.device)
             others = others.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
         return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
+
+    def first_sums(self, h_1LD: Tensor, cell: Batch) -> KeySums:
+        """Return the sums over the keys of a cell in the first layer, from those of all genes at value 0."""
+        layer = self.stack[0]
+        h_1GD, sums = self.memory()[0]
+        num_genes = h_1GD.shape[1]
+        keep_L = cell.keep_BL[0]
+        differs_L = (cell.values_BL[0] != 0) | ~keep_L
+        differs_L[num_genes:] = True  # the special position
+        in_order = torch.equal(cell.genes_BL[0], torch.arange(num_genes + 1))
+        if not in_order or differs_L.sum() > MAX_EXPRESSED_SHARE * num_genes:
+            return layer.key_sums(h_1LD, cell.keep_BL)
+        in_sums_G = differs_L[:num_genes]
+        if self.measured_G is not None:
+            in_sums_G = in_sums_G & self.measured_G
+        for x_1LD, chosen_L, sign in ((h_1GD, in_sums_G, -1), (h_1LD, differs_L & keep_L, 1)):
+            if chosen_L.any():
+                part = layer.key_sums(x_1LD[:, chosen_L], chosen_L[chosen_L][None])
+                sums = sums + (part if sign > 0 else -part)
+        return sums
 
     def attention_inputs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the queries, keys and values of the tokens in each layer, B x H x L x E each."""
@@ -300,9 +328,10 @@ class Encoder(nn.Module):
         keep_1G = torch.ones(h_1GD.shape[:2], dtype=torch.bool, device=h_1GD.device)
         if self.measured_G is not None:
             keep_1G &= self.measured_G.to(h_1GD.device)
-        for layer in self.stack:
+        stack = self.stack if self.has_memory else self.stack[:1]
+        for layer in stack:
             memory.append((h_1GD, layer.key_sums(h_1GD, keep_1G)))
-            if len(memory) < len(self.stack):
+            if len(memory) < len(stack):
                 h_1GD = layer.read(*memory[-1])
         self.kept_memory = None if state is None else (state, memory)
         return memory

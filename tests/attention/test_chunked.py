@@ -24,11 +24,11 @@ ADDITIVE = {
 each_additive = pytest.mark.parametrize("attention", ADDITIVE.values(), ids=ADDITIVE)
 
 
-def make(attention: dict, num_genes: int = GENES, **options) -> Encoder:
+def make(attention: dict, num_genes: int = GENES, unexpressed: str = "skip", **options) -> Encoder:
     """An encoder in eval mode; its weights depend only on the attention."""
     torch.manual_seed(0)
     sizes = {"dim": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "dropout": 0.0}
-    tokens = TokensConfig(name="continuous", unexpressed="skip")
+    tokens = TokensConfig(name="continuous", unexpressed=unexpressed)
     generator = torch.Generator().manual_seed(0)
     return Encoder(num_genes, tokens, ModelConfig(**{**sizes, **options}), attention, generator).eval()
 
@@ -163,3 +163,26 @@ def test_scberts_encoder_in_chunks_never_holds_phi():
         encoder(Batch(genes, genes % 6, torch.zeros(1, 16907), genes >= 0)).sum().backward()
     # the largest tensors are the tokens and the gradient of the gene table
     assert tensors.largest <= 16907 * 200 * 4
+
+
+@pytest.mark.parametrize("case", ["favor", "rbf", "favor published", "favor relu"])
+@pytest.mark.parametrize("num_expressed", [0, 5, 30], ids=["none", "few", "most"])
+def test_keys_of_unexpressed_genes_are_computed_once_in_prediction(case, num_expressed, monkeypatch):
+    """Where sums can be subtracted and few genes are expressed, of measured genes; else directly."""
+    encoder = make(ADDITIVE[case], unexpressed="full", chunk_tokens=7).double()
+    x = torch.zeros(2, GENES + 1, dtype=torch.float64)
+    x[:, :num_expressed] = torch.rand(2, num_expressed, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    keep = torch.ones(2, GENES + 1, dtype=torch.bool)
+    keep[:, 3:9] = False  # not measured, one of which has a value all the same
+    encoder.measured_G = keep[0, :-1]
+    batch = Batch(torch.arange(GENES + 1).expand(2, -1), x, x, keep)
+    expected = encoder(batch)[keep]  # with gradients
+    seen = []
+    chunk_sums = encoder.stack[0].chunk_sums
+    monkeypatch.setattr(encoder.stack[0], "chunk_sums", lambda h, keep: seen.append(h.shape[1]) or chunk_sums(h, keep))
+    for _ in range(2):
+        seen.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(batch)[keep], expected, rtol=1e-10, atol=1e-12)
+    is_once = case in ("favor", "rbf", "favor relu") and num_expressed < 30
+    assert (sum(seen) < 2 * 20) == is_once  # tokens whose keys were computed
