@@ -179,7 +179,8 @@ def make_annotation(
     if adapted.resemblance is not None:
         novelty = adapted.resemblance.novelty(novelty)
     elif model.saved.held_out is not None:
-        novelty = novelty_share(novelty / (1.0 if shift is None else shift.factor), model.saved.held_out.scores)
+        factor = 1.0 if adapted.members else adapted.novelty_factor(slice(None))
+        novelty = novelty_share(novelty / factor, model.saved.held_out.scores)
     unknown = unknown_cells(calls, novelty, labels, options.unknown_fpr, options.min_confidence)
     checked = check_clusters(adapted, calls["best"].to_numpy(), unknown, is_cell & ~calls["empty"].to_numpy())
     usual = np.where(checked.returned, 0.0, novelty)  # these cells are novel, but not for their type
@@ -215,6 +216,9 @@ def make_annotation(
         log.info("%s: the %s changed %s of %s labels", path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
     trust, warning = _trust(adapted, options.unknown_fpr, calls[is_cell], float(unknown[is_cell].mean()))
     record |= trust | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
+    if adapted.batches is not None:
+        record["batches"] = adapted.batches.record()
+        warning = "; ".join(text for text in (warning, adapted.batches.warning) if text)
     if droplets is not None:
         record["droplets"] = {"floor": droplets.floor, "num_empty": droplets.num_empty}
     called = calls["best"][~unknown].to_numpy()

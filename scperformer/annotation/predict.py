@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from scperformer.annotation.write import write_annotation, write_text
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
+from scperformer.cells.batches import likely_batches, read_query_batches
 from scperformer.cells.query import find_query
 from scperformer.cells.which_tissue import tissue_text
 from scperformer.config.annotation import AnnotationOptions
@@ -156,11 +157,19 @@ def _adapted_to(
     """Adapt a model to open cells, or to all cells of which they are some: `whole`, or the file `cfg.condition_of`."""
     query = find_query(cells, model.saved, cfg, path)
     with_shift = cfg.shift != "false"
+    if cfg.batch_key is not None:
+        query = replace(query, batches=read_query_batches(cells, cfg.batch_key, path))
+    elif with_shift and (found := likely_batches(cells)) is not None:
+        log.info("%s: obs['%s'] may name batches: batch_key=%s corrects each of them apart", path, found, found)
     if cfg.condition_of is None and whole is None:
         return adapt_model(model, query, cfg, with_shift=with_shift)
     name = cfg.condition_of or "condition_of"
     with nullcontext(whole) if whole is not None else open_cells(name, cfg.orientation) as all_cells:
         of_all = find_query(all_cells, model.saved, cfg, name)
+        if cfg.batch_key is not None:
+            batches = read_query_batches(all_cells, cfg.batch_key, name)
+            of_all = replace(of_all, batches=batches)
+            query = replace(query, batches=read_query_batches(cells, cfg.batch_key, path, batches.names))
         return adapt_model(model, query, cfg, with_shift=with_shift, whole=of_all)
 
 

@@ -1,6 +1,8 @@
 """Cells: the kind of their values, normalised expression with the genes of a model; references and queries.
 
 - alignment: Align expression to the genes of a model: match the genes of a file, sum them, and reorder the columns.
+- batches: Batches of a query: cells of one sample or technology, by the column of obs that is named, or may be
+  meant.
 - corpus: Unlabelled cells for pretraining: normalised cells of all files over one list of genes, in memory or on
   disk.
 - detect: The expression of an AnnData: its place (X, raw or a layer) and the kind of its values.

@@ -14,6 +14,7 @@ from scipy.sparse import csr_matrix, vstack
 
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows
+from scperformer.cells.batches import Batches
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import ModelOptions
@@ -41,6 +42,7 @@ class Query:
     plan: Alignment
     var: pd.DataFrame  # the gene table of the file
     cfg: ModelOptions  # options of matching its genes
+    batches: Batches | None = None  # whose batch effects are corrected apart
 
     @cached_property
     def sha256(self) -> str:

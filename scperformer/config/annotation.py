@@ -36,6 +36,9 @@ class AnnotationOptions(TissueOptions):
     min_confidence: float = option(0.0, SHARE)
     # for statistics: a set of labels for each cell, with the true one in 1 - alpha of the cells; see docs/trust.md
     alpha: float | None = option(None, (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"))
+    # for files of several technologies or samples: obs column whose batch effects are corrected apart; see
+    # docs/trust.md#several-batches-in-a-file
+    batch_key: str | None = None
     # for sorted samples: the only labels that can occur; see docs/labels.md#constraints
     allow_labels: list[str] = field(default_factory=list)
     deny_labels: list[str] = field(default_factory=list)  # labels that the tissue cannot have
@@ -62,6 +65,8 @@ class AnnotationOptions(TissueOptions):
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         self.shift = self.shift.lower()
         super().__post_init__()
+        expected = "no batch_key beside shift=false, which corrects nothing"
+        require(self.shift != "false" or self.batch_key is None, "batch_key", self.batch_key, expected)
         is_name = "/" not in self.key_added and self.key_added not in (".", "..")
         require(is_name, "key_added", repr(self.key_added), "a name without '/'")
         expected = "no alpha beside allow_labels or deny_labels: its sets are for probabilities as they are"

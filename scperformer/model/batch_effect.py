@@ -48,25 +48,28 @@ def label_means(reference: csr_matrix, labels: np.ndarray, num_labels: int) -> n
     return means
 
 
-def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> np.ndarray:
+def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray, usual: np.ndarray | float = 1.0) -> np.ndarray:
     """Return the expression of each gene in a query relative to the same mixture of labels, float64 G.
 
     `x` are the cells of the query with the lowest novelty, N x G, `calls` the index of the label of each, N, and
-    `means` are of `label_means`, C x G.
+    `means` are of `label_means`, C x G. The factors of few cells are near the `usual` ones: those of the whole file, G,
+    for a batch.
     """
-    log, _ = log_factors(x, calls, means)
-    return np.exp(np.clip(log, -MAX_EFFECT, MAX_EFFECT))
+    log, _ = log_factors(x, calls, means * usual)
+    return np.exp(np.clip(log + np.log(usual), -MAX_EFFECT, MAX_EFFECT))
 
 
-def correct_batch_effect(x: csr_matrix, factors: np.ndarray | None) -> csr_matrix:
+def correct_batch_effect(x: csr_matrix, factors: np.ndarray | None, batches: np.ndarray | None = None) -> csr_matrix:
     """Divide the expression of each gene, CSR float32 N x G, by its factor, G; the counts of a cell keep their sum.
 
-    A cell is corrected independently of the others. None: nothing is to be corrected.
+    With the number of the batch of each cell, `batches`, int N, the factors are of B batches, B x G. A cell is
+    corrected independently of the others. None: nothing is to be corrected.
     """
     if factors is None:
         return x
     counts = np.expm1(x.data.astype(np.float64))
-    divided = counts / factors[x.indices]
+    place = x.indices if batches is None else (np.repeat(batches, np.diff(x.indptr)), x.indices)
+    divided = counts / factors[place]
     before, after = (csr_matrix((each, x.indices, x.indptr), shape=x.shape).sum(axis=1) for each in (counts, divided))
     scale = np.asarray(before).ravel() / np.maximum(np.asarray(after).ravel(), TINY)
     divided *= np.repeat(scale, np.diff(x.indptr))

@@ -92,18 +92,19 @@ def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matri
     return Resemblance(profiles.T, is_compared, centre * is_compared, shares, noise)
 
 
-def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> float:
-    """Return the median resemblance of the cells of a file, N x G, to the labels of a reference.
+def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray, of_file: csr_matrix) -> float:
+    """Return the median resemblance of cells of a file, N x G, to the labels of a reference.
+
+    They are centred by the mean of `of_file`, which are cells of the whole file: a batch may have a single type.
 
     `reference`, M x G, is in the same condition, with the index of the label of each cell, M; each of 0 to C-1 occurs.
     """
-    centre = np.asarray(x.mean(axis=0)).ravel()
+    centre = np.asarray(of_file.mean(axis=0)).ravel()
     shares = np.bincount(labels) / len(labels)
-    for _ in range(2):  # the shares of the labels in the reference, then in the file
-        found = fit_resemblance(centre, shares, reference, labels)
-        correlations = found.correlations(x)
-        shares = np.bincount(correlations.argmax(axis=1), minlength=len(shares)) / x.shape[0]
-    return float(np.median(found.of_cells(x, correlations)))
+    found = fit_resemblance(centre, shares, reference, labels)  # the shares of the labels in the reference
+    calls = found.correlations(of_file).argmax(axis=1)
+    found = fit_resemblance(centre, np.bincount(calls, minlength=len(shares)) / len(calls), reference, labels)
+    return float(np.median(found.of_cells(x, found.correlations(x))))
 
 
 def centred(x: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import shortened
 from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
+from scperformer.cells.batches import likely_batches
 from scperformer.cells.detect import Findings, gene_table
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.profiles import has_profiles, reference_with_profiles
@@ -203,6 +204,8 @@ class Checker:
         if num := int(cells.obs_names.duplicated().sum()):
             result["notes"].append(f"repeated cell names, which are kept: {num:,}")
         if self.label_key is None:
+            if (key := likely_batches(cells)) is not None:
+                result["rows"]["batches"] = [f"perhaps {key}: predict corrects each of them apart by batch_key={key}"]
             return
         with suppress(InputError):  # make_reference raises the same error later
             labels = require_labels(cells.obs, self.label_key, path)

@@ -16,6 +16,7 @@ from scipy.sparse import csr_matrix
 from scperformer.annotation.annotate import without_slashes
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder
+from scperformer.cells.batches import read_query_batches
 from scperformer.cells.quality import technical
 from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
@@ -25,7 +26,6 @@ from scperformer.io.read import open_cells
 from scperformer.io.writing import write_anndata
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import best_labels
-from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
@@ -44,7 +44,7 @@ from scperformer.results.explanation_page import (
 )
 from scperformer.results.read_annotations import Annotated, find_model
 from scperformer.training.adapt import Adapted, adapt_model, with_encoder_weight
-from scperformer.training.condition import Condition, find_condition, reduced
+from scperformer.training.condition import BatchShifts, Condition, find_condition, reduced
 from scperformer.training.tissue_model import recorded_resemblance, tissue_model
 
 log = logging.getLogger(__name__)
@@ -233,6 +233,15 @@ def _adapt_as_predict(
         found = f"gene_factors that are not {num_genes} positive numbers, in uns['{annotated.key}'] of {path}"
         raise InputError(found, "an annotation as predict writes it", "annotate the file again")
     adapted = replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
+    if (recorded := facts.get("batches")) is not None:
+        factors = np.asarray(recorded["gene_factors"])
+        names = list(map(str, recorded["name"]))
+        if factors.shape != (len(names), num_genes) or not (np.isfinite(factors).all() and (factors > 0).all()):
+            found = f"batches/gene_factors that are not {len(names)} x {num_genes} positive numbers"
+            found += f", in uns['{annotated.key}'] of {path}"
+            raise InputError(found, "an annotation as predict writes it", "annotate the file again")
+        batches = read_query_batches(cells, str(recorded["key"]), path, names)
+        adapted = replace(adapted, batches=BatchShifts(batches, [], np.ones(len(names)), factors))
     if adapted.resemblance is None:
         return adapted
     known = {name: np.asarray(facts["profiles"][name], dtype=np.float64) for name in ("centre", "shares")}
@@ -259,7 +268,7 @@ def _draw_sample(
     drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num_cells] for code in np.unique(candidates)]
     rows = query.cells[np.sort(np.concatenate(drawn))]
     as_measured = query.some(rows)
-    x = correct_batch_effect(as_measured, adapted.gene_factors)
+    x = adapted.corrected(as_measured, rows)
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")

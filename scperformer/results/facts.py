@@ -8,7 +8,8 @@ import pandas as pd
 from scperformer.annotation.columns import CLUSTER_ENTRIES
 from scperformer.base.errors import InputError
 
-TEXT, NUMBER, TEXTS, NUMBERS, MAPPING = "a text", "a number", "a list of texts", "a list of numbers", "a mapping"
+TEXT, NUMBER, TEXTS, NUMBERS = "a text", "a number", "a list of texts", "a list of numbers"
+TABLE, MAPPING = "a table of numbers", "a mapping"
 # The entries of uns[KEY] (docs/formats.md) that are read again, by their kinds.
 REQUIRED = {
     TEXT: "model/name model/hash model/path model/trained_on model/label_key input/file input/sha256 input/source "
@@ -21,16 +22,18 @@ REQUIRED = {
 OPTIONAL = {
     TEXT: "model/tissue model/encoder/kind model/encoder/attention model/imported/tool model/imported/file "
     "model/imported/sha256 run/date condition/key shift/kind tissue/name tissue/title tissue/how "
-    "check/text",
+    "check/text batches/key",
     NUMBER: "condition/adapted condition/expected_accuracy condition/depth genes/informative_share tree/num_backed_off "
     "encoder/num_decided calibration/num_cells calibration/error novelty/unknown_fpr shift/relative_novelty "
     "shift/batch_effect shift/expected_lowest shift/expected_highest shift/encoder_weight tissue/in_capitals "
     "tissue/score profiles/resemblance profiles/expected_lowest profiles/expected_highest",
     TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next check/label "
-    "check/looks_like check/too_high check/too_low",
+    "check/looks_like check/too_high check/too_low batches/name batches/kind",
     NUMBERS: "calibration/bins/confidence calibration/bins/num_cells shift/gene_factors constraints/weights "
-    "tissue/next_scores profiles/centre profiles/shares profiles/gene_factors check/num_cells check/difference",
-    MAPPING: "run constraints calibration droplets tissue profiles check",
+    "tissue/next_scores profiles/centre profiles/shares profiles/gene_factors check/num_cells check/difference "
+    "batches/num_cells batches/batch_effect",
+    TABLE: "batches/gene_factors",
+    MAPPING: "run constraints calibration droplets tissue profiles check batches",
 }
 # Entries that are read only beside another, which they need.
 NEEDED = {
@@ -42,12 +45,16 @@ NEEDED = {
     "tissue": "tissue/name tissue/title tissue/how tissue/in_capitals profiles",
     "tissue/score": "tissue/next tissue/next_scores",
     "check": "check/text",
+    "batches": "batches/key batches/name batches/gene_factors batches/num_cells",
+    "batches/kind": "batches/batch_effect",
     "check/label": " ".join(f"check/{name}" for name in CLUSTER_ENTRIES),
     "profiles": "tissue profiles/expected_lowest profiles/expected_highest profiles/centre profiles/shares",
     "calibration": "calibration/num_cells calibration/error calibration/bins/confidence calibration/bins/num_cells "
     "novelty/unknown_fpr",
 }
 EQUALLY_LONG = (
+    ("batches/kind", "batches/name"),
+    ("batches/batch_effect", "batches/name"),
     ("calibration/bins/confidence", "calibration/bins/num_cells"),
     ("tree/nodes", "tree/parents"),
     ("tree/nodes", "tree/ontology_term_ids"),
@@ -63,6 +70,8 @@ def _kind(value: Any) -> str:
         return TEXT if isinstance(value, str) else MAPPING
     array = np.asarray(value)
     is_number = array.dtype.kind in "biuf"
+    if array.ndim == 2 and is_number:
+        return TABLE
     if array.ndim != 1:
         return NUMBER if is_number and array.ndim == 0 else f"a value of type {type(value).__name__}"
     return TEXTS if all(isinstance(text, str) for text in array) else NUMBERS if is_number else "a list"

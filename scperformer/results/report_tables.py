@@ -182,7 +182,7 @@ def input_table(summaries: Sequence[dict[str, Any]]) -> Table:
     kinds = {"Sample": "text", "File": "text", "Cells": "count", "Values": "text", "In": "text"}
     kinds |= {"Genes in the file": "count", "Genes of the model": "count", "Share of the model’s genes": "share"}
     kinds |= {"Missing genes": "text", "Relative novelty": "number", "Batch effect": "number", "Resemblance": "number"}
-    kinds |= {"SHA-256": "text"}
+    kinds |= {"Batch effect of each batch": "text", "SHA-256": "text"}
     rows = []
     for summary in summaries:
         values = summary["facts"]["input"]
@@ -192,7 +192,10 @@ def input_table(summaries: Sequence[dict[str, Any]]) -> Table:
         row += [genes["num_file"], genes["num_shared"], genes["share_of_model"]]
         row += [", ".join([*genes["absent"][:3], "…"]) if len(genes["absent"]) else None]
         row += [shift.get("relative_novelty"), shift.get("batch_effect")]
-        row += [summary["facts"].get("profiles", {}).get("resemblance"), str(values["sha256"])[:12]]
+        batches = summary["facts"].get("batches", {})
+        effects = zip(batches.get("name", []), batches.get("batch_effect", []), strict=False)
+        of_each = ", ".join(f"{name} {effect:.2f}" for name, effect in effects)
+        row += [summary["facts"].get("profiles", {}).get("resemblance"), of_each or None, str(values["sha256"])[:12]]
         rows.append(row)
     return _table("inputs-table", "Expression and genes of each sample", kinds, rows)
 

@@ -103,6 +103,14 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
             if kind == FAR:
                 warn("These cells are not of the tissue: name it by tissue=..., or a model by model_path=...", each)
             continue
+        batches = facts.get("batches", {})
+        far = [
+            name
+            for name, of_batch in zip(batches.get("name", []), batches.get("kind", []), strict=False)
+            if of_batch == FAR
+        ]
+        if far:
+            warn("Batches of another tissue, whose labels are not to be used", each, listed(far))
         if unknown > MAX_UNKNOWN or kind == FAR:
             text = f"Most cells look like none of the {len(model['labels'])} labels. Is it the right tissue?"
             text += f" The model was trained on {model['tissue']}." if model.get("tissue") else ""

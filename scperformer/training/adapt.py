@@ -6,13 +6,16 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time, listed
@@ -23,7 +26,7 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import HeadConfig, ModelConfig, NetworkOptions, OptimConfig, TokensConfig
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.model.arrays import ReferenceCells
-from scperformer.model.batch_effect import label_means
+from scperformer.model.batch_effect import correct_batch_effect, label_means
 from scperformer.model.confidence import calibration
 from scperformer.model.content import INFO
 from scperformer.model.doublets import Doublets, fit_doublets
@@ -36,6 +39,7 @@ from scperformer.model.resemblance import Resemblance
 from scperformer.model.saved_model import SavedModel, Study, encoder_is_silent
 from scperformer.model.shift import FAR, OTHER, Shift
 from scperformer.training.condition import (
+    BatchShifts,
     Condition,
     Repeats,
     adapted_model,
@@ -44,6 +48,7 @@ from scperformer.training.condition import (
     find_repeats,
     find_shift,
     reduced,
+    shifts_of_batches,
 )
 from scperformer.training.evidence import fill_network, fit_branches
 from scperformer.training.fit_imported import distilled
@@ -75,7 +80,20 @@ class Adapted:
     # float64 C x measured genes: counts per 10,000 of each label, as the query would have measured it; None: not known
     label_means: np.ndarray | None = None
     doublets: Doublets | None = None  # None: doublets cannot be found
+    batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the file
     precision: str | None = None  # of the network's products, chosen with the first block of cells; None: not yet
+
+    def corrected(self, x: csr_matrix, rows: np.ndarray | slice) -> csr_matrix:
+        """Correct the batch effects of the genes of cells, N x G, with these row numbers in the file."""
+        if self.batches is None:
+            return correct_batch_effect(x, self.gene_factors)
+        return correct_batch_effect(x, self.batches.factors, self.batches.batches.of_cell[rows])
+
+    def novelty_factor(self, rows: np.ndarray | slice) -> float | np.ndarray:
+        """Return the divisor of the novelty scores of cells."""
+        if self.batches is not None and self.batches.shifts:
+            return self.batches.novelty[self.batches.batches.of_cell[rows]]
+        return 1.0 if self.shift is None else self.shift.factor
 
 
 @dataclass
@@ -147,18 +165,29 @@ def adapt_model(
         found_accuracy = model.saved.provenance["expected_accuracy"]
         expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
     shift = factors = resemblance = kept = means = None
+    estimate: Callable[..., tuple[Shift | None, np.ndarray | None]] | None = None  # of a batch
     if reference_cells is not None:
         kept = replace(reference_cells, values=reduced(reference_cells, condition, saved.config["target_sum"], seed=0))
         means = label_means(kept.values, kept.labels, len(saved.labels))
     if is_tissue:
         assert kept is not None
         assert means is not None
-        factors, resemblance = compare_with_profiles(seen, model.saved, kept, means)
-        if not with_shift:
-            factors = None
+        compare = partial(compare_with_profiles, seen, model.saved, kept, means)
+        factors, resemblance = compare()
+        factors = factors if with_shift else None
+        estimate = lambda *of_batch: (None, compare(*of_batch)[0])  # noqa: E731
     elif with_shift and (held_out := model.saved.held_out) is not None:
-        shift, factors = find_shift(seen, held_out, saved, kept, means, model)
+        estimate = partial(find_shift, seen, held_out, saved, kept, means, model)
+        shift, factors = estimate()
         model = with_encoder_weight(model, shift.encoder_weight)
+    batches = None
+    if with_shift and seen.batches is not None:
+        if estimate is None:
+            log.warning("%s: no batch is corrected, as the model has no out-of-fold predictions", query.path)
+        else:
+            batches = shifts_of_batches(seen, shift, factors, estimate)
+            assert query.batches is not None
+            batches = replace(batches, batches=query.batches)
     doublets = None
     if kept is not None and means is not None and depth is not None and (shift is None or shift.kind != FAR):
         doublets = _mixtures(query, kept, means, factors, simulated=is_tissue)
@@ -181,7 +210,7 @@ def adapt_model(
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
     adapted = Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance)
-    return replace(adapted, label_means=means, doublets=doublets)
+    return replace(adapted, label_means=means, doublets=doublets, batches=batches)
 
 
 def _mixtures(
@@ -254,7 +283,8 @@ def _adapt_members(
     }
     repeats = [member.adapted.repeats for member in members]
     joined = Repeats(repeats[0].num_seen, np.unique(np.concatenate([each.rows for each in repeats])))
-    return Adapted(model, query, record, nearest.shift, members=members, repeats=joined)
+    joint = Adapted(model, query, record, nearest.shift, members=members, repeats=joined)
+    return replace(joint, batches=nearest.batches)
 
 
 def _adapted_to(

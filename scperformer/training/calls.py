@@ -8,7 +8,6 @@ from scipy.sparse import csr_matrix
 
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
-from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.conformal import cell_draws
 from scperformer.model.fusion import fuse
@@ -53,16 +52,17 @@ def call_block(
     query = adapted.query
     model = adapted.model
 
-    def cells_of(x: csr_matrix) -> Cells:
-        return Cells(correct_batch_effect(x, adapted.gene_factors), model.tokens, measured=query.measured)
+    def cells_of(x: csr_matrix, first: int) -> Cells:
+        rows = slice(first, first + x.shape[0])
+        return Cells(adapted.corrected(x, rows), model.tokens, measured=query.measured)
 
     x = query.block(start)
-    cells = cells_of(x)
+    cells = cells_of(x, start)
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
         if adapted.precision is None and cfg.precision == AUTO:
-            first = cells if start == 0 else cells_of(query.block(0))
+            first = cells if start == 0 else cells_of(query.block(0), 0)
             adapted.precision = choose_precision(model.network, first, cfg.batch_size, device)
         precision = adapted.precision or cfg.precision
         predicted = predict_cells(model.network, cells, cfg.batch_size, device, precision, done)
@@ -95,9 +95,9 @@ def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Ca
     joint = fuse([each.proba for each in calls], meanings, np.array([member.weight for member in members]))
     scores = []
     for each, member in zip(calls, members, strict=True):
-        usual = 1.0  # the novelty score that few known cells exceed in a file like this one
+        usual: float | np.ndarray = 1.0  # the novelty score that few known cells exceed in a file like this one
         if (held_out := member.adapted.model.saved.held_out) is not None:
-            factor = 1.0 if member.adapted.shift is None else member.adapted.shift.factor
+            factor = member.adapted.novelty_factor(slice(start, start + len(joint)))
             usual = factor * float(np.quantile(held_out.scores, 1 - AnnotationOptions.unknown_fpr))
         scores.append(each.scores / usual)
     if done is not None:

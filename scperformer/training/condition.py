@@ -4,7 +4,9 @@ The distribution shift of a query is estimated from some of its cells (model/shi
 """
 
 import hashlib
+import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,12 @@ import numpy as np
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.base.messages import in_percent, shortened
+from scperformer.base.messages import in_percent, listed, shortened
+from scperformer.cells.batches import Batches
 from scperformer.cells.normalisation import linear, normalise_counts, recover_counts, thin
 from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
+from scperformer.cells.values import evenly_spaced
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.batch_effect import batch_effect, correct_batch_effect, gene_factors
@@ -23,10 +27,12 @@ from scperformer.model.linear import linear_logits
 from scperformer.model.novelty import Profile
 from scperformer.model.resemblance import median_resemblance
 from scperformer.model.saved_model import HASHES, SavedModel, both_have_a_part
-from scperformer.model.shift import FAR, MIN_CELLS, OTHER, Shift, estimate_shift
+from scperformer.model.shift import FAR, FEW, MIN_CELLS, OTHER, Shift, estimate_shift
 
 if TYPE_CHECKING:
     from scperformer.model.load import Model  # needs torch, which `check` does without
+
+log = logging.getLogger(__name__)
 
 # Cells of a file that show its depth, and the blocks of the file that they come from.
 SEEN_CELLS = 2000
@@ -56,21 +62,23 @@ def depth_class(counts: csr_matrix) -> float | None:
     return 2 ** (round(2 * math.log2(float(np.median(totals)))) / 2) if len(totals) else None
 
 
-def seen_rows(query: Query) -> np.ndarray:
+def seen_rows(query: Query, batch: int | None = None) -> np.ndarray:
     """Return the numbers of up to 2,000 rows, ascending, that show what a file states about all of its cells.
 
-    They are from up to 20 blocks, spread over the file. Barcodes that cannot be cells are not among them.
+    They are from up to 20 blocks, spread over the file, or over a batch of it. Barcodes that cannot be cells are not
+    among them.
     """
-    if query.plan.findings.droplets is not None:
-        return query.spread(SEEN_CELLS)
-    starts = np.array(query.starts())
-    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, min(len(starts), SEEN_BLOCKS)).astype(int))]
-    rows = []
-    for start in chosen:
-        stop = min(start + query.rows.block_cells, query.rows.shape[0])
-        num = min(stop - start, max(1, SEEN_CELLS // len(chosen)))
-        rows.append(np.unique(np.linspace(start, stop - 1, num).astype(int)))
-    return np.concatenate(rows)
+    rows = np.arange(query.rows.shape[0])
+    if batch is not None:
+        assert query.batches is not None
+        rows = query.batches.rows(batch)
+    if (droplets := query.plan.findings.droplets) is not None:
+        cells = droplets.cells if batch is None else droplets.cells[np.isin(droplets.cells, rows)]
+        return np.sort(cells[evenly_spaced(len(cells), SEEN_CELLS)])
+    blocks = rows // query.rows.block_cells
+    present = np.unique(blocks)
+    rows = rows[np.isin(blocks, present[evenly_spaced(len(present), SEEN_BLOCKS)])]
+    return rows[evenly_spaced(len(rows), SEEN_CELLS)]
 
 
 def find_condition(query: Query, with_depth: bool = True) -> Condition:
@@ -150,6 +158,60 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
     return Repeats(len(rows), rows[is_repeat])
 
 
+@dataclass(frozen=True, eq=False)
+class BatchShifts:
+    """The distribution shift of each of B batches of a query."""
+
+    batches: Batches  # of the cells to call
+    shifts: list[Shift]  # of too few cells: that of the whole query; empty if no shift is known
+    novelty: np.ndarray  # float64 B, by which novelty scores are divided
+    factors: np.ndarray  # float32 B x G, for `correct_batch_effect`; 1 where nothing is corrected
+
+    @property
+    def warning(self) -> str:
+        """A warning about batches of another tissue; "" if there is none."""
+        far = [name for name, shift in zip(self.batches.names, self.shifts, strict=False) if shift.kind == FAR]
+        place = f"batches of obs['{self.batches.key}'] of {FAR}, whose labels are not to be used"
+        return f"{place}: {listed(far)}" if far else ""
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        of_cell, names = self.batches.of_cell, self.batches.names
+        found: dict[str, Any] = {"key": self.batches.key, "name": np.array(names, dtype=object)}
+        found |= {"num_cells": np.bincount(of_cell, minlength=len(names)), "gene_factors": self.factors}
+        found["factor"] = self.novelty
+        for name in ("kind", "relative_novelty", "batch_effect"):
+            values = [getattr(shift, name) for shift in self.shifts]
+            found |= {name: np.array(values, dtype=object if name == "kind" else np.float64)} if values else {}
+        return found
+
+
+def shifts_of_batches(
+    query: Query,
+    shift: Shift | None,
+    factors: np.ndarray | None,
+    estimate: Callable[[int, np.ndarray], tuple[Shift | None, np.ndarray | None]],
+) -> BatchShifts:
+    """Estimate the shift of each batch of a query; `shift` and `factors` are of the query, and of too small batches."""
+    assert query.batches is not None
+    unchanged = np.ones(query.plan.num_genes, dtype=np.float32)
+    sizes = np.bincount(query.batches.of_cell[query.cells], minlength=len(query.batches.names))
+    found = []
+    for number, size in enumerate(sizes):
+        own: tuple[Shift | None, np.ndarray | None] = shift, factors
+        if size >= MIN_CELLS:
+            estimated = estimate(number, unchanged if factors is None else factors)
+            own = own if estimated[0] is not None and estimated[0].kind == FEW else estimated
+        found.append((own[0], unchanged if own[1] is None else own[1]))
+    shifts = [shift for shift, _ in found if shift is not None]
+    for name, shift in zip(query.batches.names, shifts, strict=False):
+        log.info("%s: batch %s of obs['%s']: %s", query.path, shortened(name), query.batches.key, shift.text)
+    # Types of low novelty make the relative novelty of a batch of them too small.
+    least = 1.0 if shift is None else shift.factor
+    novelty = np.array([max(each.factor, least) if each.kind == OTHER else 1.0 for each in shifts])
+    return BatchShifts(query.batches, shifts, novelty, np.stack([factors for _, factors in found]))
+
+
 def find_shift(
     query: Query,
     held_out: HeldOut,
@@ -157,19 +219,21 @@ def find_shift(
     kept: ReferenceCells | None,
     means: np.ndarray | None,
     model: "Model",
+    batch: int | None = None,
+    usual: np.ndarray | None = None,
 ) -> tuple[Shift, np.ndarray | None]:
-    """Return the shift of a query, and the factors of its genes.
+    """Return the shift of a query, or of one of its batches, and the factors of its genes.
 
     `saved` is the model before adapting. `kept` are its stored cells as the query would have measured them, and `means`
     those of its labels; without them the batch effect is not known. `model` may have been adapted to the query, which
-    has its genes; `held_out` are the held-out calls of `model`.
+    has its genes; `held_out` are the held-out calls of `model`. `usual` are the factors of the query, for a batch.
 
     Returns
     -------
     The shift; the factors of genes for `correct_batch_effect`, float32 G, 1 for genes that the query does not measure,
     or None if there is nothing to correct.
     """
-    rows = seen_rows(query)
+    rows = seen_rows(query, batch)
     x = query.some(rows)
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
     scores = Profile(**held_out.profile).scores(x)
@@ -186,13 +250,15 @@ def find_shift(
     effects = batch_effect(own[alike], kept.values, labels)
     shift = estimate_shift(scores, held_out.scores, effects, *of_model)
     if shift.kind == FAR:
-        shift = replace(shift, resemblance=median_resemblance(own, kept.values, labels))
+        of_file = own if batch is None else query.of_genes(query.measured).some(seen_rows(query))
+        shift = replace(shift, resemblance=median_resemblance(own, kept.values, labels, of_file))
     x, own = x[alike], own[alike]
     if shift.kind != OTHER or saved.imported:  # imported models call cells as their own tools do
         return shift, None
     # The labels of the cells are called, and once more after a correction by the first factors: by the linear branch,
     # which carries over better than the encoder and is faster, or by logistic regression if the encoder is alone.
-    factors = np.ones(x.shape[1], dtype=np.float32)
+    factors = np.ones(x.shape[1], dtype=np.float32) if usual is None else usual.copy()
+    before = factors[query.measured].astype(np.float64)
     for _ in range(NUM_ROUNDS):
         corrected = correct_batch_effect(x, factors)
         logits = linear_logits(model.saved, corrected)
@@ -201,5 +267,5 @@ def find_shift(
         else:
             assert model.baseline is not None  # only imported models have none
             calls = model.baseline.predict(corrected)
-        factors[query.measured] = gene_factors(own, calls, means) ** shift.fraction
+        factors[query.measured] = gene_factors(own, calls, means, before) ** shift.fraction
     return shift, factors

@@ -127,20 +127,26 @@ def fit_tissue(saved: SavedModel, condition: Condition) -> SavedModel:
 
 
 def compare_with_profiles(
-    query: Query, fitted: SavedModel, simulated: ReferenceCells, means: np.ndarray
+    query: Query,
+    fitted: SavedModel,
+    simulated: ReferenceCells,
+    means: np.ndarray,
+    batch: int | None = None,
+    usual: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Resemblance]:
-    """Return the per-gene batch effect of a file, float32 G, and its resemblance to the profiles of a tissue.
+    """Return the per-gene batch effect of a file or batch, float32 G, and its resemblance to the profiles of a tissue.
 
     `query` has the genes of `fitted`, the model of the tissue after its fit to the file; `simulated` are its cells as
-    the file would have measured them, and `means` those of its labels.
+    the file would have measured them, and `means` those of its labels. `usual` are the factors of the file,
+    for a batch.
     """
-    x = query.some(seen_rows(query))
+    x = query.some(seen_rows(query, batch))
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
-    factors = np.ones(x.shape[1], dtype=np.float32)
+    factors = usual = np.ones(x.shape[1], dtype=np.float32) if usual is None else usual
     calls = np.arange(0)
     for number in range(1 + NUM_ROUNDS):
         if number:
-            factors = gene_factors(x, calls, means).astype(np.float32)
+            factors = gene_factors(x, calls, means, usual.astype(np.float64)).astype(np.float32)
         logits = linear_logits(fitted, correct_batch_effect(x, factors))
         assert logits is not None
         calls = logits.argmax(axis=1)

@@ -60,3 +60,28 @@ def test_cells_without_effects_keep_their_counts_and_do_not_depend_on_others():
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[7:9].toarray(), correct_batch_effect(x[7:9], profile_effects).toarray())
     np.testing.assert_allclose(correct_batch_effect(x, np.ones(NUM_GENES)).toarray(), x.toarray(), atol=1e-6)
+
+
+def test_each_batch_is_divided_by_its_own_factors():
+    rng = np.random.default_rng(0)
+    x = sparse.random(30, 8, 0.5, "csr", dtype=np.float32, random_state=0)
+    factors = rng.uniform(0.3, 3, (3, 8)).astype(np.float32)
+    batches = rng.integers(3, size=30)
+    found = correct_batch_effect(x, factors, batches).toarray()
+    for row, batch in enumerate(batches):
+        np.testing.assert_array_equal(found[[row]], correct_batch_effect(x[row], factors[batch]).toarray())
+
+
+def test_factors_of_few_cells_are_near_the_usual_ones():
+    rng = np.random.default_rng(0)
+    means = np.full((2, 50), 200.0)
+    usual, own = np.exp(rng.normal(0, 0.5, (2, 50)))
+    counts = sparse.csr_matrix(np.tile(200 * usual * own, (10_000, 1)))
+    x = counts.log1p()
+    for num_cells, share in ((1, 200 / 220), (10_000, 1.0)):
+        found = gene_factors(x[:num_cells], np.zeros(num_cells, dtype=int), means, usual)
+        pseudo = 0.02 + 20 / num_cells
+        expected = [u * (200 * u * o + pseudo) / (200 * u + pseudo) for u, o in zip(usual, own, strict=True)]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        nearer = np.log(found / usual) / np.log(own)
+        assert np.median(nearer) == pytest.approx(share, abs=0.05)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from scperformer.cells.batches import Batches
 from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
 from scperformer.model.arrays import ReferenceCells
-from scperformer.training.condition import Condition, depth_share, find_condition, reduced
+from scperformer.training.condition import Condition, depth_share, find_condition, reduced, seen_rows
 
 GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
 
@@ -105,3 +106,21 @@ def test_reduced_cells_are_thinned_to_the_depth(reference_cells):
     assert (thin <= original).all()
     # Each of 120,000 counts is kept with a probability of 1/4: the standard error of the share is 0.5 %.
     assert thin.sum() == pytest.approx(original.sum() / 4, rel=0.02)
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_rows_that_are_looked_at_are_spread_over_a_file_or_a_batch_of_it(batch):
+    """From 20 of 45 blocks, of which the last one is small; as many rows of each as it has."""
+    num_cells = 44 * 100 + 7
+    findings = SimpleNamespace(droplets=None)
+    batches = Batches("run", ["a", "b"], (np.arange(num_cells) % 3 == 0).astype(np.int64))
+    stored = SimpleNamespace(shape=(num_cells, 5), block_cells=100)
+    found = seen_rows(SimpleNamespace(rows=stored, plan=SimpleNamespace(findings=findings), batches=batches), batch)
+    own = [row for row in range(num_cells) if batch is None or row % 3 == 0]
+    blocks = {int(44 * number / 19) for number in range(20)}
+    own = [row for row in own if row // 100 in blocks]
+    most = min(2000, len(own))
+    assert found.tolist() == sorted({own[int((len(own) - 1) * number / (most - 1))] for number in range(most)})
+    of_block = np.bincount(found // 100)
+    if batch is None:
+        assert of_block[44] == 7

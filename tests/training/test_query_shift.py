@@ -14,11 +14,13 @@ import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
+from scperformer.io import rows as stored_rows
 from scperformer.model.batch_effect import correct_batch_effect
 from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits
 from scperformer.model.linear import linear_logits
 from scperformer.model.load import load_model
+from scperformer.model.novelty import Profile
 
 QUICK = ["trainer.max_steps=60", "data.min_genes=0", "data.min_cells=0", "logger=none", "ontology=none"]
 
@@ -164,3 +166,91 @@ def test_a_whole_sample_of_other_genes_or_values_is_refused(folder, tmp_path):
         scperformer.annotate(cells, model, condition_of="none.h5ad")
     with pytest.raises(InputError, match="condition_of in memory for a file of cells"):
         scperformer.annotate(tmp_path / "whole.h5ad", model, condition_of=cells)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> ad.AnnData:
+    """Cells like the reference, cells with more of the genes of label c, and ten further cells."""
+    parts = {"like": made_cells(240, 2), "other": made_cells(240, 3), "small": made_cells(10, 4)}
+    parts["other"].X = sparse.csr_matrix(parts["other"].X.multiply(TIMES), dtype=np.float32)
+    return ad.concat(parts, label="run", index_unique="-")
+
+
+TIMES = np.where(np.arange(300) // 40 == 2, 3.0, 1.0)
+
+
+def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
+    model = load_model(folder)
+    plain = scperformer.annotate(mixed.copy(), model)
+    assert "batches" not in plain.uns["scperformer"]
+    found = scperformer.annotate(mixed.copy(), model, batch_key="run")
+    record = found.uns["scperformer"]
+    batches = record["batches"]
+    assert batches["key"] == "run"
+    assert batches["name"].tolist() == ["like", "other", "small"]
+    assert batches["num_cells"].tolist() == [240, 240, 10]
+    whole = record["shift"]["gene_factors"]
+    np.testing.assert_array_equal(batches["gene_factors"], [np.ones(300), batches["gene_factors"][1], whole])
+    logs = np.log(batches["gene_factors"][1])
+    assert np.corrcoef(logs, np.log(TIMES))[0, 1] > 0.95
+    assert logs.std() > 1.3 * np.log(whole).std()  # the whole file is half like the reference
+    assert batches["kind"].tolist() == ["like the reference", *2 * ["another protocol or condition"]]
+    assert batches["factor"][0] == 1
+    assert batches["factor"][2] == record["shift"]["factor"] <= batches["factor"][1]
+
+    x = find_query(mixed, model.saved, PredictConfig(inputs=[""])).all_cells()
+    for number, name in enumerate(batches["name"]):
+        rows = np.flatnonzero(mixed.obs["run"] == name)
+        corrected = correct_batch_effect(x[rows], batches["gene_factors"][number])
+        linear, encoder = branch_logits(model.network, Cells(corrected, model.tokens), 64)
+        expected = softmax(linear + record["shift"]["encoder_weight"] * encoder, axis=1)
+        np.testing.assert_allclose(found.obsm["scperformer_proba"].to_numpy()[rows], expected, atol=1e-5)
+        held_out = model.saved.held_out
+        scores = Profile(**held_out.profile).scores(x[rows]) / batches["factor"][number]
+        shares = [(held_out.scores < score).sum() / (len(held_out.scores) + 1) for score in scores]
+        np.testing.assert_allclose(found.obs["scperformer_novelty"].to_numpy()[rows], shares, rtol=1e-6)
+
+    def right(annotated: ad.AnnData) -> float:
+        return float((annotated.obs["scperformer_label"] == mixed.obs["cell_type"].to_numpy()).mean())
+
+    assert right(found) > right(plain)
+
+    mixed.write_h5ad(tmp_path / "mixed.h5ad")
+    monkeypatch.setattr(stored_rows, "BLOCK_VALUES", 10_000)  # of 100,000
+    output = scperformer.annotate(tmp_path / "mixed.h5ad", model, output=tmp_path / "o.h5ad", batch_key="run")
+    streamed = ad.read_h5ad(output)
+    ours = [name for name in found.obs if name.startswith("scperformer_")]
+    pd.testing.assert_frame_equal(streamed.obs[ours], found.obs[ours], check_categorical=False)
+    np.testing.assert_array_equal(scperformer.embed(mixed, model, batch_key="run"), found.obsm["X_scperformer"])
+    scperformer.explain(streamed, model, output=tmp_path / "why")  # refuses cells to which it would give other labels
+    part = mixed[mixed.obs["cell_type"] == "a"].copy()
+    of_part = scperformer.annotate(part, model, condition_of=mixed, batch_key="run")
+    expected = found[part.obs_names].obsm["scperformer_proba"]
+    np.testing.assert_array_equal(of_part.obsm["scperformer_proba"].to_numpy(), expected.to_numpy())
+
+
+def test_batches_are_suggested_or_refused(folder, mixed, caplog):
+    model = load_model(folder)
+    cells = mixed[:480].copy()
+    cells.obs["donor"] = cells.obs["run"].astype(str)
+    with caplog.at_level("INFO"):
+        scperformer.annotate(cells.copy(), model)
+    assert "obs['donor'] may name batches: batch_key=donor corrects each of them apart" in caplog.text
+    with pytest.raises(InputError, match="no batch_key beside shift=false"):
+        scperformer.annotate(cells.copy(), model, batch_key="donor", options={"shift": "false"})
+    done = scperformer.annotate(cells.copy(), model, batch_key="donor")
+    done.uns["scperformer"]["batches"]["gene_factors"] = np.ones((2, 9))
+    with pytest.raises(InputError, match="batches/gene_factors that are not 2 x 300 positive numbers"):
+        scperformer.explain(done, model, output="why")
+
+
+@pytest.mark.slow
+def test_batches_of_a_query_for_several_studies(mixed, tmp_path):
+    parts = {"one": made_cells(150, 1), "two": made_cells(150, 5, 0.3)}
+    both = ad.concat(parts, label="study", index_unique="-")
+    options = as_options([*QUICK, "studies=true"])
+    joint = scperformer.train(both, "cell_type", output=tmp_path / "s", batch_key="study", options=options).load()
+    found = scperformer.annotate(mixed.copy(), joint, batch_key="run")
+    plain = scperformer.annotate(mixed.copy(), joint)
+    assert found.uns["scperformer"]["batches"]["gene_factors"].shape == (3, 300)
+    assert not np.array_equal(found.obsm["scperformer_proba"], plain.obsm["scperformer_proba"])
