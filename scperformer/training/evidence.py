@@ -155,8 +155,8 @@ def _device(cfg: NetworkOptions) -> str:
 def _fit_baseline(x: csr_matrix, labels: np.ndarray, folds: Folds, seed: int, device: str) -> Arrays:
     """Fit the baseline to all cells; also the logits of each fold's cells by fits to the others."""
     design = Design(x, labels, Views(), seed, device)
-    fitted = fit_baseline(design)
-    logits = _out_of_fold(design, folds, design.baseline_c, "none")
+    logits, start = _out_of_fold(design, folds, design.baseline_c, "none")
+    fitted = fit_baseline(design, start)
     return {"weight": fitted.weight, "bias": fitted.bias, "logits": logits}
 
 
@@ -166,23 +166,35 @@ def _fit_linear(
     """Fit the linear branch to all cells; also the logits of each fold's cells, and of many cells what was fitted."""
     design = branch_design(x, labels, options, seed, device)
     penalty = options.c, options.class_weights
-    fitted = design.model(design.fit(*penalty, tolerance=SOLVER_TOLERANCE))
-    made = {"weight": fitted.weight, "bias": fitted.bias, "logits": _out_of_fold(design, folds, *penalty)}
+    logits, start = _out_of_fold(design, folds, *penalty)
+    fitted = design.model(design.fit(*penalty, tolerance=SOLVER_TOLERANCE, start=start))
+    made = {"weight": fitted.weight, "bias": fitted.bias, "logits": logits}
     if design.axes is not None:
         made |= {"axes": design.axes, "scales": np.array(design.views.scales)}
     return made
 
 
-def _out_of_fold(design: Design, folds: Folds, c: float, class_weights: str) -> np.ndarray:
-    """Return the logits of the cells of each fold by a linear fit to the others, float32 N x C; 0 for other cells."""
+def _out_of_fold(design: Design, folds: Folds, c: float, class_weights: str) -> tuple[np.ndarray, LinearModel | None]:
+    """Call the cells of each fold by a linear fit to the others.
+
+    Returns
+    -------
+    The logits, float32 N x C, 0 for other cells; the mean of the fits, from which a fit to all cells starts. None:
+    there are no folds.
+    """
     logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
+    fits = []
     with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
         for fold in folds.numbers:
             is_called = folds.fold_of_row == fold
             fitted = design.fit(c, class_weights, folds.others(fold, design.labels))
             logits[is_called] = design.features[folds.rows[is_called]] @ fitted.weight + fitted.bias
+            fits.append(fitted)
             shown.update()
-    return logits
+    if not fits:
+        return logits, None
+    weights, biases = ([getattr(fitted, name) for fitted in fits] for name in ("weight", "bias"))
+    return logits, LinearModel(np.mean(weights, axis=0), np.mean(biases, axis=0))
 
 
 def _fit_encoder(

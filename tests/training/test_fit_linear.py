@@ -22,12 +22,13 @@ def noisy_cells(num_labels, num_cells=240, num_genes=30):
 @pytest.mark.parametrize(("num_labels", "class_weights"), [(2, "none"), (3, "sqrt"), (6, "balanced")])
 def test_equals_scikit_learn(num_labels, class_weights):
     x, labels = noisy_cells(num_labels)
+    x = x.toarray().astype(np.float64)
     train, rest = x[:150], x[150:]
     shares = np.bincount(labels[:150]) / 150
     weight_of = {"none": None, "sqrt": dict(enumerate((shares * num_labels) ** -0.5)), "balanced": "balanced"}
-    theirs = LogisticRegression(C=0.1, class_weight=weight_of[class_weights], max_iter=1000)
+    theirs = LogisticRegression(C=0.1, class_weight=weight_of[class_weights], max_iter=1000, tol=1e-6)
     theirs.fit(train, labels[:150])
-    ours = linear.fit_logistic(train, labels[:150], c=0.1, class_weights=class_weights)
+    ours = linear.fit_logistic(train, labels[:150], c=0.1, class_weights=class_weights, tolerance=1e-6)
     assert ours.weight.shape == (30, num_labels)
     assert ours.bias.shape == (num_labels,)
     assert {ours.weight.dtype, ours.bias.dtype} == {np.dtype("float32")}
@@ -154,3 +155,19 @@ def test_inner_products_are_those_of_dense_cells():
     for right in (x, other):
         expected = x.toarray().astype(np.float64) @ right.toarray().T
         np.testing.assert_allclose(linear.inner_products(x, right), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_start", [False, True])
+def test_some_rows_of_triangular_features_are_fitted_as_by_scikit_learn(has_start, monkeypatch):
+    """The blocks have rows of different widths; the start changes the way, not the optimum."""
+    monkeypatch.setattr(linear, "BLOCK_CELLS", 16)
+    x, labels = cells(num_cells=90, num_genes=500)
+    features = linear.compact(x)[0].astype(np.float64)
+    rows = np.flatnonzero(np.arange(90) % 5 != 0)
+    start = linear.fit_logistic(features, labels, c=3.0, tolerance=0.1) if has_start else None
+    found = linear.fit_logistic(features, labels, tolerance=1e-7, rows=rows, start=start)
+    expected = LogisticRegression(tol=1e-7, max_iter=10_000).fit(features[rows], labels[rows])
+    np.testing.assert_allclose(
+        found.weight, expected.coef_.T, atol=5e-4
+    )  # the loss is flat there, more so for biases, without penalty
+    np.testing.assert_allclose(found.bias, expected.intercept_, atol=2e-3)
