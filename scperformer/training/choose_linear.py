@@ -34,30 +34,37 @@ MIN_GAIN = 0.1  # of the loss
 MIN_ERRORS = 2.0  # standard errors of the gain
 
 
-def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Callable[[LinearOptions], np.ndarray]:
+def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Callable[..., np.ndarray | None]:
     """Return a function that gives the loss of each held-out cell by a model of the other folds, float64 N.
 
-    The logits have the scale with the lowest loss, as those of the model. A design is kept until other views or weights
-    are asked for.
+    The logits have the scale with the lowest loss, as those of the model. The second argument are the losses of other
+    options: if these are lower in the first fold, the rest is left out, and the result is None.
     """
-    kept: dict[str, object] = {}
+    kept: dict[int, tuple[object, Design, np.ndarray]] = {}
+    dealt = folds >= 0
 
-    def designs(options: LinearOptions) -> list[tuple[Design, np.ndarray]]:
-        """Return the design of the other folds' cells for each fold, and the features of its own cells."""
+    def scaled_losses(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return cell_losses(branch_scale(logits[rows], labels[rows]) * logits[rows], labels[rows])
+
+    def design_without(fold: int, options: LinearOptions) -> tuple[Design, np.ndarray]:
+        """Return the design of the cells of the other folds, and the features of its own cells."""
         key = (options.powers, options.weighting)
-        if kept.get("key") != key:
-            sides = [folds != fold for fold in range(folds.max() + 1)]
-            made = [(side, branch_design(x[side], labels[side], options)) for side in sides]
-            kept.update(key=key, designs=[(design, design.features_of(x[~side])) for side, design in made])
-        return kept["designs"]  # type: ignore[return-value]
+        if fold not in kept or kept[fold][0] != key:
+            side = folds != fold
+            design = branch_design(x[side], labels[side], options)
+            kept[fold] = (key, design, design.features_of(x[~side]))
+        return kept[fold][1:]
 
-    def losses(options: LinearOptions) -> np.ndarray:
+    def losses(options: LinearOptions, others: np.ndarray | None = None) -> np.ndarray | None:
         logits = np.zeros((len(labels), labels.max() + 1))
-        for fold, (design, features) in enumerate(designs(options)):
+        for fold in range(folds.max() + 1):
+            own = folds == fold
+            design, features = design_without(fold, options)
             fitted = design.fit(options.c, options.class_weights)
-            logits[folds == fold] = features @ fitted.weight + fitted.bias
-        dealt = folds >= 0
-        return cell_losses(branch_scale(logits[dealt], labels[dealt]) * logits[dealt], labels[dealt])
+            logits[own] = features @ fitted.weight + fitted.bias
+            if fold == 0 and others is not None and scaled_losses(logits, own).mean() > others[own[dealt]].mean():
+                return None
+        return scaled_losses(logits, dealt)
 
     return losses
 
@@ -76,9 +83,13 @@ def choose_linear_options(
     losses = held_out_losses(x[rows], np.unique(labels[rows], return_inverse=True)[1], folds)
     with progress("choosing the options of the linear branch", total=1 + len(STEPS), unit="steps") as shown:
         best, lowest = FIRST, losses(FIRST)
+        assert lowest is not None
         for name, values in STEPS:
             shown.update()
-            tried = {value: losses(replace(best, **{name: value})) for value in values}
+            found = {value: losses(replace(best, **{name: value}), lowest) for value in values}
+            tried = {value: loss for value, loss in found.items() if loss is not None}
+            if not tried:
+                continue
             value = min(tried, key=lambda value: tried[value].mean())
             gain = lowest - tried[value]
             error = gain.std() / len(gain) ** 0.5

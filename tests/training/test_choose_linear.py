@@ -30,7 +30,7 @@ def made_choice(monkeypatch, losses) -> tuple[object, list]:
     """The choice for given losses of options, and the options that were tried."""
     tried = []
 
-    def of(options):
+    def of(options, others=None):
         tried.append(options)
         return losses(options) + np.tile([-0.01, 0.01], 20) * len(tried)
 
@@ -63,6 +63,22 @@ def test_held_out_losses_never_look_at_their_own_fold():
     expected = cell_losses(branch_scale(logits, labels) * logits, labels)
     found = choice.held_out_losses(x, labels, folds)(FIRST)
     assert found.mean() == pytest.approx(expected.mean(), rel=5e-2)  # these fits stop earlier
+
+
+def test_options_that_lose_the_first_fold_are_left_there(monkeypatch):
+    x, labels = cells()
+    folds = np.arange(60) // 3 % 3
+    losses = choice.held_out_losses(x, labels, folds)
+    lowest = losses(FIRST)
+    designs = []
+    made = choice.branch_design
+    monkeypatch.setattr(choice, "branch_design", lambda *inputs: designs.append(1) or made(*inputs))
+    other = replace(FIRST, powers=(1.0,))
+    assert losses(other, lowest / 2) is None
+    assert len(designs) == 1
+    np.testing.assert_allclose(losses(other, lowest * 2), losses(other))
+    is_lower = losses(other)[folds == 0].mean() < lowest[folds == 0].mean()
+    assert (losses(other, lowest) is not None) == is_lower
 
 
 def test_few_cells_of_many_labels_are_used():
