@@ -181,20 +181,6 @@ def _forward(
 
 
 @triton.jit
-def _add_part(
-    sums, tops, totals, place, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr
-):  # fmt: skip
-    part_top_N = tl.load(tops + place + rows, mask=rows < N, other=LOG_OF_NOTHING)
-    higher_N = tl.maximum(top_N, part_top_N)
-    shrunk_N = tl.exp2(top_N - higher_N)
-    part_shrunk_N = tl.exp2(part_top_N - higher_N)
-    part_total_N = tl.load(totals + place + rows, mask=rows < N, other=0.0)
-    total_N = total_N * shrunk_N + part_total_N * part_shrunk_N
-    part_NE = _tile(sums + place * E, rows, E, rows < N, E, TILE_E)
-    return higher_N, total_N, sum_NE * shrunk_N[:, None] + part_NE * part_shrunk_N[:, None]
-
-
-@triton.jit
 def _join(
     sums, tops, totals, out, lse, rest, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr,
     BLOCKS: tl.constexpr = 0
@@ -218,7 +204,15 @@ def _join(
             tl.store(rest + place + rows, total_N, mask=rows < N)
         if BLOCKS > 0:
             _store_mean(out + place * E, lse + place, rows, N, top_N, total_N, sum_NE, E, TILE_E)
-        top_N, total_N, sum_NE = _add_part(sums, tops, totals, place, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+        part_top_N = tl.load(tops + place + rows, mask=rows < N, other=LOG_OF_NOTHING)
+        higher_N = tl.maximum(top_N, part_top_N)
+        shrunk_N = tl.exp2(top_N - higher_N)
+        part_shrunk_N = tl.exp2(part_top_N - higher_N)
+        part_total_N = tl.load(totals + place + rows, mask=rows < N, other=0.0)
+        total_N = total_N * shrunk_N + part_total_N * part_shrunk_N
+        part_NE = _tile(sums + place * E, rows, E, rows < N, E, TILE_E)
+        sum_NE = sum_NE * shrunk_N[:, None] + part_NE * part_shrunk_N[:, None]
+        top_N = higher_N
     if BLOCKS == 0:
         _store_mean(out + group * N * E, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
 
@@ -231,31 +225,16 @@ def _store_mean(out, lse, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE
 
 
 @triton.jit
-def _phi(
-    q_CE, k_CE, real_C, bias_C, w, read_bias, tops, start, M, w_M, E: tl.constexpr, TILE_M: tl.constexpr,
-    TILE_E: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Return directions, log2 phi(q) and phi(k) of some features, both relative to the largest key of the block."""
-    features = start + tl.arange(0, TILE_M)
-    w_ME = _tile(w, features, w_M, features < M, E, TILE_E)
-    top_M = tl.load(tops + features, mask=features < M, other=LOG_OF_NOTHING)
-    bias_M = tl.load(read_bias + features, mask=features < M, other=0.0)
-    log_q_CM = tl.dot(q_CE, tl.trans(w_ME), input_precision=PRECISION) + (bias_M + top_M)[None, :]
-    log_k_CM = tl.dot(k_CE, tl.trans(w_ME), input_precision=PRECISION) + bias_C[:, None] - top_M[None, :]
-    phi_k_CM = tl.where(real_C[:, None] & (features < M)[None, :], tl.exp2(tl.minimum(log_k_CM, 0.0)), 0.0)
-    return w_ME, log_q_CM, phi_k_CM.to(q_CE.dtype)
-
-
-@triton.jit
 def _within(
-    q, k, v, w, bias, read_bias, tops, out, lse, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, w_B, w_H, w_M, out_B,
-    out_H, out_N, H, L, M, E: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
+    q, k, v, w, bias, read_bias, tops, out, lse, delta, grad_q, grad_k, grad_v, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H,
+    v_L, w_B, w_H, w_M, out_B, out_H, out_N, dq_B, dq_H, dq_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, L, M, square,
+    E: tl.constexpr, BACKWARD: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
     """Add the keys of a block, up to the query, to the output for all earlier blocks, in place.
 
     `lse` becomes NaN for a query that sees only keys that are nearly 0 beside later ones of its block, and inf for
-    padding without a key.
+    padding without a key. BACKWARD: `out` is the gradient of the output, and those of the inputs are added to.
     """
     group = tl.program_id(1).to(tl.int64)
     cell = group // H
@@ -267,82 +246,63 @@ def _within(
     q_CE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < L, E, TILE_E)
     k_CE = _tile(k + cell * k_B + head * k_H, rows, k_L, real_C, E, TILE_E)
     v_CE = _tile(v + cell * v_B + head * v_H, rows, v_L, real_C, E, TILE_E)
-    tops += (tl.program_id(0) * tl.num_programs(1) + group) * M
-    top_C = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
-    weights_CC = tl.zeros([TILE_N, TILE_N], tl.float32)
-    for start in range(0, M, TILE_L):
-        _, log_q_CM, phi_k_CM = _phi(
-            q_CE, k_CE, real_C, bias_C, w + head * w_H, read_bias + head * M, tops, start, M, w_M, E, TILE_L,
-            TILE_E, PRECISION
-        )  # fmt: skip
-        higher_C = tl.maximum(top_C, tl.max(log_q_CM, 1))
-        phi_q_CM = tl.exp2(log_q_CM - higher_C[:, None]).to(q_CE.dtype)
-        weights_CC = weights_CC * tl.exp2(top_C - higher_C)[:, None]
-        weights_CC += tl.dot(phi_q_CM, tl.trans(phi_k_CM), input_precision=PRECISION)
-        top_C = higher_C
-    lse += group * L + rows
-    earlier_C = tl.load(lse, mask=rows < L, other=LOG_OF_NOTHING)
-    higher_C = tl.maximum(top_C, earlier_C)
-    shrunk_C = tl.exp2(top_C - higher_C)
-    weights_CC = tl.where(token_C[:, None] >= token_C[None, :], weights_CC * shrunk_C[:, None], 0.0)
-    share_C = tl.where(earlier_C > LOG_OF_NOTHING / 2, tl.exp2(earlier_C - higher_C), 0.0)
-    total_C = share_C + tl.sum(weights_CC, 1)
     out += cell * out_B + head * out_H
-    sum_CE = _tile(out, rows, out_N, rows < L, E, TILE_E).to(tl.float32) * share_C[:, None]
-    sum_CE += tl.dot(weights_CC.to(v_CE.dtype), v_CE, input_precision=PRECISION)
-    is_known_C = total_C >= MIN_CAUSAL_TOTAL
-    seen_C = tl.where(is_known_C, total_C, 1.0)
-    _store(out, rows, out_N, rows < L, tl.where(is_known_C[:, None], sum_CE / seen_C[:, None], 0.0), E, TILE_E)
-    unknown_C = tl.where(real_C, float("nan"), float("inf"))
-    tl.store(lse, tl.where(is_known_C, higher_C + tl.log2(seen_C), unknown_C), mask=rows < L)
-
-
-@triton.jit
-def _backward_within(
-    q, k, v, w, bias, read_bias, tops, lse, grad, delta, grad_q, grad_k, grad_v, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H,
-    v_L, w_B, w_H, w_M, grad_B, grad_H, grad_N, dq_B, dq_H, dq_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, L, M, square,
-    E: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Add the gradients of `_within` to those of the earlier blocks."""
-    group = tl.program_id(1).to(tl.int64)
-    cell = group // H
-    head = group % H
-    token_C = tl.arange(0, TILE_N)
-    rows = tl.program_id(0) * TILE_N + token_C
-    bias_C = tl.load(bias + group * L + rows, mask=rows < L, other=-float("inf"))
-    real_C = bias_C > -float("inf")
-    q_CE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < L, E, TILE_E)
-    k_CE = _tile(k + cell * k_B + head * k_H, rows, k_L, real_C, E, TILE_E)
-    v_CE = _tile(v + cell * v_B + head * v_H, rows, v_L, real_C, E, TILE_E)
-    grad_CE = _tile(grad + cell * grad_B + head * grad_H, rows, grad_N, rows < L, E, TILE_E)
-    lse_C = tl.load(lse + group * L + rows, mask=rows < L, other=float("inf"))
-    delta_C = tl.load(delta + group * L + rows, mask=rows < L, other=0.0)
+    out_CE = _tile(out, rows, out_N, rows < L, E, TILE_E)
+    lse += group * L + rows
+    lse_C = tl.load(lse, mask=rows < L, other=float("inf") if BACKWARD else LOG_OF_NOTHING)
     tops += (tl.program_id(0) * tl.num_programs(1) + group) * M
     sees_CC = token_C[:, None] >= token_C[None, :]
-    slopes_CC = tl.dot(grad_CE, tl.trans(v_CE), input_precision=PRECISION) - delta_C[:, None]
-    slopes_CC = tl.where(sees_CC, slopes_CC, 0.0).to(q_CE.dtype)
+    top_C = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     weights_CC = tl.zeros([TILE_N, TILE_N], tl.float32)
-    q_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    k_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    bias_sum_C = tl.zeros([TILE_N], tl.float32)
+    if BACKWARD:
+        delta_C = tl.load(delta + group * L + rows, mask=rows < L, other=0.0)
+        slopes_CC = tl.dot(out_CE, tl.trans(v_CE), input_precision=PRECISION) - delta_C[:, None]
+        slopes_CC = tl.where(sees_CC, slopes_CC, 0.0).to(q_CE.dtype)
+        q_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
+        k_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
+        bias_sum_C = tl.zeros([TILE_N], tl.float32)
     for start in range(0, M, TILE_L):
-        w_ME, log_q_CM, phi_k_CM = _phi(
-            q_CE, k_CE, real_C, bias_C, w + head * w_H, read_bias + head * M, tops, start, M, w_M, E, TILE_L,
-            TILE_E, PRECISION
-        )  # fmt: skip
-        phi_q_CM = tl.exp2(log_q_CM - lse_C[:, None]).to(q_CE.dtype)
+        features = start + tl.arange(0, TILE_L)
+        w_ME = _tile(w + head * w_H, features, w_M, features < M, E, TILE_E)
+        # both phi are relative to the largest key of the block
+        top_M = tl.load(tops + features, mask=features < M, other=LOG_OF_NOTHING)
+        bias_M = tl.load(read_bias + head * M + features, mask=features < M, other=0.0)
+        log_q_CM = tl.dot(q_CE, tl.trans(w_ME), input_precision=PRECISION) + (bias_M + top_M)[None, :]
+        log_k_CM = tl.dot(k_CE, tl.trans(w_ME), input_precision=PRECISION) + bias_C[:, None] - top_M[None, :]
+        phi_k_CM = tl.where(real_C[:, None] & (features < M)[None, :], tl.exp2(tl.minimum(log_k_CM, 0.0)), 0.0)
+        phi_k_CM = phi_k_CM.to(q_CE.dtype)
+        if BACKWARD:
+            phi_q_CM = tl.exp2(log_q_CM - lse_C[:, None]).to(q_CE.dtype)
+            q_slopes_CM = phi_q_CM * tl.dot(slopes_CC, phi_k_CM, input_precision=PRECISION)
+            k_slopes_CM = phi_k_CM * tl.dot(tl.trans(slopes_CC), phi_q_CM, input_precision=PRECISION)
+            q_sum_CE += tl.dot(q_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
+            k_sum_CE += tl.dot(k_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
+            bias_sum_C += tl.sum(k_slopes_CM, 1)
+        else:
+            higher_C = tl.maximum(top_C, tl.max(log_q_CM, 1))
+            phi_q_CM = tl.exp2(log_q_CM - higher_C[:, None]).to(q_CE.dtype)
+            weights_CC = weights_CC * tl.exp2(top_C - higher_C)[:, None]
+            top_C = higher_C
         weights_CC += tl.dot(phi_q_CM, tl.trans(phi_k_CM), input_precision=PRECISION)
-        q_slopes_CM = phi_q_CM * tl.dot(slopes_CC, phi_k_CM, input_precision=PRECISION)
-        k_slopes_CM = phi_k_CM * tl.dot(tl.trans(slopes_CC), phi_q_CM, input_precision=PRECISION)
-        q_sum_CE += tl.dot(q_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
-        k_sum_CE += tl.dot(k_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
-        bias_sum_C += tl.sum(k_slopes_CM, 1)
-    weights_CC = tl.where(sees_CC, weights_CC, 0.0).to(grad_CE.dtype)
-    v_sum_CE = tl.dot(tl.trans(weights_CC), grad_CE, input_precision=PRECISION)
-    k_sum_CE = k_sum_CE * LN2 - square * bias_sum_C[:, None] * k_CE.to(tl.float32)
-    _add_to(grad_q + cell * dq_B + head * dq_H, rows, dq_N, rows < L, q_sum_CE * LN2, E, TILE_E)
-    _add_to(grad_k + cell * dk_B + head * dk_H, rows, dk_L, rows < L, k_sum_CE, E, TILE_E)
-    _add_to(grad_v + cell * dv_B + head * dv_H, rows, dv_L, rows < L, v_sum_CE, E, TILE_E)
+    if BACKWARD:
+        weights_CC = tl.where(sees_CC, weights_CC, 0.0).to(out_CE.dtype)
+        v_sum_CE = tl.dot(tl.trans(weights_CC), out_CE, input_precision=PRECISION)
+        k_sum_CE = k_sum_CE * LN2 - square * bias_sum_C[:, None] * k_CE.to(tl.float32)
+        _add_to(grad_q + cell * dq_B + head * dq_H, rows, dq_N, rows < L, q_sum_CE * LN2, E, TILE_E)
+        _add_to(grad_k + cell * dk_B + head * dk_H, rows, dk_L, rows < L, k_sum_CE, E, TILE_E)
+        _add_to(grad_v + cell * dv_B + head * dv_H, rows, dv_L, rows < L, v_sum_CE, E, TILE_E)
+    else:
+        higher_C = tl.maximum(top_C, lse_C)
+        weights_CC = tl.where(sees_CC, weights_CC * tl.exp2(top_C - higher_C)[:, None], 0.0)
+        share_C = tl.where(lse_C > LOG_OF_NOTHING / 2, tl.exp2(lse_C - higher_C), 0.0)
+        total_C = share_C + tl.sum(weights_CC, 1)
+        sum_CE = out_CE.to(tl.float32) * share_C[:, None]
+        sum_CE += tl.dot(weights_CC.to(v_CE.dtype), v_CE, input_precision=PRECISION)
+        is_known_C = total_C >= MIN_CAUSAL_TOTAL
+        seen_C = tl.where(is_known_C, total_C, 1.0)
+        _store(out, rows, out_N, rows < L, tl.where(is_known_C[:, None], sum_CE / seen_C[:, None], 0.0), E, TILE_E)
+        unknown_C = tl.where(real_C, float("nan"), float("inf"))
+        tl.store(lse, tl.where(is_known_C, higher_C + tl.log2(seen_C), unknown_C), mask=rows < L)
 
 
 @triton.jit
@@ -539,11 +499,40 @@ def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | No
     return out_GL
 
 
-def parts_of(num_tokens: int, num_programs: int, tile: int) -> tuple[int, int]:
-    """Return into how many parts to split the tokens to keep a GPU busy, and the number of tokens of each part."""
+def span_of(num_tokens: int, num_programs: int, tile: int) -> int:
+    """Return how many tokens each part of a sum has, so that the parts keep a GPU busy."""
     wanted = min(-(-MIN_PROGRAMS // num_programs), max(1, num_tokens // MIN_PART_TOKENS))
-    span = triton.cdiv(triton.cdiv(num_tokens, wanted), tile) * tile
-    return triton.cdiv(num_tokens, span), span
+    return triton.cdiv(triton.cdiv(num_tokens, wanted), tile) * tile
+
+
+def sums_over_tokens(
+    k_BHLE: Tensor, v_BHLE: Tensor, directions: Tensor, bias_GL: Tensor, has_sink: bool = False, in_blocks: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return of each feature the mean of the values, the base-2 logarithm of its weight, and the largest log2 phi(k).
+
+    The largest are of parts of the tokens, S x G x M. Means and weights are of all tokens, B x H x M x E and G x M; or,
+    `in_blocks`, of all tokens before each part, which then is a tile of the causal kernels.
+    """
+    B, H, L, E = k_BHLE.shape
+    M = directions.shape[-2]
+    G = B * H
+    options = launch_options("causal" if in_blocks else "sum", E, k_BHLE.dtype)
+    num_tiles = triton.cdiv(M, options["TILE_N"])
+    span = options["TILE_N"] if in_blocks else span_of(L, num_tiles * G, options["TILE_L"])
+    num_parts = triton.cdiv(L, span)
+    sums_SGME = bias_GL.new_empty(num_parts, G, M, E)
+    tops_SGM, totals_SGM = bias_GL.new_empty(2, num_parts, G, M)
+    given = (directions, k_BHLE, v_BHLE, bias_GL, sums_SGME, tops_SGM, totals_SGM, *(tops_SGM,) * 3)
+    more = {"SPLIT": True, "SINK": has_sink, **NOT_RESIDENT, **options}
+    strides = steps(directions, k_BHLE, v_BHLE)
+    _forward[num_tiles, G, num_parts](*given, *strides, 0, 0, 0, H, M, L, span, 0.0, **more)
+    blocks = [num_parts] if in_blocks else []
+    means = v_BHLE.new_empty(*blocks, B, H, M, E)
+    log_totals = bias_GL.new_empty(*blocks, G, M)
+    sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"], "BLOCKS": int(in_blocks)}
+    parts = (sums_SGME, tops_SGM, totals_SGM)
+    _join[triton.cdiv(M, 32), G](*parts, means, log_totals, tops_SGM, G, M, num_parts, **sizes)
+    return means, log_totals, tops_SGM
 
 
 class _Fused(torch.autograd.Function):
@@ -558,26 +547,12 @@ class _Fused(torch.autograd.Function):
         has_sink = epsilon > 0
         half_square = square / 2 / LN2.value
         bias_GL = row_dots(k_BHLE, k_BHLE, -half_square, keep_BL)
-        # features: the mean of values of each, and the base-2 logarithm of its weight
-        options = launch_options("sum", E, v_BHLE.dtype)
-        num_tiles = triton.cdiv(M, options["TILE_N"])
-        num_parts, span = parts_of(L, num_tiles * G, options["TILE_L"])
-        sums = bias_GL.new_empty(num_parts, G, M, E)
-        tops, totals = bias_GL.new_empty(2, num_parts, G, M)
-        given = (directions, k_BHLE, v_BHLE, bias_GL, sums, tops, totals, *(tops,) * 3)
-        strides = [*steps(directions, k_BHLE, v_BHLE), 0, 0, 0]
-        more = {"SPLIT": True, "SINK": has_sink, **NOT_RESIDENT, **options}
-        _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, half_square, **more)
-        means_BHME = v_BHLE.new_empty(B, H, M, E)
-        log_totals_GM = bias_GL.new_empty(G, M)
-        sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
-        _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, tops, G, M, num_parts, **sizes)
-        del sums, given  # the largest tensors of the forward pass
+        means_BHME, log_totals_GM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, has_sink)
         read_bias_GM = log_totals_GM if bias_HM is None else log_totals_GM + 2 * bias_HM.repeat(B, 1)
         sinks = (log_totals_GM, log_totals_GM)
         if has_sink:
             # epsilon is relative to the largest logit of all keys and features, without the norms of the keys
-            largest_BH = tops.amax(dim=(0, 2)).view(B, H)
+            largest_BH = tops_SGM.amax(dim=(0, 2)).view(B, H)
             largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if all_heads else largest_BH).reshape(G, 1)
             num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
             sink_G1 = largest_G1 + torch.log2(epsilon * num_tokens_G1)
@@ -636,7 +611,8 @@ class _Fused(torch.autograd.Function):
         # features
         options = launch_options("backward_features", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         num_tiles = triton.cdiv(M, options["TILE_L"])
-        num_parts, span = parts_of(L, num_tiles * G, options["TILE_N"])
+        span = span_of(L, num_tiles * G, options["TILE_N"])
+        num_parts = triton.cdiv(L, span)
         parts_SGME = bias_GL.new_empty(num_parts, G, M, E)
         parts_SGM = bias_GL.new_empty(num_parts, G, M)
         parts_SGF = bias_GL.new_empty(num_parts, G, E + 1)  # of the sink: its value, and the last entry for its logit
@@ -676,7 +652,8 @@ class _Causal(torch.autograd.Function):
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
         bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
-        options, tops_SGM, means_SBHME, log_totals_SGM = earlier_blocks(k_BHLE, v_BHLE, directions, bias_GL)
+        means_SBHME, log_totals_SGM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, in_blocks=True)
+        options = launch_options("causal", E, k_BHLE.dtype)
         grid = (len(tops_SGM), B * H, 1)
         out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
         lse_GL = torch.empty_like(bias_GL)
@@ -686,8 +663,9 @@ class _Causal(torch.autograd.Function):
         strides = steps(q_BHLE, directions, means_SBHME[0], out_BHLE)
         more = {"SPLIT": False, "SINK": False, "BLOCKS": True, **NOT_RESIDENT, **options}
         _forward[grid](*features, *strides, H, L, M, M, 0.0, **more)
-        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, out_BHLE, lse_GL)
-        _within[grid](*tokens, *steps(q_BHLE, k_BHLE, v_BHLE, directions, out_BHLE), H, L, M, **options)
+        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, out_BHLE, lse_GL, *(lse_GL,) * 4)
+        strides = [*steps(q_BHLE, k_BHLE, v_BHLE, directions, out_BHLE), *(0,) * 9]
+        _within[grid](*tokens, *strides, H, L, M, square, BACKWARD=False, **options)
         ctx.square = square
         ctx.save_for_backward(qkv_TBHLE, bias_GL, directions, bias_HM, out_BHLE, lse_GL)
         is_unknown = lse_GL.isnan().any()
@@ -706,7 +684,8 @@ class _Causal(torch.autograd.Function):
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
         # the means are not kept, as they take more memory than the tokens
-        options, tops_SGM, means_SBHME, log_totals_SGM = earlier_blocks(k_BHLE, v_BHLE, directions, bias_GL)
+        means_SBHME, log_totals_SGM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, in_blocks=True)
+        options = launch_options("causal", E, k_BHLE.dtype)
         S = len(tops_SGM)
         more = {"SINK": False, "BLOCKS": True, **options}
         # queries
@@ -732,40 +711,11 @@ class _Causal(torch.autograd.Function):
         given = (directions, k_BHLE, v_BHLE, bias_GL, later_lse_SGM, later_SBHME, later_delta_SGM, dk_BHLE, dv_BHLE)
         strides = steps(directions, k_BHLE, v_BHLE, later_SBHME[0], dk_BHLE, dv_BHLE)
         _backward_kv[S, G, 1](*given, *(lse_GL,) * 3, *strides, H, M, L, M, ctx.square, TOKENS=True, **more)
-        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, lse_GL, grad_BHLE, delta_GL)
+        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, grad_BHLE, lse_GL, delta_GL)
         strides = steps(q_BHLE, k_BHLE, v_BHLE, directions, grad_BHLE, dq_BHLE, dk_BHLE, dv_BHLE)
-        options |= {
-            "TILE_L": options["TILE_L"] // 2,
-            "num_warps": 8,
-        }  # registers hold no more
-        _backward_within[S, G](*tokens, dq_BHLE, dk_BHLE, dv_BHLE, *strides, H, L, M, ctx.square, **options)
+        options |= {"BACKWARD": True, "TILE_L": options["TILE_L"] // 2, "num_warps": 8}  # registers hold no more
+        _within[S, G](*tokens, dq_BHLE, dk_BHLE, dv_BHLE, *strides, H, L, M, ctx.square, **options)
         return grad_TBHLE, None, None, None, None
-
-
-def earlier_blocks(
-    k_BHLE: Tensor, v_BHLE: Tensor, directions: Tensor, bias_GL: Tensor
-) -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
-    """Return the constants of the causal kernels, whose tiles are the blocks of tokens, and three tensors for blocks.
-
-    They are the largest log2 phi(k) of each feature in the block, and of all earlier blocks the mean of the values of
-    each feature and the base-2 logarithm of its weight.
-    """
-    B, H, L, E = k_BHLE.shape
-    M = directions.shape[-2]
-    options = launch_options("causal", E, k_BHLE.dtype)
-    num_blocks = triton.cdiv(L, options["TILE_N"])
-    sums_SGME = bias_GL.new_empty(num_blocks, B * H, M, E)
-    tops_SGM, totals_SGM, log_totals_SGM = bias_GL.new_empty(3, num_blocks, B * H, M)
-    given = (directions, k_BHLE, v_BHLE, bias_GL, sums_SGME, tops_SGM, totals_SGM, *(tops_SGM,) * 3)
-    more = {"SPLIT": True, "SINK": False, **NOT_RESIDENT, **options}
-    grid = (triton.cdiv(M, options["TILE_N"]), B * H, num_blocks)
-    _forward[grid](*given, *steps(directions, k_BHLE, v_BHLE), 0, 0, 0, H, M, L, options["TILE_N"], 0.0, **more)
-    means_SBHME = v_BHLE.new_empty(num_blocks, B, H, M, E)
-    sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"], "BLOCKS": 1}
-    parts = (sums_SGME, tops_SGM, totals_SGM)
-    made = (means_SBHME, log_totals_SGM, tops_SGM)
-    _join[triton.cdiv(M, 32), B * H](*parts, *made, B * H, M, num_blocks, **sizes)
-    return options, tops_SGM, means_SBHME, log_totals_SGM
 
 
 def in_rows(x: Tensor) -> Tensor:

@@ -76,11 +76,7 @@ class Cells:
     """
 
     def __init__(
-        self,
-        x: csr_matrix,
-        tokens: TokensConfig,
-        labels: np.ndarray | None = None,
-        measured: np.ndarray | None = None,
+        self, x: csr_matrix, tokens: TokensConfig, labels: np.ndarray | None = None, measured: np.ndarray | None = None
     ):
         self.x = x
         self.tokens = tokens

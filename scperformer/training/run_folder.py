@@ -100,11 +100,7 @@ class Run:
             part = recorded[group] if group else recorded
             if part.get(name):
                 part[name] = _without_folders(part[name])
-        provenance = facts | {
-            "seed": cfg.seed,
-            "options": recorded,
-            "versions": versions(),
-        }
+        provenance = facts | {"seed": cfg.seed, "options": recorded, "versions": versions()}
         if cfg.model.encoder:
             device = device_of(cfg.trainer)
             provenance["device"] = f"{device.kind} ({device.why}), {device.precision}"

@@ -25,12 +25,7 @@ from scperformer.cells.profiles import reference_with_profiles
 from scperformer.cells.reference import Reference, make_reference, read_unlabelled
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.training import (
-    NetworkOptions,
-    TokensConfig,
-    TrainerConfig,
-    TrainOptions,
-)
+from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig, TrainOptions
 from scperformer.io.read import origins, read_cells
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.batches import Cells, gene_means, row_subset

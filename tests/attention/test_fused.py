@@ -58,7 +58,7 @@ FORMS = {
     "rbf, causal": {"name": "rbf", "num_anchors": 9, "sigma": 1.5, "causal": True},
 }
 CAUSAL_KERNELS = [f"{name}, causal" for name in ("sum", "join", "read", "within", "backward_q", "backward_features",
-    "join_backward", "backward_tokens", "backward_within")]  # fmt: skip
+    "join_backward", "backward_tokens", "within_backward")]  # fmt: skip
 each_form = pytest.mark.parametrize("form", FORMS)
 options = fused.read_options
 

@@ -31,12 +31,12 @@ CAUSAL = (
     (fused._forward, "sum", {"SPLIT": True, "SINK": False, **fused.NOT_RESIDENT}),
     (fused._join, "join", {"BLOCKS": 1}),
     (fused._forward, "read", {"SPLIT": False, "SINK": False, "BLOCKS": True, **fused.NOT_RESIDENT}),
-    (fused._within, "within", {}),
+    (fused._within, "within", {"BACKWARD": False}),
     (fused._backward_q, "backward_q", {"SINK": False, "BLOCKS": True}),
     (fused._backward_kv, "backward_features", {"SINK": False, "TOKENS": False, "BLOCKS": True}),
     (fused._join, "join_backward", {"BLOCKS": -1}),
     (fused._backward_kv, "backward_tokens", {"SINK": False, "TOKENS": True, "BLOCKS": True}),
-    (fused._backward_within, "backward_within", {}),
+    (fused._within, "within_backward", {"BACKWARD": True}),
 )
 KERNELS += tuple((kernel, f"{name}, causal", constants) for kernel, name, constants in CAUSAL)
 
@@ -48,7 +48,7 @@ def main(dtype: str, width: int) -> None:
         if label.startswith("join"):
             constants = {key: constants[key] for key in ("E", "TILE_E", "BLOCKS", "num_warps", "num_stages")}
             constants["TILE_N"] = 32
-        if kernel is fused._backward_within:
+        if label.startswith("within_backward"):
             constants |= {"TILE_L": constants["TILE_L"] // 2, "num_warps": 8}
         constants = {"BLOCKS": False} | constants if "BLOCKS" in kernel.arg_names else constants
         if label.startswith("read "):
