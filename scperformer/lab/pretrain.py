@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +95,7 @@ class MaskedModel(nn.Module):
         self.encoder = encoder
         expression: Any = encoder.embedding.expression
         if isinstance(expression, nn.Embedding):
-            output = nn.Linear(expression.embedding_dim, expression.num_embeddings)
-            self.decoder: nn.Module = nn.Sequential(OrderedDict(output=output))
+            self.decoder = nn.Sequential(nn.Linear(expression.embedding_dim, expression.num_embeddings))
         else:
             dim = expression.layers[-1].out_features
             encoder.embedding.expression = MaskableValues(expression, dim)
@@ -127,17 +125,12 @@ def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainOptions, init: I
     num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
     start_attention(encoder, train, cfg)
     network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
-    if init is not None:
-        load_pretraining(network, init.saved.weights)
+    earlier = {} if init is None else init.saved.weights
+    with torch.no_grad():
+        for name, tensor in network.weights().items():
+            if name.startswith(PRETRAINING) and name in earlier and earlier[name].shape == tensor.shape:
+                tensor.copy_(torch.from_numpy(earlier[name]))
     return network, num_known_genes
-
-
-@torch.no_grad()
-def load_pretraining(network: MaskedModel, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy the weights of an earlier pretraining that are not the encoder's, where their shapes fit."""
-    for name, tensor in network.weights().items():
-        if name.startswith(PRETRAINING) and name in weights and weights[name].shape == tensor.shape:
-            tensor.copy_(torch.from_numpy(weights[name]))
 
 
 def hidden_loss(predicted: Tensor, true_K: Tensor) -> Tensor:
@@ -180,27 +173,15 @@ class MaskedLearner(EncoderLearner):
         self.tokens = cfg.tokens
         self.naive: Tensor
         # It is computed from the cells: a checkpoint need not hold it.
-        self.register_buffer("naive", self.usual_values(train.x), persistent=False)
-
-    def usual_values(self, x: csr_matrix) -> Tensor:
-        """Return what the naive guess has to know of the training cells, N x G."""
-        return naive_table(x, self.tokens)
-
-    def hide(self, tokens: Batch, seed: int) -> tuple[Batch, Tensor, Tensor]:
-        """Hide some values; return the batch that the network sees, what it is to predict, and the true values."""
-        hidden, chosen_BL = hide_values(tokens, self.tokens, HIDDEN_SHARE, seed)
-        return hidden, chosen_BL, tokens.values_BL[chosen_BL]
-
-    def guess(self, tokens: Batch, asked: Tensor) -> Tensor:
-        """Guess without the network the values that it is to predict."""
-        return self.naive[tokens.genes_BL[asked]]
+        self.register_buffer("naive", naive_table(train.x, cfg.tokens), persistent=False)
 
     def training_step(self, batch: Labelled, batch_idx: int) -> Tensor:
         tokens = self.with_genes_dropped(batch[0])
         seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
-        hidden, asked, true_K = self.hide(tokens, seed)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, HIDDEN_SHARE, seed)
+        true_K = tokens.values_BL[chosen_BL]
         num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
-        loss = hidden_loss(self.network(hidden, asked), true_K) * process_factor(num_hidden)
+        loss = hidden_loss(self.network(hidden, chosen_BL), true_K) * process_factor(num_hidden)
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
@@ -208,9 +189,10 @@ class MaskedLearner(EncoderLearner):
     def losses(self, tokens: Batch, batch_idx: int) -> Tensor:
         """Sum over a batch of validation cells: the network's loss, the naive guess's, and the number of values."""
         seed = seed_of("masked in validation", self.seed, batch_idx)
-        hidden, asked, true_K = self.hide(tokens, seed)
-        ours = hidden_loss(self.network(hidden, asked), true_K)
-        naive = hidden_loss(self.guess(tokens, asked), true_K)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, HIDDEN_SHARE, seed)
+        true_K = tokens.values_BL[chosen_BL]
+        ours = hidden_loss(self.network(hidden, chosen_BL), true_K)
+        naive = hidden_loss(self.naive[tokens.genes_BL[chosen_BL]], true_K)
         means = torch.stack([ours, naive])
         num_hidden = torch.tensor(float(len(true_K)), device=means.device)
         return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
