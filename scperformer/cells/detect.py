@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,10 +52,11 @@ class Findings:
         return "; ".join([f"using {self.text} ({self.why})", *self.notes])
 
 
-def _features(adata: AnnData, source: str) -> tuple[pd.DataFrame, np.ndarray | None, dict[str, int]]:
-    """Return the var table of a place (raw has its own), and its features as `gene_columns` returns them."""
+def _features(adata: AnnData, source: str) -> tuple[pd.DataFrame, np.ndarray | None, str]:
+    """Return the var table of a place (raw has its own), which features are genes (None: all), the others in words."""
     var = adata.raw.var if source == "raw" else adata.var
-    return var, *gene_columns(var)
+    is_gene, others = gene_columns(var)
+    return var, is_gene, ", ".join(f"{num:,} {kind}" for kind, num in others.items())
 
 
 def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
@@ -88,20 +88,8 @@ def detect_expression(
     """Find the expression in X, raw and layers, and the kind of its values.
 
     Counts are preferred (of the place with the most genes), then log1p values whose normalisation is recognised, then
-    other values.
-
-    Parameters
-    ----------
-    source
-        X, raw or layers/NAME: the only place to use. With auto, all places are judged.
-    input_kind, input_total, input_base
-        Kind of the values, instead of the recognised one: counts, linear or log1p; for log1p, the total counts per cell
-        before the logarithm, and its base (e, 2 or 10).
-
-    Raises
-    ------
-    InputError
-        No place has usable values, or the values are not what they would be taken for.
+    other values. The arguments are options of `ExpressionOptions`. Refused are cells of which no place has usable
+    values, and values that are not what they would be taken for.
     """
     names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)  # counts first
     matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
@@ -135,7 +123,7 @@ def detect_expression(
     if chosen.kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
     if others := _features(adata, chosen.source)[2]:
-        notes.append(f"non-gene features are left out ({_listed(others)})")
+        notes.append(f"non-gene features are left out ({others})")
     num_cells, num_genes = chosen.x.shape
     droplets = find_droplets(chosen.sums, num_genes) if chosen.kind == "counts" else None
     if droplets is not None:
@@ -156,16 +144,12 @@ def detect_expression(
     )
 
 
-def _listed(features: Mapping[str, int]) -> str:
-    return ", ".join(f"{num:,} {kind}" for kind, num in features.items())
-
-
 def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Candidate:
     """Judge the values of the genes in a place."""
     _, is_gene, others = _features(adata, source)
     try:
         if is_gene is not None and not is_gene.any():
-            return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
+            return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({others})")
         return judge(source, Rows(x, is_gene))
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"

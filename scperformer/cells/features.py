@@ -41,12 +41,7 @@ MIN_UNSPLICED_SHARE = 0.25  # share of the names with such a suffix; the name of
 
 
 def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
-    """Recognise the features that are genes.
-
-    Returns
-    -------
-    Whether each feature is a gene, boolean, or None if all are genes; and the number of features of each other kind.
-    """
+    """Return whether each feature is a gene, boolean, or None if all are; and the number of features of other kinds."""
     is_gene = np.ones(len(var), dtype=bool)
     left_out = Counter[str]()
     columns = {str(name).lower(): name for name in reversed(list(var.columns))}

@@ -21,11 +21,8 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> spa
 
     Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
     total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
-    cell's values. Without `target_sum` the values are ln(1 + count).
-
-    Returns
-    -------
-    N x G, CSR float32, without stored zeros, with sorted indices. Cells without counts stay zero.
+    cell's values. Without `target_sum` the values are ln(1 + count). The result is N x G, CSR float32, without stored
+    zeros, with sorted indices. Cells without counts stay zero.
     """
     rows = sparse.csr_matrix(x, dtype=np.float32, copy=True)
     rows.sum_duplicates()

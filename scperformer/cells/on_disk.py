@@ -59,27 +59,18 @@ def stored_matrices(path: Path) -> list[Rows] | None:
     return None if any(x.by_columns for x in matrices) else matrices
 
 
-def stored_bytes(path: Path) -> int | None:
-    """Estimate the bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
-    matrices = stored_matrices(path)
-    return None if matrices is None else sum(VALUE_BYTES * x.num_values for x in matrices)
-
-
 def choose_storage(cfg: Config, paths: Sequence[Path]) -> Config:
-    """Return the options with `data.in_memory=false` instead of `auto` if the cells should stay on disk.
-
-    This is so for several labelled files, and for more than 2 GiB of expression.
-    """
+    """Return the options; for several labelled files, or above 2 GiB of values, `data.in_memory=auto` becomes false."""
     if not paths and cfg.data.in_memory is False:
         found = "data.in_memory=false and cells in memory"
         raise InputError(found, "files", "leave data.in_memory out, or name files")
-    sizes = [stored_bytes(path) for path in paths]
+    stored = [stored_matrices(path) for path in paths]
     several = isinstance(cfg, ReferenceOptions) and len(paths) > 1
     if cfg.data.in_memory is True and several:
         found = f"{len(paths)} files to train on and data.in_memory=true"
         raise InputError(found, "one file, or cells that stay on disk", "leave data.in_memory out")
-    total = sum(size or 0 for size in sizes)
-    if cfg.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in sizes)):
+    total = sum(VALUE_BYTES * x.num_values for matrices in stored for x in matrices or ())
+    if cfg.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in stored)):
         return cfg
     log.info("%.1f GiB of expression stay on disk during training (data.in_memory=false)", total / 2**30)
     return replace(cfg, data=replace(cfg.data, in_memory=False))
@@ -231,12 +222,7 @@ def make_collection(
 
     Cells with fewer than `data.min_genes` genes, or fewer than `min_shared` genes of the collection, are dropped, and
     rows that are `left_out` (boolean, over the rows of all files). The genes are the `vocabulary` or else, in the order
-    of the files, the genes that at least `data.min_cells` cells express.
-
-    Raises
-    ------
-    InputError
-        A file cannot be used, or no cells or genes are left.
+    of the files, the genes that at least `data.min_cells` cells express. It is refused that no cells or genes are left.
     """
     parts = [_open_part(source, cfg) for source in sources]
     names, maps = map_genes_of_files(

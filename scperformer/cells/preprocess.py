@@ -22,13 +22,8 @@ def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the 
     """Filter and normalise a reference for training; genes stay in the order of the file.
 
     Cells with fewer than `data.min_genes` genes are dropped, then genes that are expressed in fewer than
-    `data.min_cells` of the remaining cells. Genes of the same name are summed. Values are normalised over all genes,
-    including those that are dropped.
-
-    Returns
-    -------
-    AnnData of the remaining cells x genes: X is ln(1 + target_sum * share), CSR float32; obs and var come from the
-    file; uns["scperformer_prepared"] is a record of the preparation.
+    `data.min_cells` of the remaining cells. Genes of the same name are summed. X is ln(1 + target_sum * share), CSR
+    float32, over all genes, also those that are dropped; obs and var come from the file, and uns has a record.
     """
     collection = make_collection([Sample(adata, Path(path))], cfg)
     part = collection.parts[0]

@@ -31,11 +31,8 @@ MAX_SAMPLED_CELLS = 5000  # sampled by `check` from a large file
 def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
     """Measure each cell, as scanpy's `calculate_qc_metrics` does, but without the second that scanpy takes to import.
 
-    Returns
-    -------
-    Table with a row per cell and the float64 columns num_genes (expressed genes; scanpy's n_genes_by_counts), total
-    (sum of the values before any logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt
-    in percent).
+    The columns are num_genes (expressed genes; scanpy's n_genes_by_counts), total (sum of the values before any
+    logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt in percent); float64.
     """
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():

@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.base.progress import progress
-from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
+from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_matrices
 from scperformer.cells.reference_labels import (
     TERM_SUFFIX,
     LabelSelection,
@@ -80,10 +80,9 @@ class Reference:
 def _label(
     obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path, max_val: float
 ) -> tuple[np.ndarray, Reference]:
-    """Settle the labels of cells that have passed the filters, and split these cells.
+    """Return the rows of filtered cells with a label to train on, and a reference of these without expression.
 
     `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
-    Returns the rows with a label to train on, and a reference without their expression.
     """
     rare = without_rare_labels(labels, cfg.data, path)
     usable = rare.labels.notna().to_numpy()
@@ -254,17 +253,14 @@ def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix |
     """Read about 20,000 cells, or all if there are fewer, of `cfg.unlabelled`; None without such files.
 
     Cells are normalised like the reference, but not filtered by `data.min_genes`, as a panel has few genes. A file with
-    fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed.
-
-    Returns
-    -------
+    fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed. The result is
     ln(1 + cp10k), CSR float32, cells x genes of the reference.
     """
     if not cfg.unlabelled:
         return None
     files = [Path(name) for name in cfg.unlabelled]
     sources = [
-        Sample(read_cells(file, cfg.orientation), file) if stored_bytes(file) is None else file for file in files
+        Sample(read_cells(file, cfg.orientation), file) if stored_matrices(file) is None else file for file in files
     ]
     unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)

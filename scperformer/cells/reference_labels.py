@@ -41,11 +41,8 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
 def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -> pd.Series:
     """Return the labels of the cells as text, with NaN for texts that mean no label; see `label_texts`.
 
-    Raises
-    ------
-    InputError
-        No column is named, or it is missing (the message lists likely columns), or it is empty or holds numbers with
-        decimals or lists.
+    Refused are no column, a missing one (the message lists likely ones), and one that is empty or holds numbers with
+    decimals.
     """
     remedy = "set label_key=... to the column of labels"
     likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
@@ -142,12 +139,7 @@ class Terms:
 def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
     """Find the ontology ids of labels, and their tree, from `label_keys` or the ontology; log both.
 
-    `labels` is the label of each labelled cell in `obs`.
-
-    Raises
-    ------
-    InputError
-        A column cannot be used, or the parents do not form a tree over the labels.
+    `labels` is the label of each labelled cell in `obs`. Columns of which no tree can be made are refused.
     """
     names = sorted(set(labels.tolist()))
     column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"

@@ -37,10 +37,7 @@ class Split:
 
 
 def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Draw about `most` rows at random: the same share of each label, but at least one row of each.
-
-    Returns row numbers, int64, ascending; all rows if there are at most `most`.
-    """
+    """Draw about `most` rows at random, the same share of each label, but at least one; int64, ascending."""
     if len(labels) <= most:
         return np.arange(len(labels))
     rng = np.random.default_rng(seed)
@@ -148,12 +145,8 @@ def split_cells(
 ) -> Split:
     """Split cells into training and validation cells according to `data.split`.
 
-    `labels` is the index of the label of each cell; `values` its group or side, None for a stratified split.
-
-    Raises
-    ------
-    InputError
-        There are no validation cells, or a label has no training cells.
+    `labels` is the index of the label of each cell; `values` its group or side, None for a stratified split. A split
+    without validation cells, or without training cells of a label, is refused.
     """
     if data.split == "stratified":
         split = Split(*stratified_split(labels, data.val_fraction, seed))

@@ -118,12 +118,8 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
 
     With the right base, all cells have the same sum, or the values of each cell are multiples of its smallest value,
     which is one count. If neither is true for any base, the values are taken for unconfirmed natural logarithms, or for
-    logarithms to base 2 if they are too large for these and from bulk samples.
-
-    Parameters
-    ----------
-    rows
-        Cells x genes, float64, without negative values and empty cells. Stored zeros are removed in place.
+    logarithms to base 2 if they are too large for these and from bulk samples. `rows` are cells x genes, float64,
+    without negative values and empty cells; stored zeros are removed in place.
     """
     rows.eliminate_zeros()
     hypotheses: dict[float | None, _Hypothesis] = {

@@ -105,10 +105,7 @@ def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, 
 def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
     """Rank the tissues by their resemblance to the cells of an open file; symbols in capitals may be of both species.
 
-    Raises
-    ------
-    InputError
-        The file has no usable expression, or fewer than 50 genes of the collection.
+    A file with fewer than 50 genes of the collection is refused.
     """
     findings, rows = find_expression(cells, cfg, path)
     var = gene_table(cells, findings.source)

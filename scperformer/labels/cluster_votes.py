@@ -23,16 +23,8 @@ def cluster_labels(
 ) -> np.ndarray:
     """Return the index of the label of each cell's cluster, N: the label with the largest sum of confidences in it.
 
-    Parameters
-    ----------
-    clusters
-        The number of each cell's cluster, N.
-    best
-        Index of the label of each cell, N. If labels have the same sum, the first of them is taken.
-    confidence
-        Weight of each cell's vote, N.
-    voters
-        Row numbers of the cells that vote. A cell whose cluster has no voters keeps its own label.
+    Of each of N cells, `clusters` is the number of its cluster, `best` the index of its label, and `confidence` the
+    weight of its vote. The rows `voters` vote; a cell whose cluster has no voters keeps its own label.
     """
     voted, numbers = np.unique(clusters[voters], return_inverse=True)
     votes = np.bincount(numbers * num_labels + best[voters], confidence[voters], len(voted) * num_labels)
@@ -46,14 +38,8 @@ def cluster_labels(
 def leiden(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = RESOLUTION) -> np.ndarray:
     """Cut cells into clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
-    Parameters
-    ----------
-    embedding
-        N x D. Without `graph`, its neighbour graph is used, with 15 neighbours for each cell.
-    graph
-        Connectivities of a neighbour graph, N x N.
-    resolution
-        The higher, the more clusters there are.
+    `graph` has the connectivities of a neighbour graph, N x N; without it, each cell has 15 neighbours in the
+    `embedding`, N x D. The higher the `resolution`, the more clusters there are.
     """
     import scanpy  # takes seconds to import
 

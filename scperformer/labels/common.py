@@ -11,20 +11,12 @@ SAME = {"CL:0001054": "CL:0000860", "CL:0002396": "CL:0000875"}
 def common_labels(
     own: Sequence[str], other: Sequence[str], ontology: Ontology, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return what each label of a model, and each true label, is merged to.
+    """Return what each label of a model, `own`, and each true label, `other`, is merged to.
 
     A true label that the model lacks, such as CD4 T, takes in the labels of the model that are types of it, such as
     memory and naive CD4 T. If there are none, it is taken in by the label of the model that it is the nearest type of.
-    A label without a term is another spelling of a label of the model, or it stays, as one without a relative.
-
-    Parameters
-    ----------
-    own
-        The labels of the model.
-    other
-        The true labels.
-    known
-        Ontology ids of labels of the model; other labels get the id of their name.
+    A label without a term is another spelling of a label of the model, or it stays, as one without a relative. `known`
+    has ontology ids of labels of the model; other labels get the id of their name.
     """
     terms = {label: term for label in (*own, *other) if (term := ontology.term(label)) is not None}
     terms = {label: SAME.get(term, term) for label, term in (terms | dict(known or {})).items()}

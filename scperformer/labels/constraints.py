@@ -15,10 +15,7 @@ from scperformer.labels.texts import spelled_as
 def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> np.ndarray:
     """Return which labels can occur, boolean C: the labels in `allow` (if it is empty, all) that are not in `deny`.
 
-    Raises
-    ------
-    InputError
-        A name is not a label, or no label is left.
+    A name that is not a label is refused.
     """
     allow = spelled_as(labels, allow)
     deny = spelled_as(labels, deny)

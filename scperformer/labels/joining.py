@@ -35,10 +35,7 @@ class JointLabels:
 def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
     """Read what labels of the studies are called jointly, from a table whose header may be `label` and `joint`.
 
-    Raises
-    ------
-    InputError
-        A row has a label that no study has, or a label twice.
+    A label that no study has, and two joint labels of one, are refused.
     """
     rows = read_pairs(path, MAP)
     if rows and rows[0][0].casefold() == "label" and "label" not in labels:
@@ -57,20 +54,9 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
 def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | None = None) -> JointLabels:
     """Join the labels of studies that have the same ontology id or, by `label_map`, the same joint label.
 
-    A label is named as in the first study that has it. A label of which another label is a type, by the ontology, is
-    no joint label: it stands for its types.
-
-    Parameters
-    ----------
-    source
-        Of ontology ids; see `find_terms`.
-    label_map
-        The path of a label map; None: there is none.
-
-    Raises
-    ------
-    InputError
-        One name has two ontology ids; a study shares no label with the others; or the map cannot be used.
+    A label is named as in the first study that has it. A label of which another label is a type, by the ontology
+    `source` (`find_terms`), is no joint label: it stands for its types. A name with two ontology ids, and a study that
+    shares no label with the others, are refused.
     """
     names = list(dict.fromkeys(label for study in studies for label in study.labels))
     renamed = {} if label_map is None else read_label_map(label_map, names)

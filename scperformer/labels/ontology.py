@@ -92,13 +92,7 @@ def packaged_ontology() -> Ontology:
 
 
 def read_obo(path: str | Path) -> Ontology:
-    """Read names, exact synonyms and is_a parents from a file in OBO format; obsolete terms are left out.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or contains no terms.
-    """
+    """Read names, exact synonyms and is_a parents from a file in OBO format; obsolete terms are left out."""
     names: dict[str, str] = {}
     parents: dict[str, list[str]] = {}
     synonyms: list[tuple[str, str]] = []
@@ -129,13 +123,7 @@ def _read_text(path: str | Path, expected: str) -> str:
 
 
 def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
-    """Read the rows of a CSV or TSV file with two columns, also with semicolons; blank lines are left out.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or a row does not have exactly two fields, or has an empty field.
-    """
+    """Read the rows of a CSV or TSV file with two columns, also with semicolons; blank lines are left out."""
     lines = [line for line in map(str.strip, _read_text(path, expected).splitlines()) if line]
     # Excel writes semicolons where commas are for decimals; a label may contain commas.
     delimiter = max("\t;,", key=lines[0].count) if lines else ","
@@ -150,12 +138,7 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
 def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:
     """Return the ontology id of each label (or `unknown`), and the ontology; None for source=none.
 
-    Parameters
-    ----------
-    given
-        Ids that the labels have already, which stay, or `unknown`.
-    source
-        `packaged`, `none`, or a CL file (`.obo`).
+    `given` ids that are not `unknown` stay. The `source` is `packaged`, `none`, or a CL file (`.obo`).
     """
     if source == NO_ONTOLOGY:
         return list(given), None

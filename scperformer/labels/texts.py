@@ -26,16 +26,15 @@ def label_texts(values: pd.Series) -> pd.Series:
     """Return labels as strings without surrounding blanks; NaN for a missing or blank label.
 
     If all values are whole numbers, as numbers or as text, they lose their decimals: 1.0 becomes "1". Values may be
-    strings, bytes, numbers, categories of these, or of a nullable type of pandas.
-
-    Raises
-    ------
-    InputError
-        The column holds lists, sets, dictionaries or the like.
+    strings, bytes, numbers, categories of these, or of a nullable type of pandas; containers are refused.
     """
     require_no_containers(values)
     codes, distinct = pd.factorize(values)  # so that each label is processed once, not once per cell
-    texts = [_text(value) for value in np.asarray(distinct, dtype=object)]
+    decoded = (
+        value.decode(errors="replace") if isinstance(value, bytes) else value
+        for value in np.asarray(distinct, dtype=object)
+    )
+    texts = [str(value).strip() for value in decoded]
     if all(WHOLE.fullmatch(text) for text in texts if text):
         texts = [_whole(text) for text in texts]
     # Missing values have the code -1, which is the last entry.
@@ -71,10 +70,6 @@ def without_no_labels(texts: pd.Series) -> pd.Series:
 def spelled_as(labels: Sequence[str], texts: Iterable[str]) -> list[str]:
     """Return each text as the model spells this label; a text that is not a label stays, without blanks around it."""
     return [text if text in labels else _whole(text.strip()) for text in texts]
-
-
-def _text(value: object) -> str:
-    return (value.decode(errors="replace") if isinstance(value, bytes) else str(value)).strip()
 
 
 def _whole(text: str) -> str:

@@ -22,10 +22,7 @@ NO_CALL = "unknown"  # the call of a cell that is unknown, or whose label and pa
 class LabelTree:
     """One or several trees over labels. A node is a label or a parent of nodes; a label can be a parent, too.
 
-    Raises
-    ------
-    ValueError
-        The parents are not a tree over the labels; the text is the reason.
+    The text of a ValueError says why the parents are not a tree over the labels.
     """
 
     labels: list[str]  # C
@@ -105,18 +102,9 @@ class LabelTree:
     def call(self, proba: np.ndarray, best: np.ndarray, min_confidence: float) -> tuple[np.ndarray, np.ndarray]:
         """Call the label of each cell, or if it is unsafe, the deepest node whose probability reaches the confidence.
 
-        Parameters
-        ----------
-        proba
-            N x C, each row sums to 1.
-        best
-            Index of the label of each cell, N.
-        min_confidence
-            0 to 1; if several nodes at the same depth reach it, the most probable of them is called.
-
-        Returns
-        -------
-        The index of the called node in `nodes`, -1 if none reaches the confidence, and its probability (0 for none).
+        Each row of `proba`, N x C, sums to 1; `best` is the index of the label of each cell, N. Of several nodes at the
+        same depth, the most probable is called. Returns the index of the called node in `nodes`, -1 if none reaches the
+        confidence, and its probability (0 for none).
         """
         sums = self.sums(proba)
         cells = np.arange(len(proba))
