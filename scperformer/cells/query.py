@@ -52,9 +52,7 @@ class Query:
     @cached_property
     def measured(self) -> np.ndarray:
         """Which genes of the model the file has, boolean, G."""
-        measured = np.zeros(self.plan.num_genes, dtype=bool)
-        measured[self.plan.mapping.target[self.plan.mapping.target >= 0]] = True
-        return measured
+        return np.isin(np.arange(self.plan.num_genes), self.plan.mapping.target)
 
     @cached_property
     def cells(self) -> np.ndarray:
@@ -107,10 +105,9 @@ def find_expression(
     path: str = "the data",
 ) -> tuple[Findings, Rows]:
     """Find the expression of the cells of an open file; one without usable expression is refused."""
+    given = {"input_total": cfg.input_total, "input_base": cfg.input_base}
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        total = cfg.input_total
-        base = cfg.input_base
-        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
+        findings = detect_expression(cells, cfg.source, cfg.input_kind, **given, path=path)
         return findings, stored_expression(cells, findings, path=path)[0]
 
 
@@ -177,10 +174,7 @@ def find_query(
     cfg: ModelOptions,
     path: str = "the data",
 ) -> Query:
-    """Find the expression of the cells of an open file, and map its genes to the model's genes; log both.
-
-    A file without usable expression, or with too few of the model's genes, is refused.
-    """
+    """Find the expression of the cells of an open file, and map its genes to the model's genes; log both."""
     findings, rows = find_expression(cells, cfg, path)
     if model.config["target_sum"] is None and findings.kind != "counts":
         remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"

@@ -32,10 +32,7 @@ class CheckConfig(TissueOptions):
 def run(cfg: CheckConfig) -> "list[Checked]":
     """Print the findings about each file and the next command; with `output`, also write the findings as JSON.
 
-    Raises
-    ------
-    InputError
-        At least one file has a problem; raised after the findings about all files.
+    A file with a problem is refused after the findings about all files.
     """
     from scperformer.results.check import check_all
 

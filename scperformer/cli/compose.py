@@ -35,11 +35,8 @@ def _store_schema(step: str) -> None:
 def checked_words(words: Sequence[str], step: str, own: Path | None, *, several: bool = False) -> list[str]:
     """Check words by Hydra's grammar, and register the presets that they name with Hydra; return the words for it.
 
-    Raises
-    ------
-    InputError
-        A word is no `option=value`, has several values outside a bench, adds or removes options (+, ~), or names a
-        preset that does not exist.
+    Words that are no `option=value`, have several values outside a bench, add or remove options (+, ~), or name a
+    preset that does not exist, are refused.
     """
     from hydra import version  # Hydra takes a quarter of a second to import
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -135,13 +132,7 @@ def config_of_tree(step: str, tree: Any) -> Any:
 
 
 def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -> Any:
-    """Make `SCHEMAS[step]` from words such as `["label_key=cell_type", "model=tiny"]`; `own`: the user's presets.
-
-    Raises
-    ------
-    InputError
-        An option or a preset does not exist, is missing, or has a value of another type or out of its range.
-    """
+    """Make `SCHEMAS[step]` from words such as `["label_key=cell_type", "model=tiny"]`; `own`: the user's presets."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -162,10 +153,7 @@ def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -
 
 
 def config_from(step: str, options: Mapping[str, Any]) -> Any:
-    """Make `SCHEMAS[step]` from options by their full names, such as {"label_key": "cell_type", "model": "tiny"}.
-
-    Values may be paths, scalars, arrays and series of NumPy and pandas. Errors as `make_config`.
-    """
+    """Make `SCHEMAS[step]` from options by their full names; values may be paths, scalars and arrays of NumPy."""
     return make_config(step, option_words(options))
 
 

@@ -140,13 +140,7 @@ def program_text() -> str:
 
 
 def help_text(step: str, group: str | None = None) -> str:
-    """Return the usage, examples and options of a step, or the options of one of its groups.
-
-    Raises
-    ------
-    InputError
-        The step has no such group.
-    """
+    """Return the usage, examples and options of a step, or the options of one of its groups."""
     text = STEPS[step]
     step = "train" if step == BENCH else step
     groups = ["files"] if issubclass(SCHEMAS[step], ExpressionOptions) else []

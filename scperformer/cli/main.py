@@ -47,10 +47,7 @@ def load_plugins(files: list[str]) -> None:
 
 
 def run_step(name: str, words: list[str], plugins: list[str]) -> int:
-    """Run a step, or print its configuration (--cfg); return the exit code.
-
-    `plugins` are files with mechanisms of attention. Raises SystemExit with the exit code of Snakemake if that fails.
-    """
+    """Run a step, or print its configuration (--cfg); return the exit code. `plugins` are files with mechanisms."""
     if name == "workflow" and plugins:
         remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
         raise InputError(f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
@@ -120,12 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     0: done; 2: an error that the user can fix; 1: a bug; 141: a broken pipe; 130, 143, 129: ended by SIGINT, SIGTERM,
-    SIGHUP.
-
-    Raises
-    ------
-    SystemExit
-        Snakemake failed (`cli.workflow.run`).
+    SIGHUP. A SystemExit has the code of Snakemake.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: `2>&-`

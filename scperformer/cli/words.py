@@ -21,16 +21,8 @@ def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[l
 
     Plain words are input files, whatever characters they hold; in some steps the first of them sets an option. The
     values of options that take any text are quoted, unless they are empty, null or already quoted. If options
-    have `several` values (`bench`) they are not, because commas separate these.
-
-    Returns
-    -------
-    The options as `option=value`, with the files as `inputs=[...]` at the end; and the flags, each with its value.
-
-    Raises
-    ------
-    InputError
-        A flag is unknown or lacks its value.
+    have `several` values (`bench`) they are not, because commas separate these. Returns the options as `option=value`,
+    with the files as `inputs=[...]` at the end; and the flags, each with its value.
     """
     options: list[str] = []
     files: list[str] = []

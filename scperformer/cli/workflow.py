@@ -108,13 +108,7 @@ def snakemake_words(cfg: WorkflowConfig) -> list[str]:
 
 
 def _code_of(words: list[str]) -> int:
-    """Run snakemake and return its exit code, as a shell tells it; a signal ends its jobs and releases its locks.
-
-    Raises
-    ------
-    KeyboardInterrupt, EndedBySignal
-        A signal came; snakemake has ended.
-    """
+    """Run snakemake and return its exit code, as a shell tells it; a signal ends its jobs and releases its locks."""
     # Signals wait until snakemake handles them: while Python starts, they would cause a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     process = subprocess.Popen([sys.executable, "-P", "-c", RUN_SNAKEMAKE, *words], process_group=0)
@@ -140,15 +134,7 @@ def _code_of(words: list[str]) -> int:
 
 
 def run(cfg: WorkflowConfig) -> None:
-    """Run the workflow.
-
-    Raises
-    ------
-    InputError
-        Snakemake is not installed; or the configuration or the sample sheet is wrong (`read_workflow`).
-    SystemExit
-        Snakemake failed: with its exit code.
-    """
+    """Run the workflow; a SystemExit has the exit code of Snakemake, if that fails."""
     from scperformer.cli.workflow_config import read_workflow
 
     if find_spec("snakemake") is None:

@@ -51,11 +51,6 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
     """Return the configuration of the workflow, and the options of each of its steps as words of the command.
 
     Keys that are missing or null have their defaults. `where` is the file, for errors.
-
-    Raises
-    ------
-    InputError
-        A key, a step, an option or a value is wrong.
     """
     content = _mapping(content or {}, where, KEYS)
     given = {key: value for key, value in content.items() if value is not None and key != "overrides"}

@@ -51,16 +51,9 @@ FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file s
 
 
 def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) -> Path:
-    """Check a model folder, an archive of one, or a model of another tool; write it into the library.
+    """Check a model folder, an archive of one, or a model of another tool; return its new folder in the library.
 
-    Returns
-    -------
-    Its folder in the library.
-
-    Raises
-    ------
-    InputError
-        It is damaged, has a name that no folder can have, or is in the library and `overwrite` is not set.
+    It is refused if it is damaged, has a name that no folder can have, or is there and `overwrite` is not set.
     """
     cfg = cfg or ImportOptions(inputs=[str(path)])
     if not path.exists():

@@ -35,12 +35,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     """Add evidence and stored cells to an imported model, from a file of labelled cells of any kind.
 
     A label in the obs column `label_key` is matched to the model's label of the same name, or to the only one with the
-    same Cell Ontology id. Cells with other labels are left out.
-
-    Raises
-    ------
-    InputError
-        The cells cannot be used, or have too few labels of the model.
+    same Cell Ontology id. Cells with other labels are left out; too few with labels of the model are refused.
     """
     network = rebuild(saved, Path(path))
     if not isinstance(network, ImportedNetwork):

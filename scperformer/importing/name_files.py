@@ -11,13 +11,7 @@ ENCODER = "sklearn.preprocessing."  # of a fitted LabelEncoder
 
 
 def read_names(path: str, what: str) -> list[str]:
-    """Return the names in the file of the option `what`, in their order; nothing in it is executed.
-
-    Raises
-    ------
-    InputError
-        The file is missing or damaged, or has no names.
-    """
+    """Return the names in the file of the option `what`, in their order; nothing in it is executed."""
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no file {what}={path}", EXPECTED, "check the path")

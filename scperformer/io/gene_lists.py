@@ -30,12 +30,7 @@ def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     """Read the names of genes from a list, each once.
 
     Of a table, the column with the most genes is read: `known` genes, such as a model's, and all human and mouse
-    genes. A header that is no gene is left out.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or has no genes, or several columns none of which is of known genes.
+    genes. A header that is no gene is left out. Several columns of which none is of known genes are refused.
     """
     found = "no genes"
     names: list[str] = []

@@ -78,11 +78,6 @@ def map_genes(
 
     If the `species` of the file is given and differs from the model's, genes are matched by orthologs. With `auto`, a
     file of another species than the model's is refused.
-
-    Raises
-    ------
-    InputError
-        The file is of another species than the model, and `species` is auto.
     """
     model = tuple(str(gene).strip() for gene in model_genes)
     model_species = guess_species(without_affixes(model, "human"))

@@ -49,8 +49,7 @@ def measure_overlap(
     `target` is the column of the model for each gene of the file, or -1; `importance` the weight of each gene of the
     model (None: all weigh the same); `notes` are kept.
     """
-    is_shared = np.zeros(len(model_genes), dtype=bool)
-    is_shared[target[target >= 0]] = True
+    is_shared = np.isin(np.arange(len(model_genes)), target)
     weight = np.ones(len(model_genes))
     if importance is not None and np.sum(importance) > 0:
         weight = np.asarray(importance, dtype=np.float64)
@@ -76,11 +75,7 @@ def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, specie
     """Find the genes of a panel among `known` genes.
 
     `owner` is what the `known` genes belong to (model or reference), `path` the file of the panel. A panel is refused
-    if fewer than 50, or less than half, of its genes are known.
-
-    Returns
-    -------
-    Whether the panel has each of the `known` genes, boolean.
+    if fewer than 50, or less than half, of its genes are known. Returns whether it has each of the `known` genes.
     """
     target = map_genes(panel, known, None, species, path=path).target
     unknown = [gene for gene, column in zip(panel, target, strict=True) if column < 0]
@@ -92,23 +87,17 @@ def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, specie
         raise InputError(found, f"{MIN_PANEL} genes or more, and at least half of them", remedy)
     if unknown:
         log.warning("%s: %d genes are unknown to the %s (e.g. '%s')", path, len(unknown), owner, unknown[0])
-    measured = np.zeros(len(known), dtype=bool)
-    measured[target[target >= 0]] = True
-    return measured
+    return np.isin(np.arange(len(known)), target)
 
 
 def map_genes_of_files(
     tables: Sequence[pd.DataFrame], files: Sequence[str], vocabulary: Sequence[str] | None, species: str
 ) -> tuple[list[str], list[GeneMap]]:
-    """Match the gene tables of several files to a vocabulary, or to the genes of all these files.
+    """Match the gene tables of several files to a vocabulary, or to the genes of all these files; return both.
 
     Without a vocabulary, a gene has the name in the first file that measures it. A file with another kind of gene id
     than the first file adds no genes, as the same gene would be in the list twice; it is refused if its names cannot be
     translated.
-
-    Returns
-    -------
-    The list of genes, and the match of each file to it.
     """
     genes = list(vocabulary or [])
     maps = []

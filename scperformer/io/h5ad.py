@@ -76,12 +76,9 @@ def nullable_strings_allowed() -> Iterator[None]:
 
 
 def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> None:
-    """Write `adata` to a new file that appears complete or not at all.
+    """Write `adata` to a new file that appears complete or not at all; refuse what anndata cannot write.
 
-    Raises
-    ------
-    InputError
-        As `new_file`, or anndata cannot write an element, such as a column of numbers and strings.
+    An example is a column of numbers and strings.
     """
     with new_file(path, overwrite) as temporary, nullable_strings_allowed():
         try:

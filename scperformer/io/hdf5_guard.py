@@ -59,13 +59,8 @@ def inspect(path: str | Path) -> None:
 def open_hdf5(path: str | Path) -> h5py.File:
     """Open an HDF5 file for reading; if it has not been opened before, a child process inspects it first.
 
-    On macOS and Windows, which cannot fork safely, the file is opened without inspection.
-
-    Raises
-    ------
-    InputError
-        The file is damaged, and libhdf5 would hang, crash or take too much memory. Other damage raises one of
-        `READ_ERRORS`, here or when the file is read.
+    On macOS and Windows, which cannot fork safely, the file is opened without inspection. A file on which libhdf5 would
+    hang, crash or take too much memory is refused; other damage raises one of `READ_ERRORS`, here or when it is read.
     """
     path = Path(path)
     state = path.stat()

@@ -36,10 +36,7 @@ TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 def read_in_child(read: Callable[[], Any], size: int) -> Any:
     """Return what `read` returns of a file of `size` bytes: mappings, lists, plain values and arrays.
 
-    Raises
-    ------
-    ValueError
-        As `read` raises it (an `InputError` is one); and if it takes too much time or memory, or crashes.
+    A ValueError is one of `read` (an `InputError` is one), or says that it takes too much time or memory, or crashes.
     """
 
     def work() -> None:
@@ -114,10 +111,7 @@ def looks_like_pickle(path: Path) -> bool:
 def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
     """Return the content of a pickle that names only what is `allowed`; objects are `Made` and nothing is executed.
 
-    Raises
-    ------
-    ValueError
-        The file is damaged, too large, of a newer protocol, or names others; the text says which.
+    The text of a ValueError says what is wrong with the file.
     """
 
     class Inert(pickle.Unpickler):

@@ -60,8 +60,7 @@ UNSUPPORTED = (
 def _folder_kind(path: Path) -> str:
     if any((path / name).is_file() for name in ZARR_ROOTS):
         require_contained_folder(path)
-        if (path / "mod").is_dir():
-            raise _mudata(path)
+        _refuse_modalities((path / "mod").is_dir(), path)
         if not all((path / name).exists() for name in ("obs", "var")):
             found = f"{path} is a zarr store without obs and var"
             raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
@@ -73,9 +72,10 @@ def _folder_kind(path: Path) -> str:
     raise InputError(found, SUPPORTED_KINDS, "name the h5ad file itself, or the folder that contains matrix.mtx")
 
 
-def _mudata(path: Path) -> InputError:
-    remedy = "save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
-    return InputError(f"{path} holds several modalities (MuData)", SUPPORTED_KINDS, remedy)
+def _refuse_modalities(has_several: bool, path: Path) -> None:
+    if has_several:
+        remedy = "save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
+        raise InputError(f"{path} holds several modalities (MuData)", SUPPORTED_KINDS, remedy)
 
 
 def _file_kind(path: Path) -> str:
@@ -107,8 +107,7 @@ def _hdf5_kind(path: Path) -> str:
     with reading(path, "a complete HDF5 file"), open_hdf5(path) as file:
         require_contained(file, path)
         parts = sorted(file)
-        if isinstance(file.get("mod"), h5py.Group) and "X" not in parts:
-            raise _mudata(path)
+        _refuse_modalities(isinstance(file.get("mod"), h5py.Group) and "X" not in parts, path)
         if {"obs", "var"} <= set(parts):
             return "h5ad"
         if isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(parts):
@@ -123,10 +122,7 @@ def _hdf5_kind(path: Path) -> str:
 def require_readable(path: str | Path) -> str:
     """Return the kind of a file or folder (h5ad, 10x h5, loom, mtx, zarr or table), reading only a little of it.
 
-    Raises
-    ------
-    InputError
-        The input is missing, of no known kind, visibly damaged or incomplete, or refers to other files.
+    An input that is of no known kind, visibly damaged or incomplete, or refers to other files, is refused.
     """
     path = Path(path)
     require_utf8(path)
@@ -145,7 +141,7 @@ def require_readable(path: str | Path) -> str:
 
 
 def require_h5ad(path: str | Path) -> None:
-    """Refuse any input but an h5ad file; errors as `require_readable`."""
+    """Refuse any input but an h5ad file."""
     kind = require_readable(path)
     if kind != "h5ad":
         raise InputError(f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
@@ -167,20 +163,9 @@ def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path:
 def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     """Read the cells of a file or folder of any kind into memory.
 
-    Parameters
-    ----------
-    orientation
-        Orientation of a table of text: auto, cells_by_genes or genes_by_cells. Other kinds ignore it with a warning.
-
-    Returns
-    -------
-    AnnData, N cells x G genes. Names are as stored; repeated names are kept, repeated cell names with a warning. X is
-    as stored in h5ad and zarr, and CSR from other kinds; further columns are in `obs` and `var`.
-
-    Raises
-    ------
-    InputError
-        The input is of no known kind, damaged or unsafe, its parts do not fit, or it has no cells or no genes.
+    `orientation` is of a table of text: auto, cells_by_genes or genes_by_cells; other kinds ignore it with a warning.
+    Names are as stored; repeated names are kept, repeated cell names with a warning. X is as stored in h5ad and zarr,
+    and CSR from other kinds; further columns are in `obs` and `var`.
     """
     path = Path(path)
     kind = require_readable(path)
@@ -207,10 +192,7 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
 
 @contextmanager
 def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
-    """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk.
-
-    Parameters and errors as for `read_cells`.
-    """
+    """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk."""
     stored = None
     path = Path(path)
     if require_readable(path) == "h5ad":

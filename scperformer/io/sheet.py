@@ -17,11 +17,7 @@ OWN_COLUMNS = ("sample", "path", "truth", "truth_key")
 
 
 def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
-    """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons.
-
-    The text is in UTF-8, or else in the encoding of Windows. A file that is missing or no text, a column without a name
-    of its own, and a row of too many fields are refused.
-    """
+    """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons."""
     path = Path(sheet)
     if not path.is_file():
         remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"

@@ -31,12 +31,8 @@ def is_torch_file(path: Path) -> bool:
 def read_torch(path: Path, others: tuple[str, ...] = ()) -> Any:
     """Return the content of a file that torch has saved: mappings, lists, plain values, and tensors as arrays.
 
-    It may name `others` than torch's own functions and classes, as in `stand_in`; their objects are `Made`.
-
-    Raises
-    ------
-    ValueError
-        The file is damaged, of torch before 1.6, or names what it may not; the text says which.
+    It may name `others` than torch's own functions and classes, as in `stand_in`; their objects are `Made`. The text of
+    a ValueError says what is wrong with the file.
     """
     with path.open("rb") as file:
         if file.read(len(OLD_START)) == OLD_START:

@@ -71,14 +71,10 @@ def check_all(
     label_key: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Checks:
-    """Check files or cells in memory.
+    """Check files or cells in memory; `tell` receives the text about each as soon as it is known.
 
-    Parameters
-    ----------
-    label_key
-        Check the cells as a reference with these labels, which need not fit the model; None: as cells to annotate.
-    tell
-        Receives the text about each file as soon as it is known.
+    With `label_key`, cells are checked as a reference with these labels, which need not fit the model; None: as cells
+    to annotate.
     """
     checker = Checker(options, None, "", label_key)
     checks = Checks(None, [], "")

@@ -103,16 +103,8 @@ def explain_cells(
 ) -> Explanation:
     """Explain a random sample of annotated cells; refuse a model that is not the one that gives them their labels.
 
-    Parameters
-    ----------
-    options
-        How the expression is read; by default as `predict` read it.
-    model
-        The model of the annotation; None: it is loaded.
-    label
-        Explain the logit of this label in all cells; None: of the label of each cell.
-    num_cells
-        Cells of each label; None: all.
+    By default, expression is read as `predict` read it, the model of the annotation (None) is loaded, and of the label
+    of each cell the logit is explained. `num_cells` are cells of each label; None: all.
     """
     facts = annotated.facts
     key = annotated.key

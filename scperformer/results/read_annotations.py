@@ -231,12 +231,7 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
     """Read the annotations with the prefix `key` from h5ad files.
 
     Files that cannot be read or are not annotated are refused. With a list `failed`, they are added to it with the
-    reason, and the samples are in the natural order of their names.
-
-    Raises
-    ------
-    InputError
-        No file is annotated, or different models annotated them.
+    reason, and the samples are in the natural order of their names. Annotations by different models are refused.
     """
     samples: list[Annotated] = []
     errors: list[InputError] = []
