@@ -54,6 +54,7 @@ SHARED = {
     "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the tissue is found",
     "options": 'more options by their full names, such as `{"seed": 1}`',
     "attention": "a mechanism by its name, such as softmax, or a class of your own; None: favor",
+    "condition_of": "all cells of the sample, if `cells` are some of them, which are then treated as there",
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -78,24 +79,19 @@ def documented(step: str) -> Callable[[Function], Function]:
 
 
 def read_arguments(
-    step: str, arguments: Mapping[str, Any], *, several: bool = True, **more: Any
-) -> tuple[Any, list[File | AnnData]]:
+    step: str, arguments: Mapping[str, Any], *, several: bool = True, writes: str = "", **more: Any
+) -> tuple[Any, list[str | AnnData]]:
     """Return the options of a step, and its cells as a list, from the arguments of a function.
 
     None stands for the default of an option, which presets may change. AnnData objects are no options. A class as
-    `attention` is registered, and chosen by its name.
-
-    Parameters
-    ----------
-    several
-        More than one file may be given.
-    more
-        Options in place of arguments.
+    `attention` is registered, and chosen by its name. `several` files may be given. If the function `writes` something,
+    cells in memory need an output. `more` are options in place of arguments.
     """
     options = arguments["options"]
     if not isinstance(options, Mapping | None):
         raise InputError(f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
-    cells = _listed(arguments["cells"], several, step in TAKE_LISTS)
+    given_cells = _listed(arguments["cells"], several, step in TAKE_LISTS)
+    cells = [one if isinstance(one, AnnData) else os.fspath(one) for one in given_cells]
     names = {entry.name for entry in fields(SCHEMAS[step])} - {"cells"}
     given = {name: value for name, value in arguments.items() if name in names} | more
     if "model" not in names and (model := arguments.get("model")) is not None:  # else it is a preset
@@ -106,8 +102,10 @@ def read_arguments(
         from scperformer.attention.registry import register_attention  # imports torch
 
         given["attention"] = register_attention(mechanism).__name__.lower()
-    inputs = ["AnnData" if isinstance(one, AnnData) else os.fspath(one) for one in cells]
-    return config_from(step, {"inputs": inputs} | given), cells
+    cfg = config_from(step, {"inputs": [one if isinstance(one, str) else "AnnData" for one in cells]} | given)
+    if writes and cfg.output is None and isinstance(cells[0], AnnData):
+        raise InputError("no output beside cells in memory", writes, "add output=...")
+    return cfg, cells
 
 
 def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[File | AnnData]:
@@ -138,12 +136,6 @@ def _loaded(model: "Model | File | None", cfg: Any) -> "Model":
     from scperformer.model.load import Model, load_model
 
     return model if isinstance(model, Model) and cfg.model_path == str(model.path) else load_model(cfg.model_path)
-
-
-def _require_output(cfg: Any, expected: str = "a folder to write") -> None:
-    """Refuse cells in memory, which have no place of their own, without an output."""
-    if cfg.output is None:
-        raise InputError("no output beside cells in memory", expected, "add output=...")
 
 
 @dataclass(repr=False)
@@ -230,10 +222,9 @@ def train(
     """
     from scperformer.cli.train import run as run_train
 
-    cfg, _ = read_arguments("train", locals())
+    cfg, _ = read_arguments("train", locals(), writes="a folder to write")
     if not isinstance(cells, AnnData):
         return _trained(run_train(cfg))
-    _require_output(cfg)
     return _trained(run_train(cfg, cells.to_memory() if cells.isbacked else cells))
 
 
@@ -267,12 +258,10 @@ def pretrain(
     """
     from scperformer.cli.pretrain import run as run_pretrain
 
-    cfg, several = read_arguments("pretrain", locals())
+    cfg, several = read_arguments("pretrain", locals(), writes="a folder to write")
     in_memory = [one for one in several if isinstance(one, AnnData)]
     if in_memory and len(in_memory) < len(several):
         raise InputError("files beside cells in memory", "one of both", "read the files first, or write the cells")
-    if in_memory:
-        _require_output(cfg)
     return _trained(run_pretrain(cfg, in_memory or None))
 
 
@@ -302,9 +291,7 @@ def adapt(
     """
     from scperformer.cli.adapt import run as run_adapt
 
-    cfg, _ = read_arguments("adapt", locals(), several=False)
-    if isinstance(cells, AnnData):
-        _require_output(cfg)
+    cfg, _ = read_arguments("adapt", locals(), several=False, writes="a folder to write")
     return _trained(run_adapt(cfg, _loaded(model, cfg), cells if isinstance(cells, AnnData) else None))
 
 
@@ -387,8 +374,7 @@ def check(
     """
     from scperformer.results.check import check_all
 
-    cfg, several = read_arguments("check", locals())
-    sources = [one if isinstance(one, AnnData) else os.fspath(one) for one in several]
+    cfg, sources = read_arguments("check", locals())
     return check_all(sources, cfg, label_key=cfg.label_key)
 
 
@@ -430,8 +416,6 @@ def annotate(
         N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files.
     output
         The annotated file; None: INPUT.annotated.h5ad beside each input. None for cells in memory.
-    condition_of
-        All cells of the sample, if `cells` are some of them: they are then annotated as there. A file if `cells` are.
 
     Returns
     -------
@@ -471,8 +455,6 @@ def embed(
     ----------
     cells
         N cells x G genes in memory, or a file.
-    condition_of
-        All cells of the sample, if `cells` are some of them: they are then embedded as there.
 
     Returns
     -------
@@ -551,10 +533,9 @@ def evaluate(
     The evaluation: `scores`, `per_class` and `confusion` as tables, and all `metrics`.
     """
     from scperformer.cli.evaluate import evaluate_cells
-    from scperformer.results.read_annotations import of_cells
 
     cfg, _ = read_arguments("evaluate", locals())
-    return evaluate_cells(cfg, of_cells(cells, cfg.key_added) if isinstance(cells, AnnData) else None)
+    return evaluate_cells(cfg, cells if isinstance(cells, AnnData) else None)
 
 
 @documented("explain")
@@ -588,11 +569,10 @@ def explain(
     The explanation: `genes` and `deletion` as tables, and `adata`, the contributions of genes to cells.
     """
     from scperformer.cli.explain import explain_sample
-    from scperformer.results.read_annotations import of_cells
 
     cfg, _ = read_arguments("explain", locals(), several=False, cells="all" if num_cells is None else num_cells)
     ready = None if cfg.model_path is None else _loaded(model, cfg)
-    return explain_sample(cfg, of_cells(cells, cfg.key_added) if isinstance(cells, AnnData) else None, ready)
+    return explain_sample(cfg, cells if isinstance(cells, AnnData) else None, ready)
 
 
 @dataclass(repr=False)
@@ -639,11 +619,8 @@ def report(
     The page, with its `path`.
     """
     from scperformer.results.evaluate import Evaluation
-    from scperformer.results.read_annotations import of_cells
 
     made = evaluation if isinstance(evaluation, Evaluation) else None
-    cfg, _ = read_arguments("report", locals(), evaluation=None if made is not None else evaluation)
-    if not isinstance(cells, AnnData):
-        return Page(*write_page(cfg, made))
-    _require_output(cfg, "a page to write")
-    return Page(*write_page(cfg, made, of_cells(cells, cfg.key_added)))
+    named = None if made is not None else evaluation
+    cfg, _ = read_arguments("report", locals(), writes="a page to write", evaluation=named)
+    return Page(*write_page(cfg, made, cells if isinstance(cells, AnnData) else None))

@@ -105,9 +105,10 @@ def find_expression(
     path: str = "the data",
 ) -> tuple[Findings, Rows]:
     """Find the expression of the cells of an open file; one without usable expression is refused."""
-    given = {"input_total": cfg.input_total, "input_base": cfg.input_base}
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        findings = detect_expression(cells, cfg.source, cfg.input_kind, **given, path=path)
+        total = cfg.input_total
+        base = cfg.input_base
+        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
         return findings, stored_expression(cells, findings, path=path)[0]
 
 

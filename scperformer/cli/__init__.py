@@ -12,7 +12,6 @@
 - help: What `scperformer --help` and `scperformer STEP --help` print: the options as a user reads them.
 - main: The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py.
 - models: `scperformer models`: list models and tissues, describe one, or import a model.
-- overrides: Options as words of a command, `name=value` in the grammar of Hydra's overrides.
 - predict: `scperformer predict`: annotate the cells of files.
 - preprocess: `scperformer preprocess`: filter, normalise and log-transform a file.
 - presets: Presets: YAML files with options, by group; in conf/ of the package, or a user's own in `--config-dir`.
@@ -20,7 +19,8 @@
 - report: `scperformer report`: make one HTML page about annotated files.
 - steps: The commands by their names: `scperformer predict` is cli/predict.py.
 - train: `scperformer train`: train a model on a labelled reference.
-- words: The words of a command line, sorted into input files, options and flags before Hydra sees any of them.
+- words: The words of a command line, sorted into input files, options and flags before Hydra sees any; options as
+  words.
 - workflow: `scperformer workflow`: annotate many samples with Snakemake, and make one report.
 - workflow_config: The configuration of the workflow and its sample sheet, checked: for the command, and for the
   Snakefile itself.

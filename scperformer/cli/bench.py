@@ -22,7 +22,6 @@ from typing import Any
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_file
 from scperformer.base.signals import handle_signals
-from scperformer.cli.overrides import quoted
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +48,7 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str]) -> int:
     """
     from scperformer.cli.bench_table import write_results
     from scperformer.cli.compose import hand_to_hydra
+    from scperformer.cli.words import quoted
 
     given = dict(word.partition("=")[::2] for word in words)
     output = Path(given.get("output", OUTPUT).strip("'\""))

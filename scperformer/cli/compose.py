@@ -17,9 +17,9 @@ from typing import Any, get_args, get_origin
 
 from scperformer.base.errors import InputError
 from scperformer.cli.help import closest_option, options_of
-from scperformer.cli.overrides import option_words
 from scperformer.cli.presets import conf_dir, give_to_hydra, preset_groups
 from scperformer.cli.steps import SCHEMAS
+from scperformer.cli.words import option_words
 
 OF_HYDRA = re.compile(r"[+~]*hydra[./]")  # words about Hydra itself, such as its launcher
 LOCK = RLock()  # Hydra has one global state

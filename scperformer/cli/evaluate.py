@@ -10,8 +10,9 @@ from scperformer.base.outputs import FAILED_SUFFIX, require_absent
 from scperformer.config.options import FileOptions, require
 
 if TYPE_CHECKING:  # pandas and anndata are slow to import
+    from anndata import AnnData
+
     from scperformer.results.evaluate import Evaluation
-    from scperformer.results.read_annotations import Annotated
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,10 @@ def run(cfg: EvaluateConfig) -> Path:
     return Path(output)
 
 
-def evaluate_cells(cfg: EvaluateConfig, sample: "Annotated | None" = None) -> "Evaluation":
-    """Score annotated files, or a sample in memory; write a folder if `cfg.output` names one."""
+def evaluate_cells(cfg: EvaluateConfig, cells: "AnnData | None" = None) -> "Evaluation":
+    """Score annotated files, or cells in memory; write a folder if `cfg.output` names one."""
     from scperformer.results.evaluate import EVALUATION, evaluate_samples, write_evaluation
-    from scperformer.results.read_annotations import read_annotated
+    from scperformer.results.read_annotations import of_cells, read_annotated
 
     failed = [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]
     if failed:
@@ -58,7 +59,7 @@ def evaluate_cells(cfg: EvaluateConfig, sample: "Annotated | None" = None) -> "E
         cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite, EVALUATION)
-    samples = [sample] if sample is not None else read_annotated(cfg.inputs, cfg.key_added)
+    samples = read_annotated(cfg.inputs, cfg.key_added) if cells is None else [of_cells(cells, cfg.key_added)]
     evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path)
     if cfg.output is not None:
         write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)

@@ -10,9 +10,10 @@ from scperformer.base.outputs import require_absent
 from scperformer.config.options import SEED, ExpressionOptions, option, require
 
 if TYPE_CHECKING:
+    from anndata import AnnData
+
     from scperformer.model.load import Model
     from scperformer.results.explain import Explanation
-    from scperformer.results.read_annotations import Annotated
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +58,15 @@ def run(cfg: ExplainConfig) -> Path:
     return Path(output)
 
 
-def explain_sample(
-    cfg: ExplainConfig, sample: "Annotated | None" = None, model: "Model | None" = None
-) -> "Explanation":
-    """Explain an annotated file, or a sample in memory; write a folder if `cfg.output` names one."""
+def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "Model | None" = None) -> "Explanation":
+    """Explain an annotated file, or cells in memory; write a folder if `cfg.output` names one."""
     from scperformer.model.load import load_model
     from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
-    from scperformer.results.read_annotations import read_annotated
+    from scperformer.results.read_annotations import of_cells, read_annotated
 
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite, EXPLANATION)
-    sample = sample or read_annotated(cfg.inputs, cfg.key_added)[0]
+    [sample] = read_annotated(cfg.inputs, cfg.key_added) if cells is None else [of_cells(cells, cfg.key_added)]
     if model is None and cfg.model_path is not None:
         model = load_model(cfg.model_path)
     explanation = explain_cells(sample, cfg, model, label=cfg.label, num_cells=cfg.num_cells, seed=cfg.seed)

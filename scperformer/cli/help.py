@@ -10,6 +10,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 from scperformer.base.errors import InputError
@@ -133,15 +134,20 @@ def closest_option(word: str, step: str) -> str:
     return usual if usual in names else next(iter(get_close_matches(usual, names, 1, MIN_SIMILARITY)), "")
 
 
+def _purpose(module: ModuleType) -> str:
+    """Return what a step does: the text after its name in the docstring of its file."""
+    return (module.__doc__ or "").partition(": ")[2].partition(".\n")[0].removesuffix(".")
+
+
 def program_text() -> str:
     """Return the usage of the program, with one line for each step."""
-    steps = [f"  {step.usage.replace(' | ', '|'):<40}{step.purpose}" for step in STEPS.values()]
+    steps = [f"  {step.USAGE.replace(' | ', '|'):<40}{_purpose(step)}" for step in STEPS.values()]
     return PROGRAM.format(version=version("scperformer"), steps="\n".join(steps))
 
 
 def help_text(step: str, group: str | None = None) -> str:
     """Return the usage, examples and options of a step, or the options of one of its groups."""
-    text = STEPS[step]
+    module = STEPS[step]
     step = "train" if step == BENCH else step
     groups = ["files"] if issubclass(SCHEMAS[step], ExpressionOptions) else []
     groups += [option.name for option in fields(SCHEMAS[step]) if option.name in WITH_OPTIONS]
@@ -149,8 +155,8 @@ def help_text(step: str, group: str | None = None) -> str:
         raise InputError(f"'{group}' after --help", f"one of {', '.join(groups)}", f"try 'scperformer {step} --help'")
     lines = [f"options of {group} (with their defaults):"]
     if group is None:
-        lines = [f"scperformer {text.usage} [option=value ...]", f"  {text.purpose}", "", "examples:", text.examples]
-        lines += ["", "options (with their defaults):"]
+        lines = [f"scperformer {module.USAGE} [option=value ...]", f"  {_purpose(module)}", ""]
+        lines += ["examples:", module.EXAMPLES, "", "options (with their defaults):"]
     for option in option_texts(group or step):
         default = "... (required)" if option.default == "required" else option.default[:MAX_DEFAULT_LENGTH]
         start = f"  {option.name}={default}".ljust(INDENT - 2) + "  "

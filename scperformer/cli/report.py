@@ -10,8 +10,9 @@ from scperformer.base.outputs import new_file, require_absent
 from scperformer.config.options import SEED, FileOptions, option
 
 if TYPE_CHECKING:
+    from anndata import AnnData
+
     from scperformer.results.evaluate import Evaluation
-    from scperformer.results.read_annotations import Annotated
 
 log = logging.getLogger(__name__)
 
@@ -39,32 +40,32 @@ def run(cfg: ReportConfig) -> Path:
 
 
 def write_page(
-    cfg: ReportConfig, evaluation: "Evaluation | None" = None, sample: "Annotated | None" = None
+    cfg: ReportConfig, evaluation: "Evaluation | None" = None, cells: "AnnData | None" = None
 ) -> tuple[Path, str]:
     """Write the page, and return its path and the HTML of its first screen, for notebooks.
 
-    `evaluation` and `sample` are in memory, in place of the folder and the files that the options name.
+    `evaluation` and `cells` are in memory, in place of the folder and the files that the options name.
     """
     from scperformer.results.evaluate import read_evaluation
-    from scperformer.results.read_annotations import Failed, read_annotated
+    from scperformer.results.read_annotations import Failed, of_cells, read_annotated
     from scperformer.results.report import render, require_same_samples
 
     start = time.perf_counter()
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
     require_absent(output, cfg.overwrite)
     failed: list[Failed] = []
-    samples = [sample] if sample is not None else read_annotated(cfg.inputs, cfg.key_added, failed)
+    key = cfg.key_added
+    samples = read_annotated(cfg.inputs, key, failed) if cells is None else [of_cells(cells, key)]
     if cfg.evaluation is not None:
         evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:
         require_same_samples(evaluation, samples)
-    options = (cfg.sample_key, cfg.cells, cfg.seed)
-    page, summary = render(samples, failed, evaluation, *options)
+    page, summary = render(samples, failed, evaluation, cfg.sample_key, cfg.cells, cfg.seed)
     with new_file(output, cfg.overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-    cells = f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample"
-    cells += "s" if len(samples) > 1 else ""
+    text = f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample"
+    text += "s" if len(samples) > 1 else ""
     megabytes = output.stat().st_size / 1e6
-    log.info("report on %s: %s (%.1f MB, %.0f s)", cells, output, megabytes, time.perf_counter() - start)
+    log.info("report on %s: %s (%.1f MB, %.0f s)", text, output, megabytes, time.perf_counter() - start)
     return output, summary

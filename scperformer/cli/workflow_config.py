@@ -16,7 +16,7 @@ from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import MARK
 from scperformer.cli.compose import config_from, make_config
-from scperformer.cli.overrides import option_word, option_words, without_interpolation
+from scperformer.cli.words import option_word, option_words, without_interpolation
 from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet

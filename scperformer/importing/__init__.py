@@ -6,8 +6,6 @@
   not at all.
 - labelled: Labelled cells beside an imported model: calibration, novelty, expected accuracy, and cells with which
   it adapts.
-- name_files: Names of genes or labels from a file beside a model: text, a pickled array, or the genes of an h5ad
-  file.
 - options: The options of importing a model.
 - scvi_tools: Models of scvi-tools that annotate: scANVI (Xu et al. 2021, Mol. Syst. Biol. 17:e9620), as
   `SCANVI.save` writes them.

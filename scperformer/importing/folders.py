@@ -1,14 +1,18 @@
 """Import a model: recognise it, read it, check it as a whole, and write it into the folder of models, or not at all."""
 
+import errno
 import logging
+import lzma
 import platform
 import re
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -19,16 +23,18 @@ from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
 from scperformer.importing import celltypist, scvi_tools
 from scperformer.importing.labelled import with_labelled_cells
-from scperformer.importing.name_files import read_names
 from scperformer.importing.options import ImportOptions
 from scperformer.io.gene_names import guess_species
-from scperformer.io.pickles import read_in_child
+from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
+from scperformer.io.read import read_cells
 from scperformer.lab import scbert
 from scperformer.labels.ontology import PACKAGED_TERMS, find_terms
 from scperformer.labels.tree import UNKNOWN_TERM
-from scperformer.model.archive import ARCHIVES, copy_from_archive
+from scperformer.model.content import INFO
 from scperformer.model.folder import (
+    KNOWN,
     MODEL,
+    STUDY,
     damaged_model,
     files_of_model,
     load_reference_cells,
@@ -46,8 +52,70 @@ log = logging.getLogger(__name__)
 # `_saved_model` needs. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
 # ones begin as pickles do.
 FORMATS = (scvi_tools, scbert, celltypist)
+ARCHIVES = "a model folder, or a .zip of one"
 MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FORMATS)}"
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
+MAX_UNPACKED_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
+MAX_FILES = 1000
+ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
+NAMES = "a text file with one name in each line, a pickled array or list of names, or an h5ad file"
+ENCODER = "sklearn.preprocessing."  # of a fitted LabelEncoder
+
+
+def copy_from_archive(path: Path, target: Path) -> None:
+    """Copy the known files of the one model folder in an archive into the empty folder `target`; leave others out.
+
+    Archives may come from anywhere: their names are never used as paths. A file is written only under one of the names
+    in `KNOWN`, in the folder of the model or in the subfolder of one of its studies.
+    """
+    try:
+        with zipfile.ZipFile(path) as zipped:
+            files = {PurePosixPath(file.filename): file for file in zipped.infolist() if not file.is_dir()}
+            if len(files) > MAX_FILES or sum(file.file_size for file in files.values()) > MAX_UNPACKED_BYTES:
+                raise ValueError(f"more than {MAX_FILES:,} files or {MAX_UNPACKED_BYTES:,} bytes")
+            found = [place.parent for place in files if place.name == INFO]
+            roots = [folder for folder in found if not (STUDY.fullmatch(folder.name) and folder.parent in found)]
+            if len(roots) != 1:
+                raise ValueError(f"{len(roots) or 'no'} {INFO} in it")
+            for place, file in files.items():
+                part = str(place.parent.relative_to(roots[0])) if place.is_relative_to(roots[0]) else ""
+                if place.name in KNOWN and (part == "." or STUDY.fullmatch(part)):
+                    (target / part).mkdir(exist_ok=True)
+                    with zipped.open(file) as source, (target / part / place.name).open("xb") as copy:
+                        shutil.copyfileobj(source, copy)
+    except ERRORS as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
+        remedy = "pack the folder again, or unpack it yourself and import the folder"
+        raise InputError(f"{path} cannot be unpacked ({reason[:200]})", MODELS, remedy) from error
+
+
+def read_names(path: str, what: str) -> list[str]:
+    """Return the names in the file of the option `what`, in their order; nothing in it is executed."""
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"no file {what}={path}", NAMES, "check the path")
+
+    def pickled() -> list[str]:
+        content = read_pickle(file, (*NUMPY, ENCODER, "pandas."))
+        if isinstance(content, Made) and content.maker.startswith(ENCODER):
+            content = state_of(content, "label encoder").get("classes_")
+        return list(array_of(content, "names").ravel())
+
+    try:
+        if file.suffix == ".h5ad":
+            names = list(read_cells(file, "auto").var_names)
+        elif looks_like_pickle(file):
+            names = read_in_child(pickled, file.stat().st_size)
+        else:
+            names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except ValueError as error:
+        found = "content that is not text" if isinstance(error, UnicodeDecodeError) else error
+        raise InputError(f"{what}={path} with {found}", NAMES, "name another file") from error
+    if not names:
+        raise InputError(f"{what}={path} without names", NAMES, "name another file")
+    return [str(name) for name in names]
 
 
 def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) -> Path:
@@ -68,7 +136,7 @@ def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) ->
         with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
             folder = Path(temporary) / path.name  # the name is in the text of errors
             folder.mkdir()
-            copy_from_archive(path, folder, MODELS)
+            copy_from_archive(path, folder)
             saved, target = _import_folder(folder, library, cfg)
     else:
         saved, target = _import_folder(path, library, cfg)

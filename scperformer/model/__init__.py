@@ -1,7 +1,5 @@
 """The model: saved folder and card, linear branch, Performer, inference; confidence, novelty and distribution shift.
 
-- archive: Model folders in .zip archives, which may come from anywhere: the known files are copied out, nothing is
-  extracted.
 - arrays: The .npz files of a model folder, which may come from anywhere: nothing in them is executed.
 - batch_effect: Batch effect: per-gene factors between a query of another study and the reference, and cells corrected
   for them.

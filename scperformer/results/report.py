@@ -2,14 +2,13 @@
 
 import base64
 import hashlib
-import importlib.util
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from plotly.offline import get_plotlyjs
 
 from scperformer.base.errors import InputError
 from scperformer.labels.tree import NO_CALL
@@ -32,35 +31,39 @@ def render(
 ) -> tuple[str, str]:
     """Return the HTML page about samples and their evaluation, and its first screen, for notebooks.
 
-    The same input and options give the same page.
-
-    Parameters
-    ----------
-    sample_key
-        Column of obs with the sample of each cell, for the composition; None: each file is a sample.
-    max_cells
-        Cells on the map; of more, a random sample.
+    The same input and options give the same page. `sample_key` is the column of obs with the sample of each cell, for
+    the composition; None: each file is a sample. The map shows at most `max_cells` random cells.
     """
     labels = tables.order_labels(samples, evaluation)
     cells = cell_table(samples)
     called = [label for label in labels if label.name in set(cells["call"])]
+    names = [label.name for label in called]
+    colours = [label.colour for label in called]
     summaries = [tables.summarise(sample, cells) for sample in samples]
     composition = tables.composition_table(tables.sample_of_cells(samples, cells, sample_key), cells, labels)
     drawn = cell_map.draw_cells(samples, max_cells, seed)
+
+    counts = np.array([row[2:] for row in composition.rows])
+    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
+    charts.append(figures.confidence(cells, names, colours))
     markers: dict[str, list[str]] = {}
     if drawn.expression is not None:
-        found = cell_map.find_markers(drawn.expression, cells["call"].to_numpy(object)[drawn.rows])
-        markers = {label.name: found[label.name] for label in called if found.get(label.name)}
-    charts = _charts(samples, cells, called, composition, drawn, markers)
+        calls = cells["call"].to_numpy(object)[drawn.rows]
+        found = cell_map.find_markers(drawn.expression, calls)
+        markers = {name: found[name] for name in names if found.get(name)}
+        if markers:
+            charts.append(figures.dots(markers, drawn.expression, calls))
     if evaluation is not None:
         evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
         confusion = evaluation.confusion.loc[evaluated, evaluated]
         charts.append(figures.confusion(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
     data = {"unknown": NO_CALL, "figures": charts, "map": _map(samples, cells, labels, evaluation, drawn)}
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
 
-    in_model = [label for label in called if label.in_model]
     sizes = cells["call"].value_counts()
     first = [label for label in called if label.name != NO_CALL][:NUM_FIRST_LABELS]
+    in_model = [label for label in labels if label.in_model]
     facts = samples[0].facts
     dates = sorted(sample.facts["run"]["date"] for sample in samples if "run" in sample.facts)
     content = {
@@ -77,8 +80,9 @@ def render(
         "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
         "median": float(cells["confidence"].median()),
         "labels": {label.name: label for label in labels},
-        "num_used": len(in_model),
-        "not_used": [label.name for label in labels if label.in_model and label not in in_model],
+        "num_labels": len(in_model),
+        "num_used": sum(label in called for label in in_model),
+        "not_used": [label.name for label in in_model if label not in called],
         "first_labels": [(label, int(sizes[label.name]), sizes[label.name] / len(cells)) for label in first],
         "trust_groups": what_to_check.trust_groups(summaries),
         "checks": what_to_check.things_to_check(summaries, evaluation),
@@ -87,61 +91,26 @@ def render(
         "metrics": evaluation.metrics if evaluation else None,
         "encoder": facts["model"].get("encoder", {}),
         "tissues": tables.tissue_groups(samples),
-        "num_labels": sum(label.in_model for label in labels),
+        "composition": composition,
+        "sample_key": sample_key,
+        "num_drawn": len(drawn.rows),
+        "map_source": drawn.source,
+        "has_map": drawn.xy is not None,
+        "seed": seed,
+        "sample_table": tables.sample_table(summaries, failed, evaluation),
+        "confidence": tables.confidence_table(cells, labels),
+        "unknown": tables.unknown_table(cells),
+        "markers": tables.marker_table(markers, cells),
+        "trust": tables.trust_table(summaries),
+        "scores": tables.score_tables(evaluation) if evaluation else (),
+        "inputs": tables.input_table(summaries),
+        "figures": {chart["name"] for chart in charts},
+        # In the HTML element `script`, which no text of a user can end.
+        "data": text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+        "scripts": scripts,
+        "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
-    scripts = _scripts()
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # In the HTML element `script`, which no text of a user can end.
-    escaped = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    page = render_page(
-        "report.html.jinja",
-        **content,
-        composition=composition,
-        sample_key=sample_key,
-        num_drawn=len(drawn.rows),
-        map_source=drawn.source,
-        seed=seed,
-        sample_table=tables.sample_table(summaries, failed, evaluation),
-        confidence=tables.confidence_table(cells, labels),
-        unknown=tables.unknown_table(cells),
-        markers=tables.marker_table(markers, cells),
-        trust=tables.trust_table(summaries),
-        scores=tables.score_tables(evaluation) if evaluation else (),
-        inputs=tables.input_table(summaries),
-        figures={chart["name"] for chart in charts},
-        has_map=drawn.xy is not None,
-        data=escaped,
-        scripts=scripts,
-        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
-    )
-    return page, render_page("summary.html.jinja", **content)
-
-
-def _scripts() -> list[str]:
-    """Return the programs of the page: plotly.js and ours."""
-    plotly = importlib.util.find_spec("plotly")
-    assert plotly is not None, "plotly is installed with this package"
-    files = (Path(str(plotly.origin)).parent / "package_data" / "plotly.min.js", TEMPLATES / "report.js")
-    return [path.read_text(encoding="utf-8").strip() for path in files]
-
-
-def _charts(
-    samples: Sequence[Annotated],
-    cells: pd.DataFrame,
-    called: Sequence[tables.Label],
-    composition: tables.Table,
-    drawn: cell_map.Drawn,
-    markers: dict[str, list[str]],
-) -> list[dict[str, Any]]:
-    """Return the figures of composition, confidence and markers; the last only where they are known."""
-    names = [label.name for label in called]
-    colours = [label.colour for label in called]
-    counts = np.array([row[2:] for row in composition.rows])
-    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
-    charts.append(figures.confidence(cells, names, colours))
-    if drawn.expression is not None and markers:
-        charts.append(figures.dots(markers, drawn.expression, cells["call"].to_numpy(object)[drawn.rows]))
-    return charts
+    return render_page("report.html.jinja", **content), render_page("summary.html.jinja", **content)
 
 
 def _map(

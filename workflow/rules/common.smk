@@ -15,7 +15,7 @@ import h5py
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import escape_formula
 from scperformer.base.outputs import FAILED_SUFFIX, MARK, new_file
-from scperformer.cli.overrides import option_word as option
+from scperformer.cli.words import option_word as option
 from scperformer.cli.steps import RESULT_VERSION
 from scperformer.io.sheet import OWN_COLUMNS
 from scperformer.model.content import INFO

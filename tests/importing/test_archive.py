@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.model import archive
-from scperformer.model.archive import copy_from_archive
+from scperformer.importing import folders as archive
+from scperformer.importing.folders import copy_from_archive
 
 FILES = {"bundle.json": b"{}", "genes.tsv": b"gene\tmean\n", "model.safetensors": bytes(range(256)) * 40}
 
