@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 File = str | os.PathLike[str]
 
 
-def _obs(adata: AnnData, key: str) -> pd.DataFrame:
-    """Return obs with the details of the annotation as columns."""
-    return with_details(adata.obs, adata.obsm.get(f"{key}_details"), key)
-
-
 def _column(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
     """Return the full name of a column of obs or a gene; annotation columns may be given without the prefix.
 
@@ -51,16 +46,11 @@ def _column(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
 
 
 def _colours(adata: AnnData, obs: pd.DataFrame, column: str, key: str) -> dict[str, str]:
-    """Return the colour of each category of a column, as in the report: unknown is grey, and has no other colour.
-
-    Columns of the user have the colours of their categories, whichever of these occur.
-    """
-    values = obs[column]
-    categories = values.astype("category").cat.categories
-    if not column.startswith(f"{key}_"):
+    """Return the colour of each category of a column, as in the report: unknown is grey, and has no other colour."""
+    if not column.startswith(f"{key}_"):  # all categories of a column of the user, whichever occur
+        categories = obs[column].astype("category").cat.categories
         return {category: colour_of(place) for place, category in enumerate(categories)}
-    labels = order_labels([of_cells(adata, key)])
-    return value_colours(values.value_counts().index, labels)
+    return value_colours(obs[column].value_counts().index, order_labels([of_cells(adata, key)]))
 
 
 def _finish(axes: Axes, show: bool, save: File | None) -> Axes:
@@ -113,7 +103,7 @@ def embedding(
     InputError
         A column is missing, the cells are not annotated, or there are too few cells for a UMAP.
     """
-    obs = _obs(adata, key_added)
+    obs = with_details(adata.obs, adata.obsm.get(f"{key_added}_details"), key_added)
     colours = [color] if isinstance(color, str) else color
     columns = [_column(obs, adata.var_names, name, key_added) for name in colours]
     rows = np.arange(adata.n_obs)
@@ -167,7 +157,7 @@ def composition(
     key_added
         Prefix of the annotation.
     """
-    obs = _obs(adata, key_added)
+    obs = with_details(adata.obs, adata.obsm.get(f"{key_added}_details"), key_added)
     none = pd.Index([])  # genes do not group cells
     label = _column(obs, none, color, key_added)
     groups = "all" if groupby is None else obs[_column(obs, none, groupby, key_added)]

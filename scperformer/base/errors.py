@@ -26,10 +26,8 @@ class InputError(ValueError):
         self.expected = expected
         self.remedy = remedy
         self.fixes = tuple(fixes)
-        parts = [
-            text if len(text) <= MAX_PART_LENGTH else f"{text[:1500]} ... {text[-500:]}"
-            for text in (found, expected, remedy)
-        ]
+        texts = (found, expected, remedy)
+        parts = [text if len(text) <= MAX_PART_LENGTH else f"{text[:1500]} ... {text[-500:]}" for text in texts]
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
         super().__init__(one_line("{}; expected {}: {}.".format(*parts)))
 
@@ -43,9 +41,8 @@ def require_utf8(path: object) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"a name that is not UTF-8 ({path})", "a name in UTF-8", "rename the file or folder"
-        ) from error
+        found = f"a name that is not UTF-8 ({path})"
+        raise InputError(found, "a name in UTF-8", "rename the file or folder") from error
 
 
 class DiskFull(InputError):

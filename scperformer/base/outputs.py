@@ -1,13 +1,11 @@
 """Write files and folders so that they appear complete or not at all, and remove only folders that we have made."""
 
-import ctypes
 import errno
 import json
 import os
 import re
 import shutil
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,7 +24,6 @@ NUM_SYNC_THREADS = 16  # files that are synced to the disk at the same time
 MAX_REMOVALS = 40  # attempts to remove an unfinished folder
 SECONDS_BETWEEN_REMOVALS = 0.05
 MAX_PATH = 1000  # characters of an output; Linux allows 4,096, and Python too few folders in each other for that
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,8 @@ def scratch_folder(path: str | Path) -> Iterator[Path]:
 def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder, which is renamed to `path` if the block succeeds and removed if it fails.
 
-    It gets our mark. An existing folder is replaced as a whole, provided that we have made all of it, in
-    one step if the disk can exchange names. Elsewhere a process that is killed between two renames leaves the previous
-    folder under the name `.scperformer-old-...`.
+    It gets our mark. An existing folder is replaced as a whole, provided that we have made all of it. A process that is
+    killed between the two renames leaves the previous folder under the name `.scperformer-old-...`.
     """
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite, kind)
@@ -177,24 +173,15 @@ def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> I
         _require_replaceable(Path(path), overwrite, kind)
         old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
         try:
-            if not (target.exists() and _exchange(temporary, target)):
-                if target.exists():
-                    os.replace(target, old)
-                os.replace(temporary, target)
+            if target.exists():
+                os.replace(target, old)
+            os.replace(temporary, target)
         except BaseException:  # Ctrl-C, too
             if old.exists() and not target.exists():
                 os.replace(old, target)
             raise
         _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)  # not earlier: until here it may be the only copy
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; return False where the system or the disk cannot do that."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not hasattr(libc, "renameat2"):
-        return False
-    return libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
 def _sync(path: Path) -> None:

@@ -13,16 +13,8 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.base.progress import progress
+from scperformer.cells import reference_labels as labelling
 from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_matrices
-from scperformer.cells.reference_labels import (
-    TERM_SUFFIX,
-    LabelSelection,
-    Terms,
-    deepest_labels,
-    read_batches,
-    read_terms,
-    without_rare_labels,
-)
 from scperformer.cells.splits import (
     MAX_FIT_CELLS,
     MAX_LOADED_CELLS,
@@ -51,11 +43,11 @@ class Reference:
     x: csr_matrix  # ln(1 + cp10k), CSR float32, N x G
     labels: np.ndarray  # index of the label of each cell, int64, N
     label_names: list[str]
-    terms: Terms
+    terms: labelling.Terms
     genes: list[str]
     summary: str  # the expression and the filters, for users
     split: Split
-    rare: LabelSelection
+    rare: labelling.LabelSelection
     cell_names: np.ndarray  # N; for cells of files that stay on disk, their row numbers
     batches: np.ndarray | None = None  # index of the batch of each cell, int64, N; None: they are not known
     batch_names: list[str] = field(default_factory=list)
@@ -84,7 +76,7 @@ def _label(
 
     `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
     """
-    rare = without_rare_labels(labels, cfg.data, path)
+    rare = labelling.without_rare_labels(labels, cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"
@@ -92,13 +84,13 @@ def _label(
     obs = obs[usable]
     texts = rare.labels[usable].to_numpy(str)
     names = sorted(set(texts.tolist()))
-    terms = read_terms(obs, texts, cfg, path)
+    terms = labelling.read_terms(obs, texts, cfg, path)
     values = split_values(obs, cfg.data, np.ones(len(obs), dtype=bool), path)
     sides = None if values is None else values.to_numpy(str)
     numbers = np.searchsorted(names, texts).astype(np.int64)
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
     split = split_cells(numbers, names, sides, capped, cfg.data.seed_of_split(cfg.seed))
-    batch_names, batches = read_batches(obs, numbers, cfg.batch_key, path)
+    batch_names, batches = labelling.read_batches(obs, numbers, cfg.batch_key, path)
     return np.flatnonzero(usable), Reference(
         x=csr_matrix((0, 0)),
         labels=numbers,
@@ -149,7 +141,7 @@ def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collect
 
 def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd.DataFrame]:
     """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
-    columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
+    columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{labelling.TERM_SUFFIX}"
     names = list(dict.fromkeys(name for name in (*columns, cfg.data.split_key, cfg.batch_key) if name is not None))
     tables = []
     for source in sources:
@@ -177,7 +169,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
     tables = read_obs(sources, cfg)
     cell_names = np.concatenate([table.index for table in tables])
     obs = pd.concat(tables, ignore_index=True)
-    labels = deepest_labels(obs, cfg, path)
+    labels = labelling.deepest_labels(obs, cfg, path)
     is_test = _test_cells(obs, labels, cfg, path)
     if is_test is not None and isinstance(source, Sample):
         # Test cells must not even influence the kind of the values, so findings about all cells are dropped.

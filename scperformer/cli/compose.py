@@ -117,25 +117,12 @@ def _explained(error: Exception, step: str) -> InputError:
 EXPECTED = {"list": "a list", "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
 
 
-def config_of_tree(step: str, tree: Any) -> Any:
-    """Make `SCHEMAS[step]` from a tree of OmegaConf; refuse missing options, and values out of their range."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        if missing := sorted(OmegaConf.missing_keys(tree)):
-            remedy = f"add {missing[0]}=... to 'scperformer {step}'"
-            raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)
-        return OmegaConf.to_object(tree)
-    except OmegaConfBaseException as error:
-        raise _explained(error, step) from error
-
-
 def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -> Any:
     """Make `SCHEMAS[step]` from words such as `["label_key=cell_type", "model=tiny"]`; `own`: the user's presets."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     with LOCK:
@@ -145,11 +132,14 @@ def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -
         try:
             with initialize_config_dir(str(conf_dir()), version_base="1.3"):
                 tree = compose(step, checked)
+            if missing := sorted(OmegaConf.missing_keys(tree)):
+                remedy = f"add {missing[0]}=... to 'scperformer {step}'"
+                raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)
+            return OmegaConf.to_object(tree)
         except (HydraException, OmegaConfBaseException, OverflowError) as error:
             raise _explained(error, step) from error
         finally:
             GlobalHydra.instance().hydra = program
-    return config_of_tree(step, tree)
 
 
 def config_from(step: str, options: Mapping[str, Any]) -> Any:

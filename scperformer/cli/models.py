@@ -67,16 +67,16 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
     from scperformer.model.folder import CARD, PACKAGED_MODEL, imported_models, read_model
     from scperformer.model.tissues import collection
 
-    imported = imported_models(library)
-    folders = [PACKAGED_MODEL, *imported]
+    known = [PACKAGED_MODEL, *imported_models(library)]
+    folders = known
     tissue = None
     if only is not None:
-        folders = [folder for folder in folders if folder.name == only]
+        folders = [folder for folder in known if folder.name == only]
         if not folders and Path(only).is_dir():
             folders = [Path(only)]
         tissue = collection().named(only)
         if not folders and tissue is None:
-            names = [PACKAGED_MODEL.name, *(folder.name for folder in imported), *collection().tissues()["name"]]
+            names = [*(folder.name for folder in known), *collection().tissues()["name"]]
             remedy = f"{did_you_mean(only, names)}name another one"
             raise InputError(f"no model or tissue '{only}'", "one of 'scperformer models list'", remedy)
     for folder in folders:
@@ -89,12 +89,12 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
         if only is not None and (folder / CARD).is_file():
             card = (folder / CARD).read_text(encoding="utf-8", errors="replace")  # no checksum covers this file
             say("\n" + "\n".join(map(one_line, card.splitlines())))
-    if only is None:
-        say(_tissues())
     if tissue is not None:
         say(_types(tissue))
-    if not imported and only is None:
-        log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
+    if only is None:
+        say(_tissues())
+        if len(known) == 1:
+            log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
     return folders
 
 

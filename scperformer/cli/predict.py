@@ -64,17 +64,9 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     """Annotate files: write a copy of each with the annotation added, or a table; return the paths of these.
 
     Inputs that are annotations of other inputs are left out. Nothing is written for a file that is refused. With
-    `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output, and one error
-    is raised after the other files; with `keep_going=ok` nothing is raised.
+    `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output.
     """
-    from scperformer.annotation.outputs import (
-        Failures,
-        failed_file,
-        is_finished,
-        model_hash,
-        outputs_of,
-        require_writable,
-    )
+    from scperformer.annotation import outputs
     from scperformer.annotation.predict import annotate_file
     from scperformer.annotation.write import SEPARATORS
     from scperformer.base.progress import progress
@@ -84,31 +76,28 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     from scperformer.model.inference import choose_device
     from scperformer.model.load import load_model
 
-    files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
-    tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
+    files = outputs.outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
+    tables = {} if cfg.markers is None else dict(outputs.outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
     sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
-    failures = Failures(cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(files) > 1))
+    failures = outputs.Failures(cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(files) > 1))
     waiting = []
     for path, output in files:  # all are checked before the first is annotated
         with failures.of_file(path, output):
             require_readable(path)
-            require_writable(output, cfg.overwrite or cfg.resume)
+            outputs.require_writable(output, cfg.overwrite or cfg.resume)
             if path in tables:
                 may_stay = cfg.resume and output.exists()  # `is_finished` refuses an output of another run
-                require_writable(tables[path], cfg.overwrite or may_stay, list(SEPARATORS), "markers")
+                outputs.require_writable(tables[path], cfg.overwrite or may_stay, list(SEPARATORS), "markers")
                 require(tables[path] != output, "markers", tables[path], "another file than the output")
             waiting.append((path, output))
     if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     if cfg.resume:
-        waiting = [
-            (path, output)
-            for path, output in waiting
-            if not is_finished(path, output, model_hash(model), cfg, sheet.get(path, {}))
-        ]
-    num_finished = len(files) - len(waiting) - len(failures.errors)
-    if num_finished:
+        digest = outputs.model_hash(model)
+        finished = [outputs.is_finished(*pair, digest, cfg, sheet.get(pair[0], {})) for pair in waiting]
+        waiting = [pair for pair, is_done in zip(waiting, finished, strict=True) if not is_done]
+    if num_finished := len(files) - len(waiting) - len(failures.errors):
         log.info("%d of %d files are finished and stay as they are", num_finished, len(files))
 
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
@@ -119,7 +108,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
             with failures.of_file(path, output):
                 annotation = annotate_file(path, output, model, cfg, sheet.get(path, {}), tables.get(path))
                 log.info("written: %s", output)
-                failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
+                outputs.failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_annotated += 1
                 num_cells += len(annotation.obs)
                 num_unknown += annotation.record["num_unknown"]
@@ -133,6 +122,6 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
         log.info("%s", text)
     if failures.errors and cfg.keep_going != "ok":
         found = f"{len(failures.errors)} of {len(files)} files that cannot be annotated: {', '.join(failures.errors)}"
-        remedy = f"see the error of each of them above, and in {failed_file(files[0][1]).parent}/*{FAILED_SUFFIX}"
+        remedy = f"see the error of each of them above, and in {files[0][1].parent}/*{FAILED_SUFFIX}"
         raise InputError(found, "files that can be annotated", remedy)
     return [output for _, output in files]

@@ -147,9 +147,8 @@ def _require_input(path: str, what: str) -> str:
             remedy = "write / between folders"
         raise InputError(f"no {path}", what, f"{did_you_mean(Path(path).name, names_beside(Path(path)))}{remedy}")
     if set("{}") & set(path):
-        raise InputError(
-            f"braces in {path}, {what}", "a path without them: snakemake reads braces as wildcards", "rename it"
-        )
+        expected = "a path without them: snakemake reads braces as wildcards"
+        raise InputError(f"braces in {path}, {what}", expected, "rename it")
     return path
 
 
@@ -189,11 +188,9 @@ def _truth_key(samples: Mapping[str, Mapping[str, str]], label_key: str) -> str:
     columns: dict[tuple[str, str], str] = {}
     for name, row in samples.items():
         if "truth" in row or "truth_key" in row:
-            where = "table" if "truth" in row else "obs"
-            columns.setdefault((where, row.get("truth_key", label_key)), name)
+            columns.setdefault(("table" if "truth" in row else "obs", row.get("truth_key", label_key)), name)
     if len(columns) > 1:
         found = " and ".join(f"{where} column {key} for {name}" for (where, key), name in columns.items())
-        raise InputError(
-            f"truth in {found}", "the same kind of truth for all samples", "give all of them a truth table alike"
-        )
+        expected = "the same kind of truth for all samples"
+        raise InputError(f"truth in {found}", expected, "give all of them a truth table alike")
     return next((key for _, key in columns), label_key)

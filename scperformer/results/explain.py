@@ -33,15 +33,8 @@ from scperformer.model.load import Model, load_model
 from scperformer.model.resemblance import joined
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
+from scperformer.results import explanation_page as page
 from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
-from scperformer.results.explanation_page import (
-    NUM_TOP,
-    attention_per_label,
-    deletion_text,
-    genes_per_label,
-    marker_overlap,
-    render_explanation,
-)
 from scperformer.results.read_annotations import Annotated, find_model
 from scperformer.training.adapt import Adapted, adapt_model, with_encoder_weight
 from scperformer.training.condition import BatchShifts, Condition, find_condition, reduced
@@ -73,12 +66,12 @@ class Explanation:
     @property
     def genes(self) -> pd.DataFrame:
         """Genes with the largest mean contributions for each label, as in genes_per_label.csv."""
-        return genes_per_label(self.adata, self.key)
+        return page.genes_per_label(self.adata, self.key)
 
     @property
     def attention(self) -> pd.DataFrame:
         """Genes with the highest mean attention for each label, as in attention_per_label.csv; empty without it."""
-        return attention_per_label(self.adata, self.key)
+        return page.attention_per_label(self.adata, self.key)
 
     @property
     def deletion(self) -> pd.DataFrame:
@@ -359,23 +352,24 @@ def _log_explanation(explanation: AnnData, key: str, path: Path) -> None:
     if num_off := int((errors > SUM_TOLERANCE * change).sum()):
         text = "%s: in %d of %d cells the contributions differ from the logit by more than %.0f %%"
         log.warning(text, path, num_off, explanation.n_obs, 100 * SUM_TOLERANCE)
-    log.info("%s", deletion_text(explanation.uns[key]["deletion"]))
-    if overlap := marker_overlap(explanation, key):
+    log.info("%s", page.deletion_text(explanation.uns[key]["deletion"]))
+    if overlap := page.marker_overlap(explanation, key):
         mean = sum(overlap.values()) / len(overlap)
         text = "%.1f of the %d genes that contribute most to a label are among its %d best markers (mean of the labels)"
-        log.info(text, mean, NUM_TOP, NUM_TOP)
+        log.info(text, mean, page.NUM_TOP, page.NUM_TOP)
 
 
 def write_explanation(explanation: Explanation, output: Path, sample: str, *, overwrite: bool = False) -> None:
     """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
-    page = render_explanation(explanation.adata, explanation.key, sample)
+    html = page.render_explanation(explanation.adata, explanation.key, sample)
     tables = {GENES_PER_LABEL: explanation.genes, ATTENTION_PER_LABEL: explanation.attention}
+    tables[DELETION] = explanation.deletion
     with new_folder(output, EXPLANATION, overwrite) as folder:
         with nullable_strings_allowed():
             write_anndata(explanation.adata, folder / CELLS, compression="gzip")
-        for name, table in (tables | {DELETION: explanation.deletion}).items():
+        for name, table in tables.items():
             if len(table):
                 table.to_csv(folder / name, index=False, float_format="%.6g")
-        (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+        (folder / PAGE).write_text(html, encoding="utf-8", errors="xmlcharrefreplace")
     explanation.path = output
     log.info("written: %s", output)

@@ -17,17 +17,9 @@ from typing import Any
 
 import yaml
 
+from scperformer.base import outputs
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.base.outputs import (
-    FolderKind,
-    new_file,
-    new_folder,
-    output_named,
-    remove_folder,
-    require_absent,
-    why_not_ours,
-)
 from scperformer.base.pictures import draw_reliability
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
 from scperformer.config.training import NetworkOptions, TrainOptions
@@ -45,7 +37,7 @@ RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD = "run.json"
 FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
 FOLDERS = (CHECKPOINTS, FITS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
-RUN = FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
+RUN = outputs.FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "ontology")
 
@@ -105,7 +97,7 @@ class Run:
             device = device_of(cfg.trainer)
             provenance["device"] = f"{device.kind} ({device.why}), {device.precision}"
         if self.is_first:
-            with new_file(self.folder / "config.yaml", overwrite=True) as temporary:
+            with outputs.new_file(self.folder / "config.yaml", overwrite=True) as temporary:
                 text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
                 temporary.write_text(text, encoding="utf-8")
             _write_json(self.folder / "provenance.json", provenance)
@@ -193,7 +185,7 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     earlier = folder.with_name(f".scperformer-old-{folder.name}")
     if is_first and earlier.exists():  # a process was killed
         unwanted = earlier if has_progress(folder) else folder
-        remove_folder(unwanted, RUN)
+        outputs.remove_folder(unwanted, RUN)
         if earlier.exists():
             earlier.rename(folder)
     may_be_finished = cfg.resume and (output / INFO).is_file()
@@ -212,11 +204,11 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
             _require_place(output, folder, cfg.overwrite)
     resumes = is_first and run.resumes()
     try:
-        with output_named(folder):
+        with outputs.output_named(folder):
             if is_first and not resumes:
                 if folder.exists():
                     folder.rename(earlier)
-                with new_folder(folder, RUN):  # it appears together with its mark
+                with outputs.new_folder(folder, RUN):  # it appears together with its mark
                     pass
             run.remember(options=_run_options(cfg), reference_sha256=data, finished=False)
             yield run
@@ -227,7 +219,7 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
         if is_first and not has_progress(folder):
             if is_ended or earlier.exists():
                 with suppress(InputError):  # other files were added meanwhile
-                    remove_folder(folder, RUN)
+                    outputs.remove_folder(folder, RUN)
             if earlier.exists() and not folder.exists():
                 earlier.rename(folder)
         elif is_first and is_ended and not isinstance(error, InputError):
@@ -237,7 +229,7 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
         raise
     if is_first:
         with suppress(InputError):
-            remove_folder(earlier, RUN)
+            outputs.remove_folder(earlier, RUN)
         _remove_progress(folder)
 
 
@@ -253,10 +245,10 @@ def _remove_progress(folder: Path) -> None:
 
 def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
     """Refuse an output that exists, unless it is replaced, and a run folder in which other files are."""
-    require_absent(output, overwrite, MODEL)
+    outputs.require_absent(output, overwrite, MODEL)
     why = "is a file" if folder.is_file() else None
     if folder.is_dir() and any(folder.iterdir()):
-        why = why_not_ours(folder, RUN)
+        why = outputs.why_not_ours(folder, RUN)
     if why is not None:
         expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
         raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
@@ -297,5 +289,5 @@ def _without_folders(paths: str | list[str]) -> str | list[str]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with new_file(path, overwrite=True) as temporary:
+    with outputs.new_file(path, overwrite=True) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
