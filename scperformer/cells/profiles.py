@@ -122,11 +122,7 @@ def reference_with_profiles(source: Sample, profiles: Sequence[Sample], cfg: Ref
 
 
 def simulate_cells(profiles: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
-    """Simulate cells of each profile: counts, CSR float32, N x G.
-
-    Counts, CPM, TPM and logarithms are recognised as in cells. The columns of obs are repeated; without any column, the
-    names of the rows are the labels.
-    """
+    """Simulate cells of each profile, whose columns of obs are repeated: counts, CSR float32, N x G."""
     profiles = _labelled(profiles, cfg, path)
     findings = detect_expression(
         profiles, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
@@ -158,7 +154,9 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
     labelled = [replace(each, findings=detect_expression(each.adata, path=each.path)) for each in labelled]
     (x, *expression), genes, shared = _read_together([cells, *labelled], cfg)
     rng = np.random.default_rng(cfg.seed)
-    depths = _depths(x, rng)
+    counts = recover_counts(x[evenly_spaced(x.shape[0], NUM_DEPTHS)])  # of some cells
+    depths = _usual_depths(NUM_DEPTHS, rng) if counts is None else np.asarray(counts.sum(axis=1)).ravel()
+    depths = depths[depths > 0]
     is_known = labels.notna().to_numpy()
     names, codes = np.unique(labels[is_known].to_numpy(str), return_inverse=True)
     means = label_means(x[is_known][:, shared], codes, len(names))
@@ -180,8 +178,8 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
         shares = _in_chemistry_of_cells(shares, obs[cfg.label_key], names, means, each.path)
         nums = _nums(obs[cfg.label_key])
         drawn = rng.choice(depths, nums.sum())
-        counts = _simulate(shares, nums, drawn, rng)
-        blocks.append((sparse.diags(cfg.data.target_sum / drawn) @ counts).log1p().astype(np.float32))
+        simulated = _simulate(shares, nums, drawn, rng)
+        blocks.append((sparse.diags(cfg.data.target_sum / drawn) @ simulated).log1p().astype(np.float32))
         table = obs.iloc[np.repeat(np.arange(len(obs)), nums)].copy()
         for key, value in ((cfg.batch_key, SIMULATED), (cfg.data.split_key, side)):
             if key is not None:
@@ -242,20 +240,12 @@ def _usual_depths(num: int, rng: np.random.Generator) -> np.ndarray:
     return DEPTH * np.exp(rng.normal(0, DEPTH_SD, num))
 
 
-def _depths(x: sparse.csr_matrix, rng: np.random.Generator) -> np.ndarray:
-    """Return the counts of some cells, given ln(1 + counts per 10,000); usual ones if these do not come from counts."""
-    counts = recover_counts(x[evenly_spaced(x.shape[0], NUM_DEPTHS)])
-    totals = _usual_depths(NUM_DEPTHS, rng) if counts is None else np.asarray(counts.sum(axis=1)).ravel()
-    return totals[totals > 0]
-
-
 def _in_chemistry_of_cells(
     shares: sparse.csr_matrix, labels: pd.Series, names: np.ndarray, means: np.ndarray, path: Path
 ) -> sparse.csr_matrix:
-    """Return T profiles, each divided by factors of genes between profiles and cells.
+    """Return T profiles, each divided by factors of genes: of the two most similar profiles to cells of their labels.
 
-    The factors come from the two most similar profiles whose labels the cells have, too. `means` are the mean counts
-    per 10,000 of the labels `names` of the cells.
+    `means` are the mean counts per 10,000 of the labels `names` of the cells.
     """
     both = np.flatnonzero(labels.isin(names))
     if not len(both):
@@ -274,10 +264,7 @@ def _in_chemistry_of_cells(
 
 
 def simulated_counts(shares: sparse.csr_matrix, num: int, seed: int) -> sparse.csr_matrix:
-    """Simulate `num` cells of each of T profiles, one profile after the other: counts, CSR float32, N x G.
-
-    `shares` are the shares of G genes in the counts of a cell, T x G.
-    """
+    """Simulate `num` cells of each of T profiles, T x G shares of genes, one after the other: CSR float32, N x G."""
     rng = np.random.default_rng(seed)
     nums = np.full(shares.shape[0], num)
     return _simulate(shares, nums, _usual_depths(nums.sum(), rng), rng)
@@ -286,10 +273,9 @@ def simulated_counts(shares: sparse.csr_matrix, num: int, seed: int) -> sparse.c
 def _simulate(
     shares: sparse.csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator
 ) -> sparse.csr_matrix:
-    """Simulate cells of each of T profiles: counts, CSR float32, N x G.
+    """Simulate `nums` cells of each of T profiles, T x G shares of genes: counts, CSR float32, N x G.
 
-    `shares` are the shares of G genes in the counts of a cell, T x G. `nums` is the number of cells of each profile, T,
-    and `depths` the expected counts of each cell over all genes, N.
+    `depths` are the expected counts of each cell over all genes, N.
     """
     counts = []
     for row, stop, num in zip(shares, np.cumsum(nums), nums, strict=True):

@@ -99,11 +99,7 @@ class Query:
         return vstack([self.block(start) for start in self.starts()], "csr")
 
 
-def find_expression(
-    cells: AnnData | BackedH5ad,
-    cfg: ModelOptions,
-    path: str = "the data",
-) -> tuple[Findings, Rows]:
+def find_expression(cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data") -> tuple[Findings, Rows]:
     """Find the expression of the cells of an open file; one without usable expression is refused."""
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         total = cfg.input_total
@@ -169,12 +165,7 @@ def require_fit(
     raise InputError(found, expected, remedy, fixes)
 
 
-def find_query(
-    cells: AnnData | BackedH5ad,
-    model: SavedModel,
-    cfg: ModelOptions,
-    path: str = "the data",
-) -> Query:
+def find_query(cells: AnnData | BackedH5ad, model: SavedModel, cfg: ModelOptions, path: str = "the data") -> Query:
     """Find the expression of the cells of an open file, and map its genes to the model's genes; log both."""
     findings, rows = find_expression(cells, cfg, path)
     if model.config["target_sum"] is None and findings.kind != "counts":

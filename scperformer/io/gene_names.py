@@ -12,11 +12,7 @@ from scperformer.base.messages import shortened
 
 ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"  # ENS, a species code of up to four letters (none for human), G and digits
 VERSION = r"\.\d+(?:_PAR_Y)?"  # GENCODE marks copies on Y with _PAR_Y
-KIND_NAMES = {
-    "symbol": "gene symbols",
-    "ensembl": "Ensembl ids",
-    "unknown": "names of an unknown kind",
-}
+KIND_NAMES = {"symbol": "gene symbols", "ensembl": "Ensembl ids", "unknown": "names of an unknown kind"}
 # Compound names such as ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
 ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE)
 ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)

@@ -49,11 +49,7 @@ UNSUPPORTED = (
     ((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "an archive", "unpack it; save Excel as CSV"),
     ((HDF5_SIGNATURE,), "HDF5 compressed with gzip", "unpack it with gunzip"),
     ((b"RDX", b"X\n\x00\x00"), "a file of R", "write it from R as h5ad (zellkonverter::writeH5AD)"),
-    (
-        (b"\xff\xfe", b"\xfe\xff"),
-        "text in UTF-16",
-        "convert it: 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'",
-    ),
+    ((b"\xff\xfe", b"\xfe\xff"), "text in UTF-16", "convert it: 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"),
 )
 
 

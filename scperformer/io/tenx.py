@@ -12,6 +12,7 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.io.rows import Rows
 from scperformer.io.safety import reading, require_valid_indices
 
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
@@ -24,7 +25,6 @@ CELL_NAMES = (
     *("cellid", "cellids", "cell_id", "obs_names", "cell_names", "cell_name", "cell", "barcode", "barcodes"),
     *("index", "_index"),
 )
-LOOM_VALUES_AT_ONCE = 8 * 2**20  # values that are dense in memory
 
 
 def matrix_groups(file: h5py.File) -> list[str]:
@@ -96,12 +96,5 @@ def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tupl
 
 def _loom_matrix(dataset: h5py.Dataset) -> sparse.csr_matrix:
     """Read a dense dataset, genes x cells, as sparse cells x genes."""
-    num_genes, num_cells = dataset.shape
-    chunk = dataset.chunks[0] if dataset.chunks else 1
-    step = max(chunk, LOOM_VALUES_AT_ONCE // max(num_cells, 1) // chunk * chunk)
-    # SciPy has no sparse matrices of half precision.
-    dtype = np.dtype(np.float32) if dataset.dtype == np.float16 else dataset.dtype
-    blocks = [sparse.csr_matrix((0, num_cells), dtype=dtype)]
-    for start in range(0, num_genes, step):
-        blocks.append(sparse.csr_matrix(np.asarray(dataset[start : start + step], dtype=dtype)))
+    blocks = [sparse.csr_matrix(block) for _, block in Rows(dataset).blocks()]
     return sparse.csr_matrix(sparse.vstack(blocks, format="csr").T)

@@ -79,18 +79,17 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
     """Return the expression that `predict` used of some cells of each sample, for the genes that all samples measure.
 
     `rows` are ascending. Returns cells x genes, CSR float32, ln(1 + counts per 10,000). Human Ensembl ids are replaced
-    by symbols. An InputError says that a file has no expression in the recorded place.
+    by symbols. A file without expression in the recorded place is refused.
     """
     read = []
     for sample, chosen in zip(samples, rows, strict=True):
         record = sample.facts["input"]
-        total = float(record["total"])
         source = str(record["source"])
         with open_cells(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
             findings = Findings(
                 source=source,
                 kind=str(record["kind"]),
-                total=None if np.isnan(total) else total,
+                total=None if np.isnan(record["total"]) else float(record["total"]),
                 log_base=float(record["log_base"]),
                 relative=bool(record["relative"]),
                 num_cells=cells.n_obs,

@@ -76,14 +76,14 @@ def check_all(
     With `label_key`, cells are checked as a reference with these labels, which need not fit the model; None: as cells
     to annotate.
     """
-    checker = Checker(options, None, "", label_key)
+    checker = Checker(options, label_key)
     checks = Checks(None, [], "")
     if names_model(options.model_path, options.tissue):
         path, why = resolve_model(options.model_path)
-        model = read_model(path)
-        require_annotator(model, path)
-        checker = Checker(options, model, f"{model.name} ({why})", label_key)
-        checks.model = {"name": model.name, "path": str(path), "why": why}
+        checker.model = read_model(path)
+        require_annotator(checker.model, path)
+        checks.model = {"name": checker.model.name, "path": str(path), "why": why}
+        checker.model_text = f"{checker.model.name} ({why})"
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
             name = default_output(source, "").name if isinstance(source, str) else IN_MEMORY
@@ -123,9 +123,9 @@ class Checker:
     """A model and options, against which files are checked."""
 
     options: TissueOptions
-    model: SavedModel | None  # None: the tissue of each file is found
-    model_text: str  # its name, and why it was chosen
     label_key: str | None  # None: cells are to be annotated
+    model: SavedModel | None = None  # None: the tissue of each file is found
+    model_text: str = ""  # its name, and why it was chosen
 
     def check(self, source: str | AnnData) -> Checked:
         """Return the findings about a file or cells in memory, and the next command.
@@ -167,13 +167,10 @@ class Checker:
         return {name: getattr(self.options, name) for name in names}
 
     def _next_command(self, step: str, path: str, *more: str) -> str:
-        """Return the next command for a file, quoted for a shell, with the options of `check` that it needs.
-
-        The options `more`, such as `output=b.h5ad`, replace the options of `check`.
-        """
+        """Return the next command for a file, quoted for a shell, with options of `check`, which `more` may replace."""
         kind = TissueOptions if self.label_key is None else ExpressionOptions
-        values = {name: value for name, value in self._shared_with(kind).items() if value != getattr(kind, name)}
-        values = ({} if self.label_key is None else {"label_key": self.label_key}) | values
+        values = {} if self.label_key is None else {"label_key": self.label_key}
+        values |= {name: value for name, value in self._shared_with(kind).items() if value != getattr(kind, name)}
         texts = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in values.items()}
         texts |= dict(option.split("=", 1) for option in more)
         file = f"./{path}" if path.startswith("-") else path
@@ -216,20 +213,17 @@ class Checker:
 
     def _check_expression(self, cells: AnnData | BackedH5ad, path: str, result: Checked) -> None:
         """Add the findings about the expression, and check it as `predict` or, with `label_key`, `train` does."""
-        shared = self._shared_with(ExpressionOptions)
-        predict = AnnotationOptions(
-            inputs=[path], tissue=self.options.tissue, min_overlap=self.options.min_overlap, **shared
-        )
+        shared = self._shared_with(ExpressionOptions) | {"inputs": [path]}
+        predict = AnnotationOptions(tissue=self.options.tissue, min_overlap=self.options.min_overlap, **shared)
         findings, rows = find_expression(cells, predict, path)
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
             var = gene_table(cells, findings.source)
-            quality = measure_quality(rows, var, findings)
-        self._add_expression(result, findings, quality)
+            self._add_expression(result, findings, measure_quality(rows, var, findings))
         if self.label_key is not None:
             assert isinstance(cells, AnnData), "train reads the whole file"
             sample = Sample(cells, Path(path), findings=findings)
-            options = ReferenceOptions(inputs=[path], label_key=self.label_key, **shared)
+            options = ReferenceOptions(label_key=self.label_key, **shared)
             if has_profiles(cells, options, sample.path):
                 result["notes"].append("rows are profiles, from which train simulates cells")
             reference_with_profiles(sample, [], options)

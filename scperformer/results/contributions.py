@@ -143,8 +143,7 @@ def performer_contributions(performer: Performer, head: Head, batch: Batch, labe
     """Return the contributions of tokens to the logit of a Performer, B x L, and the rest of the logit, B.
 
     The sums over the genes of a cell are linear in its expression, so they follow the path of its expression. With
-    attention, it starts at the mean cell of the training, because what is read does not change if all genes are scaled
-    down alike; the part of the mean cell in the change is in the rest.
+    attention, it starts at the mean cell of the training; its part in the change is in the rest.
     """
     with torch.no_grad():
         stop_BX = performer.sums(batch)

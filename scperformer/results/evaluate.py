@@ -53,10 +53,9 @@ class Evaluation:
 
 
 def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
-    """Return the true label of each cell of a sample, N strings or None.
+    """Return the true label of each cell of a sample, N strings or None: from obs, or the table of text in a file.
 
-    They are in a column of obs, or of the file `table`, a table of text. It has cell names in its first column and a
-    row per cell, in any order.
+    The table has cell names in its first column and a row per cell, in any order.
     """
     columns = sample.obs
     place = str(sample.path)
@@ -176,8 +175,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     # The files can hold further labels, for example after manual edits.
     predicted = set(cells["model"]).union(cells.get("baseline", ()), cells.get("cluster", ()))
     labels = [*model_labels, *foreign, *sorted(predicted.difference(model_labels, true_labels))]
-    tree = common_tree(samples)
-    if tree is not None:
+    if (tree := common_tree(samples)) is not None:
         trios = zip(cells["call"], original_truth, cells["truth"], strict=True)
         is_correct = [call in tree.path(label) or merged.get(call) == truth for call, label, truth in trios]
         cells = cells.assign(call_right=is_correct)
@@ -208,10 +206,9 @@ def _merged(cells: pd.DataFrame, merged: dict[str, str]) -> pd.DataFrame:
     columns = [name for name in ("truth", "model", "baseline", "cluster") if name in cells]
     cells = cells.assign(**{name: cells[name].map(lambda label: merged.get(label, label)) for name in columns})
     if "set" in cells:
-        sets = {
-            text: dict.fromkeys(merged.get(label, label) for label in split_names(text)) for text in set(cells["set"])
-        }
-        cells = cells.assign(set=cells["set"].map({text: join_names(list(labels)) for text, labels in sets.items()}))
+        names = {text: [merged.get(label, label) for label in split_names(text)] for text in set(cells["set"])}
+        sets = {text: join_names(list(dict.fromkeys(labels))) for text, labels in names.items()}
+        cells = cells.assign(set=cells["set"].map(sets))
     return cells
 
 
@@ -235,10 +232,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
 
 
 def evaluate_samples(samples: list[Annotated], truth_key: str, truth_path: list[str] | None = None) -> Evaluation:
-    """Score annotated samples against true labels, and log the scores; samples without true labels are left out.
-
-    The arguments are the options of `scperformer evaluate`.
-    """
+    """Score annotated samples against true labels, and log the scores; samples without true labels are left out."""
     without = [sample.name for sample in samples if truth_path is None and truth_key not in sample.obs]
     if 0 < len(without) < len(samples):
         log.warning("skipping samples without a column '%s': %s", truth_key, listed(without))

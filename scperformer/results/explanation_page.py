@@ -25,10 +25,7 @@ DPI = 140
 
 
 def gene_table(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
-    """Return a row for each gene of each label of the cells, in descending order of the mean contribution.
-
-    It has the columns of genes_per_label.csv. Only `listed` genes are in it (column `listed` of var), or else all.
-    """
+    """Return a row for each gene, or `listed` gene, of each label of the cells, the highest mean contribution first."""
     tables = []
     means = {"mean_contribution": "contributions", "mean_attention": "attention", "marker_rank": "marker_ranks"}
     for place, label in enumerate(explanation.uns[key]["labels"]):
@@ -74,11 +71,8 @@ def attention_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
     if f"{key}_attention" not in explanation.varm:
         return pd.DataFrame()
     groups = gene_table(explanation, key).groupby("label", sort=False)
-    return _without_formulas(pd.concat([_most_attended(genes, NUM_LISTED) for _, genes in groups]))
-
-
-def _most_attended(genes: pd.DataFrame, num: int) -> pd.DataFrame:
-    return genes.sort_values("mean_attention", ascending=False, kind="stable").head(num)
+    tables = [genes.sort_values("mean_attention", ascending=False, kind="stable") for _, genes in groups]
+    return _without_formulas(pd.concat([genes.head(NUM_LISTED) for genes in tables]))
 
 
 def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
@@ -116,7 +110,8 @@ def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
         means = genes["mean_contribution"]
         parts = {"for": genes[means > 0].head(NUM_FOR), "against": genes[means < 0].iloc[::-1].head(NUM_AGAINST)}
         if "mean_attention" in genes:
-            parts["attention"] = _most_attended(genes, NUM_FOR)
+            attended = genes.sort_values("mean_attention", ascending=False, kind="stable")
+            parts["attention"] = attended.head(NUM_FOR)
         row: dict[str, Any] = {"label": label, "num_cells": genes["num_cells"].iloc[0], "overlap": overlap.get(label)}
         for side, part in parts.items():
             numbers = part["mean_attention" if side == "attention" else "mean_contribution"]

@@ -45,7 +45,7 @@ def test_10x_files_equal_those_of_scanpy(kind, cells, tmp_path):
 
 
 def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.io.tenx.LOOM_VALUES_AT_ONCE", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
+    monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", 8 * NUM_CELLS)  # blocks of 8 genes
     found = read_cells(write_loom(cells, tmp_path))
     assert same(found, cells)
     assert list(found.obs["label"]) == list(cells.obs["label"])
