@@ -20,10 +20,7 @@ import pandas as pd
 
 
 def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """Count the cells of each true label (rows) and predicted label (columns): L x L, in the order of `labels`.
-
-    `truth` and `predicted` are N labels each, strings or integers, and each of them is one of the L `labels`.
-    """
+    """Count N cells by true label (rows) and predicted label (columns), each one of `labels`: L x L."""
     rows, columns = (pd.Index(labels).get_indexer(pd.Index(values)) for values in (truth, predicted))
     if (rows < 0).any() or (columns < 0).any():
         raise ValueError(f"a label that is not one of the {len(labels)} labels")

@@ -185,10 +185,7 @@ def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> I
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk.
-
-    Else a power failure could leave an empty file under the new name.
-    """
+    """Wait until a file, or the names in a folder, are on the disk: a power failure could leave an empty file."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:  # for example, a folder with write but not read permission

@@ -58,10 +58,7 @@ class Alignment:
 
 
 def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
-    """Normalise cells over all genes of the file, and select the model's genes as columns, as `align` does.
-
-    First, genes of the file that are the same gene of the model are added up as counts. Rows do not depend on others.
-    """
+    """Normalise cells over all genes of the file, merge genes, and select the model's as columns, as `align` does."""
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     aligned = align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
     if plan.own_totals and plan.target_sum is not None:

@@ -69,10 +69,7 @@ def over_own_genes(x: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix
 
 
 def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
-    """Return the counts of cells from ln(1 + cp10k), CSR float32 N x G; None if the values do not come from counts.
-
-    The smallest value of a cell is taken as one count. `x` has no stored zeros.
-    """
+    """Return counts from ln(1 + cp10k), CSR float32 N x G, if a cell's smallest value is one count; None if not."""
     values = linear(x).data
     lengths = np.diff(x.indptr)
     one = np.ones(x.shape[0])

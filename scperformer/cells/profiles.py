@@ -243,10 +243,7 @@ def _usual_depths(num: int, rng: np.random.Generator) -> np.ndarray:
 def _in_chemistry_of_cells(
     shares: sparse.csr_matrix, labels: pd.Series, names: np.ndarray, means: np.ndarray, path: Path
 ) -> sparse.csr_matrix:
-    """Return T profiles, each divided by factors of genes: of the two most similar profiles to cells of their labels.
-
-    `means` are the mean counts per 10,000 of the labels `names` of the cells.
-    """
+    """Return T profiles in the scale of cells, with factors of the most similar profiles to `means` of their labels."""
     both = np.flatnonzero(labels.isin(names))
     if not len(both):
         log.warning("%s: no label that the cells have, by which another chemistry could be corrected", path)
@@ -273,10 +270,7 @@ def simulated_counts(shares: sparse.csr_matrix, num: int, seed: int) -> sparse.c
 def _simulate(
     shares: sparse.csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator
 ) -> sparse.csr_matrix:
-    """Simulate `nums` cells of each of T profiles, T x G shares of genes: counts, CSR float32, N x G.
-
-    `depths` are the expected counts of each cell over all genes, N.
-    """
+    """Simulate `nums` cells of each of T profiles, T x G, with expected counts `depths`, N: counts, CSR float32."""
     counts = []
     for row, stop, num in zip(shares, np.cumsum(nums), nums, strict=True):
         shares_G = row.toarray().ravel()

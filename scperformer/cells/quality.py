@@ -68,10 +68,7 @@ def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[
 
 
 def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, Any]:
-    """Measure the quality of the cells of a file; a large file is described by 5,000 cells from all of it.
-
-    Barcodes that cannot be cells are ignored. Medians are None if the file has no counts, or no mitochondrial genes.
-    """
+    """Measure the quality of up to 5,000 cells, without empty droplets; medians that are not known are None."""
     is_mito = mitochondrial(var)
     droplets = findings.droplets
     seen = evenly_spaced(rows.shape[0], MAX_SAMPLED_CELLS) if droplets is None else droplets.some(MAX_SAMPLED_CELLS)

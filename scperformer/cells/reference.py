@@ -118,10 +118,7 @@ def _unlabelled(obs: pd.DataFrame, labels: pd.Series, key: str) -> np.ndarray:
 
 
 def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path) -> np.ndarray | None:
-    """Return which cells are test cells, boolean; None if there are none.
-
-    A missing column of the split is refused here, before the expression is read.
-    """
+    """Return which cells are test cells, boolean; None without any. A missing column of the split is refused."""
     values = split_values(obs, cfg.data, labels.notna().to_numpy(), path)
     if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
         return None

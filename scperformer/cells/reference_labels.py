@@ -24,10 +24,7 @@ TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELL
 
 
 def label_columns(obs: pd.DataFrame) -> dict[str, int]:
-    """Return the columns of obs that could be labels, and their numbers of values.
-
-    Such a column has 2 to 200 text values, and at least two cells for each value on average.
-    """
+    """Return columns of obs that could be labels: 2 to 200 text values, of two cells or more on average."""
     columns = {}
     for key in obs.columns:
         column = obs[key]
@@ -84,10 +81,7 @@ class LabelSelection:
 
 
 def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
-    """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them.
-
-    Labels that are too long or contain control characters are refused.
-    """
+    """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them; refuse unfit names."""
     for label in sorted(labels.dropna().unique()):
         if reason := name_problem(label):
             found = f"label '{label[:MAX_SHOWN_CHARACTERS]}' of {path} {reason}"

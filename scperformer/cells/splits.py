@@ -102,10 +102,7 @@ def values_of(
 
 
 def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
-    """Return the values of `data.split_key` as text; None for a stratified split.
-
-    A labelled cell without a value, or with a value that is no side of a column split, is refused.
-    """
+    """Return the values of `data.split_key` as text, which labelled cells must have; None for a stratified split."""
     if (key := data.split_key) is None:
         return None
     remedy = "set data.split_key to another column, or choose data.split=stratified"

@@ -197,10 +197,7 @@ def _by_row(reduce: np.ufunc, rows: sparse.csr_matrix, values: np.ndarray) -> np
 
 
 def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndarray) -> None:
-    """Judge values with decimals, and write kind, text, log or doubt of the candidate.
-
-    `is_whole` tells which cells have only whole numbers; `highest` is the largest value of each of the others.
-    """
+    """Judge values with decimals in cells that are not `is_whole`, of which `highest` is the largest value."""
     small = np.flatnonzero(~is_whole & (highest <= MAX_LOG))
     sampled = candidate.x.some(small[evenly_spaced(len(small), MAX_SAMPLED_CELLS)])
     log = recognise(sampled) if len(small) else Logarithm()
@@ -224,10 +221,7 @@ def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndar
 
 
 def _doubt(rows: sparse.csr_matrix, log: Logarithm) -> str:
-    """Return what values probably are if they are neither logarithms nor linear values; else "".
-
-    In values that were scaled without centring, nearly all genes have the same standard deviation.
-    """
+    """Return what values probably are if they are neither logarithms nor linear values, such as scaled; else ""."""
     best = _Hypothesis(rows, undo_log1p(rows.data, log.base))
     if best.has_whole_counts or best.num_multiples < MIN_MULTIPLES:
         return ""  # values that come from counts, or too few values to doubt

@@ -103,10 +103,7 @@ def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, 
 
 
 def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
-    """Rank the tissues by their resemblance to the cells of an open file; symbols in capitals may be of both species.
-
-    A file with fewer than 50 genes of the collection is refused.
-    """
+    """Rank the tissues by their resemblance to the cells of an open file; capitals may be of both species."""
     findings, rows = find_expression(cells, cfg, path)
     var = gene_table(cells, findings.source)
     samples = []  # for each species: some cells, the genes that the file has, and whether its symbols are in capitals
@@ -145,10 +142,7 @@ def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:
 
 
 def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: bool, how: str) -> Ranking:
-    """Rank the tissues of a species.
-
-    `x_NG` is ln(1 + cp10k) of the genes of the species, of which the file has the `measured` ones.
-    """
+    """Rank the tissues of a species, given ln(1 + cp10k) of its genes, of which the file has the `measured` ones."""
     tissues = collection().tissues(species)
     sets, logs_PG, has_gene_PG = collection().expression(species)
     spread_G = logs_PG.std(axis=0) * measured

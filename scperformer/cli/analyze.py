@@ -43,10 +43,7 @@ class AnalyzeConfig(ModelOptions):
 
 
 def run(cfg: AnalyzeConfig) -> Path | None:
-    """Write the folder of an analysis, by default INPUT.ANALYSIS beside the input, and return its path.
-
-    For `contract`, print a line for each property that a mechanism promises.
-    """
+    """Write the folder of an analysis, and return its path; for `contract`, print a line for each promised property."""
     if cfg.analysis != CONTRACT:
         from scperformer.lab.analyze import run_analyze
 

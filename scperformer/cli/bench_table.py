@@ -63,10 +63,7 @@ def runs_table(records: dict[str, dict[str, Any]]) -> pd.DataFrame:
 
 
 def summary_of(runs: pd.DataFrame, options: Iterable[str]) -> pd.DataFrame:
-    """Return mean and standard deviation over the runs that differ in their seed alone, the best score first.
-
-    They are named by the options that differ between runs. Empty, if all runs failed.
-    """
+    """Return mean and standard deviation over runs that differ in their seed alone, the best score first."""
     done = runs[runs["error"] == ""]
     score = next((name for name in SCORES if name in done and done[name].notna().all()), None)
     if done.empty or score is None:

@@ -30,10 +30,7 @@ class CheckConfig(TissueOptions):
 
 
 def run(cfg: CheckConfig) -> "list[Checked]":
-    """Print the findings about each file and the next command; with `output`, also write the findings as JSON.
-
-    A file with a problem is refused after the findings about all files.
-    """
+    """Print the findings about each file and the next command; with `output`, also write the findings as JSON."""
     from scperformer.results.check import check_all
 
     if cfg.output is not None:

@@ -149,10 +149,7 @@ def config_from(step: str, options: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def command_line(program: str, *words: str) -> Iterator[None]:
-    """Set `sys.argv` for a block, the only place that does so.
-
-    Hydra reads its arguments from there, and Lightning starts the other processes of a ddp run from there.
-    """
+    """Set `sys.argv` for a block: Hydra reads it, and Lightning starts the other processes of a ddp run by it."""
     before = sys.argv
     sys.argv = [program, *words]
     try:
@@ -164,10 +161,7 @@ def command_line(program: str, *words: str) -> Iterator[None]:
 def hand_to_hydra(
     step: str, words: Sequence[str], flags: Sequence[str], task: Callable[[Any], None], own: Path | None = None
 ) -> None:
-    """Call a task with the tree of each run of a bench, where Hydra's launcher runs it; with `--cfg`, only print.
-
-    `words` are options of the step and of Hydra, `flags` are flags of Hydra, `own` is the user's folder of presets.
-    """
+    """Call a task with the tree of each run of a bench, by Hydra's launcher; with the flag `--cfg`, only print."""
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

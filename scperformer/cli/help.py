@@ -73,10 +73,7 @@ def _meanings(table: type) -> dict[str, str]:
 
 
 def option_texts(name: str) -> list[OptionText]:
-    """Return the options of a step, of a group, or of `files`: required options first, `overwrite` last.
-
-    Groups, and the options of files, are not repeated among the options of a step.
-    """
+    """Return the options of a step without groups and `files`, or of one of these; the required ones first."""
     meanings = _meanings(TABLES[name])
     elsewhere = {"inputs", "attention", *GROUPS}
     if name == "files":

@@ -96,10 +96,7 @@ def set_up_logging() -> None:
 
 
 def refuse(error: Exception) -> int:
-    """Print an error and return its exit code: 2 if the user can fix it, 1 if it is a bug.
-
-    With SCPERFORMER_DEBUG=1, raise the error instead: its traceback is shown.
-    """
+    """Print an error, or with SCPERFORMER_DEBUG=1 raise it; return 2 if the user can fix it, 1 if it is a bug."""
     if os.environ.get("SCPERFORMER_DEBUG") == "1":
         raise error
     if known := as_input_error(error):

@@ -76,10 +76,7 @@ def give_to_hydra(step: str, group: str, name: object, own: Path | None, within:
 
 
 def _read(path: Path, step: str, group: str) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Return the content of a user's preset, the presets that it chooses by group, and the package of its options.
-
-    Hydra refuses names inside of groups that are no options.
-    """
+    """Return the content of a user's preset, the presets that it chooses by group, and the package of its options."""
     try:
         content = read_yaml_file(path) or {}
         text = path.read_text(encoding="utf-8-sig")

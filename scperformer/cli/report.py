@@ -42,10 +42,7 @@ def run(cfg: ReportConfig) -> Path:
 def write_page(
     cfg: ReportConfig, evaluation: "Evaluation | None" = None, cells: "AnnData | None" = None
 ) -> tuple[Path, str]:
-    """Write the page, and return its path and the HTML of its first screen, for notebooks.
-
-    `evaluation` and `cells` are in memory, in place of the folder and the files that the options name.
-    """
+    """Write the page, also of cells and evaluations in memory; return its path and the HTML of its first screen."""
     from scperformer.results.evaluate import read_evaluation
     from scperformer.results.read_annotations import Failed, of_cells, read_annotated
     from scperformer.results.report import render, require_same_samples

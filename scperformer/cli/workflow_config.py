@@ -48,10 +48,7 @@ class Workflow:
 
 
 def workflow_options(content: Any, where: str = "configuration") -> tuple[WorkflowConfig, dict[str, list[str]]]:
-    """Return the configuration of the workflow, and the options of each of its steps as words of the command.
-
-    Keys that are missing or null have their defaults. `where` is the file, for errors.
-    """
+    """Return the configuration of the workflow from the file `where`, and options of its steps as words."""
     content = _mapping(content or {}, where, KEYS)
     given = {key: value for key, value in content.items() if value is not None and key != "overrides"}
     cfg = config_from("workflow", WORKFLOW_DEFAULTS | given)

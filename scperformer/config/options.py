@@ -73,20 +73,14 @@ def choices_of(entry: Field) -> list[str]:
 
 
 def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
-    """Raise an InputError about the value of an option unless `ok`; it names the option and the values it can have.
-
-    `near` is a hint at the value that was probably meant, such as "did you mean 'mean'? ", or nothing.
-    """
+    """Raise an InputError about an option unless `ok`; `near` is a hint such as "did you mean 'mean'? ", or ""."""
     if not ok:
         shown = repr(value) if isinstance(value, str) and not value.strip() else value  # quotes show blank text
         raise InputError(f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
 def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
-    """Make a dataclass from plain values, such as JSON; refuse unknown names, other types and values out of range.
-
-    Unlike `config_from`, it converts nothing. `prefix` stands before each name in errors, such as `attention.`.
-    """
+    """Make a dataclass from plain values, such as JSON, without converting any; `prefix` is for names in errors."""
     types = get_type_hints(schema)
     for name, value in values.items():
         if name not in types:

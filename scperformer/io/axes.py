@@ -65,10 +65,7 @@ def axis_shares(names: Sequence[str]) -> tuple[float, float]:
 
 
 def without_affixes(names: Sequence[str], species: str) -> list[str]:
-    """Return each name without a genome in front, and without text of `DECORATED` behind it.
-
-    Of several genomes, only the one of this species is removed.
-    """
+    """Return each name without a genome in front (of several, of this species), and without `DECORATED` text behind."""
     choices = (GENOMES.get(species, GENOMES["human"]), *GENOMES.values())
     genome = next((genome for genome in choices if any(map(genome.match, names))), None)
     plain = list(names) if genome is None else [genome.sub("", name, count=1) for name in names]

@@ -67,19 +67,13 @@ _lock = threading.RLock()
 
 @contextmanager
 def nullable_strings_allowed() -> Iterator[None]:
-    """Let anndata write nullable strings, as in pandas 3, inside a block.
-
-    The setting belongs to the whole process, so that one thread writes at a time.
-    """
+    """Let anndata write nullable strings, as in pandas 3, inside a block: one thread at a time."""
     with _lock, ad.settings.override(allow_write_nullable_strings=True):
         yield
 
 
 def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> None:
-    """Write `adata` to a new file that appears complete or not at all; refuse what anndata cannot write.
-
-    An example is a column of numbers and strings.
-    """
+    """Write `adata` to a new file that appears complete or not at all; refuse columns that anndata cannot write."""
     with new_file(path, overwrite) as temporary, nullable_strings_allowed():
         try:
             write_anndata(adata, temporary)

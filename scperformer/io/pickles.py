@@ -34,10 +34,7 @@ TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
 def read_in_child(read: Callable[[], Any], size: int) -> Any:
-    """Return what `read` returns of a file of `size` bytes: mappings, lists, plain values and arrays.
-
-    A ValueError is one of `read` (an `InputError` is one), or says that it takes too much time or memory, or crashes.
-    """
+    """Return what `read` makes of a file of `size` bytes; a ValueError is its own, or tells of a limit or crash."""
 
     def work() -> None:
         try:
@@ -93,10 +90,7 @@ class Made:
 
 
 def stand_in(name: str, allowed: tuple[str, ...]) -> type[Made]:
-    """Return the class that stands for a function or class; a ValueError names one that a file may not have.
-
-    Of `allowed` names, those that end with a dot stand for all that begin like them.
-    """
+    """Return the class that stands for a name, if it is `allowed` or begins like one of these that ends with a dot."""
     if name not in allowed and not name.startswith(tuple(start for start in allowed if start.endswith("."))):
         raise ValueError(f"a pickle with '{name[:100]}', which such a file does not have")
     return type("Made", (Made,), {"maker": name})
@@ -109,10 +103,7 @@ def looks_like_pickle(path: Path) -> bool:
 
 
 def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
-    """Return the content of a pickle that names only what is `allowed`; objects are `Made` and nothing is executed.
-
-    The text of a ValueError says what is wrong with the file.
-    """
+    """Return the content of a pickle that names only what is `allowed`; objects are `Made`, nothing is executed."""
 
     class Inert(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> type[Made]:
@@ -152,10 +143,7 @@ def plain(value: Any, what: str) -> Any:
 
 
 def array_of(value: Any, what: str) -> np.ndarray:
-    """Return the array that a pickle describes: of numbers, or of objects that are texts and other plain values.
-
-    A ValueError names `what` if it is not an array, or its bytes do not fit its type and shape.
-    """
+    """Return the array that a pickle describes, of numbers or of plain values; a ValueError names `what`."""
     try:
         if isinstance(value, list | tuple):
             return _of_objects(value, what)

@@ -116,10 +116,7 @@ def _hdf5_kind(path: Path) -> str:
 
 
 def require_readable(path: str | Path) -> str:
-    """Return the kind of a file or folder (h5ad, 10x h5, loom, mtx, zarr or table), reading only a little of it.
-
-    An input that is of no known kind, visibly damaged or incomplete, or refers to other files, is refused.
-    """
+    """Return the kind of a file or folder, of which only a little is read; refuse others and visibly damaged ones."""
     path = Path(path)
     require_utf8(path)
     if not path.exists():

@@ -99,10 +99,7 @@ def _address(group: h5py.Group) -> tuple[int, int]:
 
 
 def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
-    """Return all groups and datasets of an HDF5 file, each once.
-
-    A file with external links, virtual datasets, external storage or links in a circle is refused.
-    """
+    """Return all groups and datasets of an HDF5 file; refuse data in other files, and links in a circle."""
     nodes = []
     root = file["/"]
     groups = [root]

@@ -83,10 +83,7 @@ class _LineLimiter(io.RawIOBase):
 
 @contextmanager
 def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
-    """Open a table as text in UTF-8 or UTF-16, as Excel writes Unicode text; with a layout, below the header.
-
-    Errors of reading inside the block become an `InputError` about the table.
-    """
+    """Open a table as text in UTF-8 or UTF-16; with a layout, below the header. Errors are about the table."""
     try:
         with open_bytes(path) as file:
             buffered = io.BufferedReader(_LineLimiter(file, path), BUFFER_BYTES)
@@ -110,10 +107,7 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
 
 
 def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
-    """Recognise the layout of a table from its first lines; lines above the header that begin with # are comments.
-
-    `expected` describes the table in the error about a file without a common delimiter.
-    """
+    """Recognise the layout of a table, which errors call `expected`; lines with # above the header are comments."""
     with _open_table(path) as stream:
         is_comment = (line.lstrip('"').startswith("#") for line in stream)
         num_comments = sum(1 for _ in takewhile(bool, islice(is_comment, MAX_COMMENTS)))
@@ -145,10 +139,7 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
 
 
 def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
-    """Read a table of text about cells, which are named in its first column; also return the name of its delimiter.
-
-    `expected` describes the table in errors.
-    """
+    """Read a table of text about cells, named in its first column, which errors call `expected`, and its delimiter."""
     layout = sniff(path, expected)
     with _open_table(path, layout) as stream:
         table = pd.read_csv(stream, header=None, sep=layout.delimiter, dtype=str, index_col=0)
@@ -174,10 +165,7 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
 
 
 def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
-    """Read the cells of a table of text; also return notes for the log.
-
-    Columns that describe cells go into obs, or into var if they describe genes in rows.
-    """
+    """Read the cells of a table of text, and columns about cells or genes into obs or var; also return notes."""
     layout = sniff(path)
     reason = "as requested"
     if orientation == "auto":

@@ -38,10 +38,7 @@ def strings(dataset: h5py.Dataset) -> list[str]:
 
 
 def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
-    """Read a 10x HDF5 file, with features of all types; also return notes for the log.
-
-    Cell Ranger 2 names the group by the genome; a file with several genomes is refused.
-    """
+    """Read a 10x HDF5 file of one genome, with features of all types; also return notes for the log."""
     with reading(path, "a complete 10x file"), open_hdf5(path) as file:
         name, *others = matrix_groups(file)
         if others:

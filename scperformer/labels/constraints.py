@@ -13,10 +13,7 @@ from scperformer.labels.texts import spelled_as
 
 
 def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> np.ndarray:
-    """Return which labels can occur, boolean C: the labels in `allow` (if it is empty, all) that are not in `deny`.
-
-    A name that is not a label is refused.
-    """
+    """Return which labels can occur, boolean C: those in `allow` (if it is empty, all) that are not in `deny`."""
     allow = spelled_as(labels, allow)
     deny = spelled_as(labels, deny)
     for option, names in (("allow_labels", allow), ("deny_labels", deny)):
@@ -30,10 +27,7 @@ def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[s
 
 
 def reweighted(proba: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Multiply the probabilities of each label by its weight, and normalise each row to the sum 1.
-
-    A cell whose probabilities all become 0 gets equal probabilities for all labels with a weight above 0.
-    """
+    """Return probabilities times the weight of each label, with row sums of 1; equal ones where all become 0."""
     products = proba * weights
     products = np.where(products.sum(axis=1, keepdims=True) > 0, products, weights > 0)
     return (products / products.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -33,10 +33,7 @@ class JointLabels:
 
 
 def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
-    """Read what labels of the studies are called jointly, from a table whose header may be `label` and `joint`.
-
-    A label that no study has, and two joint labels of one, are refused.
-    """
+    """Read what labels of the studies are called jointly, from a table whose header may be `label` and `joint`."""
     rows = read_pairs(path, MAP)
     if rows and rows[0][0].casefold() == "label" and "label" not in labels:
         del rows[0]

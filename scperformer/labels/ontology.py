@@ -67,10 +67,7 @@ def spelling(text: str) -> str:
 
 
 def _ids_of(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
-    """Return the id of each name and synonym.
-
-    A key with several ids gets the id of the name, else of the packaged table; else it is left out.
-    """
+    """Return the id of each name and synonym; of several, the id of the name, else of the packaged table, else none."""
     pairs = {(spelling(text), term) for text, term in synonyms if term in names}
     num_terms = Counter(key for key, _ in pairs)
     ids = {key: term for key, term in pairs if num_terms[key] == 1}

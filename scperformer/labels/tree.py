@@ -118,10 +118,7 @@ class LabelTree:
 
 
 def tree_of_columns(levels: pd.DataFrame, labels: list[str]) -> LabelTree | None:
-    """Return the tree of the labels of cells on several levels, the coarsest column first; None without parents.
-
-    A missing value skips its level; equal values on two levels are one node. A `ValueError` states why it is no tree.
-    """
+    """Return the tree of labels on several levels, the coarsest column first; missing values skip a level."""
     parents: dict[str, str] = {}
     for row in levels.drop_duplicates().itertuples(index=False):
         path = [str(value) for value in row if not pd.isna(value)]

@@ -51,10 +51,7 @@ class Drawn:
 
 
 def draw_cells(samples: Sequence[Annotated], max_cells: int = MAX_CELLS, seed: int = 0) -> Drawn:
-    """Choose random cells of all samples, read their expression and place them.
-
-    A single file with `X_umap` keeps its coordinates. Others get a new UMAP of all samples together.
-    """
+    """Choose random cells of all samples, and place them by the UMAP of a single file or a new one of all samples."""
     ends = np.cumsum([0, *(len(sample.obs) for sample in samples)])
     rows = np.sort(np.random.default_rng(seed).permutation(ends[-1])[:max_cells])
     of_samples = [rows[(rows >= start) & (rows < end)] - start for start, end in pairwise(ends)]

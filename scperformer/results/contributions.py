@@ -114,10 +114,7 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
 def encoder_contributions(
     network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the contributions of tokens to the logit of the encoder, B x L, and its logit at the start of the path, B.
-
-    `sees_all` tells that the encoder also sees unexpressed genes, as tokens or as memory.
-    """
+    """Return the contributions of tokens to the encoder's logit, B x L, and its logit at the start of the path, B."""
     encoder = network.encoder
     pool = network.pool
     head = network.head

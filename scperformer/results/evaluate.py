@@ -53,10 +53,7 @@ class Evaluation:
 
 
 def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
-    """Return the true label of each cell of a sample, N strings or None: from obs, or the table of text in a file.
-
-    The table has cell names in its first column and a row per cell, in any order.
-    """
+    """Return the true label of each cell, N strings or None, from obs or a table whose first column names cells."""
     columns = sample.obs
     place = str(sample.path)
     if table is not None:

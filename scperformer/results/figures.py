@@ -131,10 +131,7 @@ def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str
 
 
 def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: npt.NDArray[np.object_]) -> Figure:
-    """Return a dot plot of the first markers of each call in the cells of each call.
-
-    The size is the share of the cells that express a gene, the colour its mean as a share of its highest mean.
-    """
+    """Return a dot plot of markers in the cells of each call: size is the share that express one, colour the mean."""
     num = int(np.clip(MAX_DOTS // len(markers), 1, MAX_DOTS_PER_LABEL))
     genes = list(dict.fromkeys(gene for found in markers.values() for gene in found[:num]))
     labels = list(markers)

@@ -147,10 +147,7 @@ def of_cells(adata: AnnData, key: str) -> Annotated:
 def _annotated(
     name: str, path: Path, key: str, obs: Any, obsm: dict[str, Any], facts: Any, cells: AnnData | None = None
 ) -> Annotated:
-    """Return the annotation in the places of an AnnData; refuse one that `predict` would not write.
-
-    `obsm` has the details of the annotation and a UMAP, or None for those that are missing.
-    """
+    """Return the annotation in the places of an AnnData, some of which are None; refuse one that is not `predict`'s."""
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
     required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
     missing = [f"obs column '{column}'" for column in required if column not in columns]

@@ -136,10 +136,7 @@ class Run:
         return found + (["another reference"] if before["reference_sha256"] != self.data else [])
 
     def resumes(self) -> bool:
-        """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced.
-
-        Damaged checkpoints are refused; with `overwrite` the run starts again.
-        """
+        """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced."""
         cfg = self.cfg
         folder = self.folder
         if not has_progress(folder) or (cfg.overwrite and not cfg.resume):

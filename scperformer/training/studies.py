@@ -70,10 +70,7 @@ def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
 
 
 def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> Path:
-    """Train a model of each study, and write them as one; the studies are the files, or the batches of a single one.
-
-    Labels that cannot be joined, genes with different kinds of names, and unusable studies are refused.
-    """
+    """Train a model of each study, and write them as one; studies are the files, or the batches of a single one."""
     if cfg.init is not None:
         raise InputError("init with several studies", "one study", "train from init on one file")
     cfg = settled(cfg)
