@@ -33,11 +33,7 @@ def text_colour_on(colour: str) -> str:
 
 
 def draw_reliability(bins: Mapping[str, Any]) -> bytes:
-    """Return a PNG of accuracy against confidence, one dot per bin with an area that grows with its number of calls.
-
-    `bins` has the columns of `reliability_curve` (model/confidence.py). The accuracy of bins with fewer than 10 calls
-    is mostly chance, so they are left out.
-    """
+    """Return a PNG of accuracy against confidence, a dot per bin (`reliability_curve`) of 10 calls or more."""
     figure = Figure(figsize=(4.6, 4.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")

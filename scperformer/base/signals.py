@@ -69,10 +69,7 @@ def say_ended(error: BaseException) -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End the process; after an error without Python's cleanup.
-
-    A partly imported library, or a file that HDF5 could not write, would fail again during the cleanup.
-    """
+    """End the process; after an error without Python's cleanup, in which a damaged library would fail once more."""
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.setitimer(signal.ITIMER_REAL, 0)

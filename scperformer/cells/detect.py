@@ -187,11 +187,7 @@ def _choose(
 def _interpret(
     candidate: Candidate, input_kind: str, input_total: float | None, input_base: str, path: str | Path
 ) -> list[str]:
-    """Set kind, base and total of the chosen values as requested; return notes on requests and assumptions.
-
-    The kind and the logarithm of `candidate` are changed in place. Values that are probably not what they look like are
-    refused, unless the user says what they are.
-    """
+    """Set kind, base and total of the chosen values, in place, as requested; refuse doubtful ones; return notes."""
     source = candidate.source
     is_told = (input_kind, input_total, input_base) != ("auto", None, "auto")
     if (candidate.doubt or candidate.log.too_large) and not is_told:

@@ -59,11 +59,7 @@ NAMES_KEY = "cell_type"  # column of labels that are the names of rows, if no la
 
 
 def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path) -> bool:
-    """Return whether rows are profiles or bulk samples, as `profiles` says or else by their labels and their genes.
-
-    Profiles are few for each label, or are named by it; bulk samples, of which there may be many, express more of the
-    genes than a single cell does.
-    """
+    """Return whether rows are profiles or bulk samples, as `profiles` says, or by their labels, names and genes."""
     if cfg.profiles != AUTO:
         return cfg.profiles == "true"
     if cells.n_obs > MAX_ROWS:

@@ -106,9 +106,5 @@ def mitochondrial(var: pd.DataFrame) -> np.ndarray:
 
 
 def technical(names: Iterable[str]) -> np.ndarray:
-    """Return which genes are ribosomal, mitochondrial or MALAT1; boolean.
-
-    Their expression depends on the protocol and the state of a cell more than on its type, so that lists of genes leave
-    them out.
-    """
+    """Return which genes are ribosomal, mitochondrial or MALAT1, which vary with protocol and state; boolean."""
     return _has_symbol(pd.DataFrame(index=pd.Index(list(names), dtype=object)), TECHNICAL)

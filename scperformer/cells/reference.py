@@ -72,10 +72,7 @@ class Reference:
 def _label(
     obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path, max_val: float
 ) -> tuple[np.ndarray, Reference]:
-    """Return the rows of filtered cells with a label to train on, and a reference of these without expression.
-
-    `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
-    """
+    """Return rows with a label, and a reference of these without expression; at most `max_val` of them validate."""
     rare = labelling.without_rare_labels(labels, cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
@@ -207,11 +204,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
 def _load_sample(
     labelled: Reference, collection: Collection, cells: np.ndarray, seed: int, *, sample_val: bool
 ) -> Reference:
-    """Return a reference whose training cells stay on disk; cells for linear fits and validation are loaded.
-
-    `cells` are the numbers of the labelled cells in the collection. With `sample_val`, only a sample of the validation
-    cells is loaded.
-    """
+    """Return a reference whose training cells stay on disk; of them, and of validation cells, samples are loaded."""
     split = labelled.split
     labels = labelled.labels
     fit = split.train[stratified_sample(labels[split.train], MAX_LOADED_CELLS, seed)]

@@ -36,11 +36,7 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
 
 
 def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -> pd.Series:
-    """Return the labels of the cells as text, with NaN for texts that mean no label; see `label_texts`.
-
-    Refused are no column, a missing one (the message lists likely ones), and one that is empty or holds numbers with
-    decimals.
-    """
+    """Return the labels of the cells as text, NaN for texts that mean none; refuse a column that has no labels."""
     remedy = "set label_key=... to the column of labels"
     likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
     options = [f"label_key={key}" for key in likely]
@@ -131,10 +127,7 @@ class Terms:
 
 
 def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
-    """Find the ontology ids of labels, and their tree, from `label_keys` or the ontology; log both.
-
-    `labels` is the label of each labelled cell in `obs`. Columns of which no tree can be made are refused.
-    """
+    """Find the ontology ids of the cells' `labels`, and their tree, from `label_keys` or the ontology; log both."""
     names = sorted(set(labels.tolist()))
     column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
     given = dict.fromkeys(names, UNKNOWN_TERM)

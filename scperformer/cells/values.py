@@ -142,11 +142,7 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
 
 
 def judge(source: str, x: Rows) -> Candidate:
-    """Judge what the values of a matrix, cells x genes, are; `source` is the name of its place.
-
-    All values are checked for NaN, negative and whole numbers. A sample of up to 2,000 cells shows whether values are
-    logarithms, and their base and total.
-    """
+    """Judge what the values of a matrix, cells x genes, are, by all values and a sample; `source` is its place."""
     if x.dtype.kind not in "buif":
         return Candidate(source=source, x=x, text=f"not numbers ({x.dtype})")
     num_not_finite = 0

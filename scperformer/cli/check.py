@@ -2,15 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.progress import say
 from scperformer.config.options import TissueOptions
-
-if TYPE_CHECKING:
-    from scperformer.results.check import Checked
 
 USAGE = "check FILE..."
 EXAMPLES = """\
@@ -29,7 +26,7 @@ class CheckConfig(TissueOptions):
     output: str | None = None  # a file for the findings as JSON, for programs
 
 
-def run(cfg: CheckConfig) -> "list[Checked]":
+def run(cfg: CheckConfig) -> list[dict[str, Any]]:
     """Print the findings about each file and the next command; with `output`, also write the findings as JSON."""
     from scperformer.results.check import check_all
 

@@ -60,10 +60,7 @@ def run(cfg: ModelsConfig) -> list[Path]:
 
 
 def _list_models(library: Path, only: str | None) -> list[Path]:
-    """Print the packaged model, the imported models and the tissues; return the folders of these models.
-
-    `only` is a name or a model folder: print this model alone, with its model card, or this tissue, with its types.
-    """
+    """Print models and tissues, or with details the one named `only`; return the folders of the models."""
     from scperformer.model.folder import CARD, PACKAGED_MODEL, imported_models, read_model
     from scperformer.model.tissues import collection
 

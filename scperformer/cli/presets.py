@@ -46,11 +46,7 @@ def preset_names(group: str, own: Path | None = None) -> list[str]:
 
 
 def give_to_hydra(step: str, group: str, name: object, own: Path | None, within: tuple[str, ...] = ()) -> None:
-    """Register a preset, and the presets that it chooses, with Hydra, unless it is of the package.
-
-    `within` are the groups whose presets led to this one. Unknown names and presets that choose each other are
-    refused.
-    """
+    """Register a user's preset, and presets that it chooses, with Hydra; `within` are the groups that led to it."""
     from hydra.core.config_store import ConfigStore
 
     file = f"{group}/{name}.yaml"

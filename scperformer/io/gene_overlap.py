@@ -44,11 +44,7 @@ def measure_overlap(
     importance: np.ndarray | None = None,
     notes: Sequence[str] = (),
 ) -> Overlap:
-    """Measure how many of a model's genes a file has.
-
-    `target` is the column of the model for each gene of the file, or -1; `importance` the weight of each gene of the
-    model (None: all weigh the same); `notes` are kept.
-    """
+    """Measure how many of a model's genes a file has, whose genes are in the columns `target` (-1: in none)."""
     is_shared = np.isin(np.arange(len(model_genes)), target)
     weight = np.ones(len(model_genes))
     if importance is not None and np.sum(importance) > 0:

@@ -48,10 +48,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def find_matrix(path: Path) -> tuple[Path, Path, Path]:
-    """Find the matrix, the file of cells and the file of genes in a folder, or beside an mtx file (`NAMES`).
-
-    All three may have a prefix, such as GSM1_; the matrix may then have any name after it.
-    """
+    """Find the matrix, the cells and the genes in a folder or beside an mtx file (`NAMES`), maybe with a prefix."""
     matrix = path
     if path.is_dir():
         mtx_files = sorted(entry for entry in path.iterdir() if MTX_FILE.match(entry.name) and entry.is_file())
@@ -108,11 +105,7 @@ def _read_names(path: Path) -> pd.DataFrame:
 
 
 def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
-    """Read a folder, or an mtx file and the files beside it; also return notes for the log.
-
-    The numbers of names show which axis is the cells. The columns of the genes are ids, symbols and feature types; a
-    single column has the symbols.
-    """
+    """Read a folder, or an mtx file and the files beside it, by the numbers of names; also return notes."""
     matrix, cell_file, gene_file = find_matrix(path)
     shape = matrix_size(matrix)
     cells = _read_names(cell_file)

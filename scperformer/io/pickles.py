@@ -60,10 +60,7 @@ def read_in_child(read: Callable[[], Any], size: int) -> Any:
 
 
 class Made:
-    """An object that a pickle asks for, which is never made: the name of its class, its arguments, state and items.
-
-    Each class has a subclass of its own, which stands for it.
-    """
+    """What a pickle asks for, which is never made: its name, arguments, state and items; each has a subclass."""
 
     maker: ClassVar[str]
     args: tuple[Any, ...]

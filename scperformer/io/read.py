@@ -234,10 +234,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def checksum(*paths: str | Path) -> str:
-    """Return the SHA-256 of an input; for several inputs, the SHA-256 of their SHA-256s.
-
-    For an input of several files, such as a 10x or zarr folder, it is the SHA-256 of their names and SHA-256s.
-    """
+    """Return the SHA-256 of an input; of a folder, of its names and SHA-256s; of several inputs, of their SHA-256s."""
     if len(paths) > 1:
         return hashlib.sha256(" ".join(map(checksum, paths)).encode()).hexdigest()
     path = Path(paths[0])
@@ -252,10 +249,7 @@ def checksum(*paths: str | Path) -> str:
 
 
 def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
-    """Return the paths of some inputs as given, absolute ones as their name, and their SHA-256 as `checksum`.
-
-    For an output of `preprocess`, both are those that it has recorded of its input.
-    """
+    """Return inputs as given, absolute ones as names, and their SHA-256; as recorded in an output of `preprocess`."""
     names = []
     digests = []
     for path in map(Path, paths):

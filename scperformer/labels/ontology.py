@@ -133,10 +133,7 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
 
 
 def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:
-    """Return the ontology id of each label (or `unknown`), and the ontology; None for source=none.
-
-    `given` ids that are not `unknown` stay. The `source` is `packaged`, `none`, or a CL file (`.obo`).
-    """
+    """Return the ontology id of each label, which may be `given`, or `unknown`; and the ontology, or None."""
     if source == NO_ONTOLOGY:
         return list(given), None
     ontology = packaged_ontology() if source == PACKAGED_TERMS else read_obo(source)

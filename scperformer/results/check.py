@@ -71,11 +71,7 @@ def check_all(
     label_key: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Checks:
-    """Check files or cells in memory; `tell` receives the text about each as soon as it is known.
-
-    With `label_key`, cells are checked as a reference with these labels, which need not fit the model; None: as cells
-    to annotate.
-    """
+    """Check files or cells in memory, with `label_key` as references; `tell` receives the text about each at once."""
     checker = Checker(options, label_key)
     checks = Checks(None, [], "")
     if names_model(options.model_path, options.tissue):

@@ -45,17 +45,14 @@ def gene_table(explanation: AnnData, key: str, *, listed: bool = True) -> pd.Dat
 
 
 def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
-    """Return how many of the 20 genes with the largest mean contributions are among the 20 best markers, by label.
-
-    Labels without known markers are left out. If a given label is explained in all cells, only the cells of this label
-    count, because other cells need not express its markers.
-    """
+    """Return how many of the 20 genes that contribute most to a label are among its 20 best markers, if known."""
     explained = explanation.uns[key]["label"]
     groups = gene_table(explanation, key, listed=False).groupby("label", sort=False)["marker_rank"]
     return {
         label: int((ranks.head(NUM_TOP) <= NUM_TOP).sum())
         for label, ranks in groups
-        if explained in ("", label) and ranks.notna().any()
+        if explained in ("", label)  # cells of other labels need not express its markers
+        and ranks.notna().any()
     }
 
 

@@ -107,11 +107,7 @@ def composition(
 
 
 def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str]) -> Figure:
-    """Return boxes of the confidence of each call, on the axis of -log10(1 - confidence).
-
-    Most confidences are close to 1, where boxes on an even axis would be lines. A box has the quartiles, its lines end
-    at the 5th and the 95th percentile.
-    """
+    """Return boxes of the confidence of each call, most of which are close to 1, over -log10(1 - confidence)."""
     traces: list[Figure] = []
     for place, (label, colour) in enumerate(zip(labels, colours, strict=True)):
         values = np.quantile(cells.loc[cells["call"] == label, "confidence"], list(QUANTILES.values()))

@@ -179,11 +179,7 @@ def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
 
 
 def find_model(facts: dict[str, Any]) -> Path | None:
-    """Return the folder of the model with the hash that an annotation records.
-
-    It may be the recorded folder, the packaged model, or a model of the library. If none of them has the recorded hash,
-    this is the recorded folder, whatever model it has; None if it does not exist.
-    """
+    """Return the folder of the model with the recorded hash; without any, the recorded folder if it exists."""
     recorded = Path(str(facts["model"]["path"])).expanduser()
     for folder in (recorded, PACKAGED_MODEL, *imported_models(library_folder())):
         if (folder / INFO).is_file() and sha256(folder / INFO) == facts["model"]["hash"]:

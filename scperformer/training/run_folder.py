@@ -165,13 +165,10 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     After an error of the user or a signal the folder is removed, unless it has a checkpoint from which the run can be
     resumed. The folder of an earlier run waits under another name until this run has ended, and comes back if this run
     leaves nothing. At the end the checkpoints are removed, and the logs stay.
-
-    Refused are a file that is given twice, an output that exists, files of others in the run folder, another run in it,
-    and a logging library that is missing.
     """
-    for number, path in enumerate(paths):
-        if path.resolve() in [other.resolve() for other in paths[:number]]:
-            raise InputError(f"the same file twice ({path})", "each file once", "leave one of them out")
+    real = [path.resolve() for path in paths]
+    if twice := next((path for place, path in enumerate(paths) if real[place] in real[:place]), None):
+        raise InputError(f"the same file twice ({twice})", "each file once", "leave one of them out")
     require_loggers(cfg.logger)
     is_alone = cfg.trainer.devices * cfg.trainer.num_nodes == 1
     is_first = is_alone or not any(int(os.environ.get(name) or 0) for name in RANKS)
