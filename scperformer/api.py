@@ -51,6 +51,7 @@ CELLS = (str, os.PathLike, AnnData)  # files, or cells in memory
 TAKE_LISTS = ("check", "pretrain")  # steps that take several AnnData
 # Arguments that several functions have.
 SHARED = {
+    "cells": "N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files",
     "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the tissue is found",
     "options": 'more options by their full names, such as `{"seed": 1}`',
     "attention": "a mechanism by its name, such as softmax, or a class of your own; None: favor",
@@ -72,6 +73,7 @@ def documented(step: str) -> Callable[[Function], Function]:
                 lines = textwrap.fill(f"{meaning[0].upper()}{meaning[1:]}.", 112)
                 entries += f"{name}\n{textwrap.indent(lines, '    ')}\n"
         before, title, after = text.partition("\nReturns\n")
+        before += "" if "\nParameters\n" in before else "\nParameters\n----------\n"
         function.__doc__ = before + entries + title + after
         return function
 
@@ -90,8 +92,7 @@ def read_arguments(
     options = arguments["options"]
     if not isinstance(options, Mapping | None):
         raise InputError(f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
-    given_cells = _listed(arguments["cells"], several, step in TAKE_LISTS)
-    cells = [one if isinstance(one, AnnData) else os.fspath(one) for one in given_cells]
+    cells = _listed(arguments["cells"], several, step in TAKE_LISTS)
     names = {entry.name for entry in fields(SCHEMAS[step])} - {"cells"}
     given = {name: value for name, value in arguments.items() if name in names} | more
     if "model" not in names and (model := arguments.get("model")) is not None:  # else it is a preset
@@ -108,22 +109,18 @@ def read_arguments(
     return cfg, cells
 
 
-def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[File | AnnData]:
+def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[str | AnnData]:
     """Return cells as a list of files, or of the AnnData; refuse anything else, such as tables."""
-    if isinstance(cells, CELLS):
-        return [cells]
-    expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
     is_list = isinstance(cells, Iterable) and not isinstance(cells, Mapping) and getattr(cells, "ndim", 1) == 1
-    found: list[Any] = list(cells) if several and is_list else []
+    found: list[Any] = [cells] if isinstance(cells, CELLS) else list(cells) if several and is_list else []
     if not found or not all(isinstance(one, CELLS) for one in found):
-        remedy = (
-            "make an AnnData, anndata.AnnData(matrix, obs, var) with cells in rows; of MuData, give mdata.mod['rna']"
-        )
-        raise InputError(f"cells of type {type(cells).__name__}", expected, remedy)
-    if not several_in_memory and any(isinstance(one, AnnData) for one in found):
+        expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
+        remedy = "make an AnnData, anndata.AnnData(matrix, obs, var) with cells in rows; of MuData, give "
+        raise InputError(f"cells of type {type(cells).__name__}", expected, f"{remedy}mdata.mod['rna']")
+    if not (several_in_memory or isinstance(cells, AnnData)) and any(isinstance(one, AnnData) for one in found):
         remedy = "write each to a file with write_h5ad, or put cells of one study together with anndata.concat"
         raise InputError("a list with an AnnData in it", "one AnnData, or a list of files", remedy)
-    return found
+    return [one if isinstance(one, AnnData) else os.fspath(one) for one in found]
 
 
 def _named(model: "Model | File | None", cfg: Any) -> "Model | None":
@@ -363,11 +360,6 @@ def check(
 
     Problems of the cells are in the result; they raise no error.
 
-    Parameters
-    ----------
-    cells
-        Cells in memory or files, one or more.
-
     Returns
     -------
     The findings: `files`, one mapping each; `problems`, which are empty if all is well; and a text, its repr.
@@ -451,11 +443,6 @@ def embed(
 ) -> np.ndarray:
     """Embed cells with the encoder of a model.
 
-    Parameters
-    ----------
-    cells
-        N cells x G genes in memory, or a file.
-
     Returns
     -------
     float32, N x D, as `annotate` puts it into obsm["X_scperformer"]: vectors of the encoder, those from which its head
@@ -487,8 +474,6 @@ def tokens(
 
     Parameters
     ----------
-    cells
-        N cells x G genes in memory.
     model
         From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL.
 
