@@ -35,15 +35,12 @@ OUTDIR = re.compile(r"[^~{}\s][^{}\n]*")  # snakemake reads braces as wildcards
 class Workflow:
     """What the workflow is to do: its configuration, without defaults left open, and the samples of its sheet."""
 
+    cfg: WorkflowConfig
     references: list[str]  # labelled files to train on; none with a model
     model: str  # the folder of a model; "": it is trained, or without a reference the tissue of each sample is found
     samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: the embedded data
-    label_key: str
     truth_key: str  # the column with the true labels, of all samples that have any
     output_dir: str
-    predict_jobs: int
-    gpu: int
-    container: str | None
     options: dict[str, list[str]]  # the user's options of each step, as words of its command
 
 
@@ -91,10 +88,7 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     the place of the configuration, for errors.
     """
     cfg, options = workflow_options(config, where)
-    assert cfg.label_key is not None
     assert cfg.output_dir is not None
-    assert cfg.predict_jobs is not None
-    assert cfg.gpu is not None
     references = cfg.reference or []
     if references and cfg.model_path:
         remedy = "drop model_path= to train, reference= to use the model"
@@ -123,15 +117,12 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
         model = _require_input(str(resolve_model(cfg.model_path)[0]), f"the model named by {named}")
     samples = _read_samples(cfg.sample_sheet) if cfg.sample_sheet else {}
     return Workflow(
+        cfg=cfg,
         references=references,
         model=model,
         samples=samples,
-        label_key=cfg.label_key,
-        truth_key=_truth_key(samples, cfg.label_key),
+        truth_key=_truth_key(samples, str(cfg.label_key)),
         output_dir=os.path.normpath(cfg.output_dir),
-        predict_jobs=cfg.predict_jobs,
-        gpu=cfg.gpu,
-        container=cfg.container,
         options=options,
     )
 

@@ -39,7 +39,7 @@ def user(tmp_path, monkeypatch) -> Path:
 def test_all_keys_have_defaults():
     workflow = read({})
     assert (workflow.references, workflow.samples, workflow.model) == ([], {}, "")
-    assert (workflow.label_key, workflow.output_dir, workflow.predict_jobs, workflow.gpu) == (
+    assert (workflow.cfg.label_key, workflow.output_dir, workflow.cfg.predict_jobs, workflow.cfg.gpu) == (
         "cell_type",
         "results",
         8,

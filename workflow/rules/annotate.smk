@@ -2,7 +2,7 @@
 
 # Models that are adapted to the genes and the depth of a sample, for all samples of one kind.
 ADAPTED = option("adapted_folder", f"{OUT}/adapted")
-DEVICE = "device=auto" if WORKFLOW.gpu else "device=cpu"  # a job without a GPU leaves those of its node alone
+DEVICE = "device=auto" if WORKFLOW.cfg.gpu else "device=cpu"  # a job without a GPU leaves those of its node alone
 SHEET = [option("sample_sheet", config["sample_sheet"])] if WORKFLOW.samples else []
 
 
@@ -29,7 +29,7 @@ rule predict:
     resources:
         mem_mb=flat_memory,
         runtime=predict_minutes,
-        gpu=min(WORKFLOW.gpu, 1),
+        gpu=min(WORKFLOW.cfg.gpu, 1),
     shell:
         "scperformer predict {input.sample:q} {params.model:q} {params.output:q} keep_going=ok"
         " {params.adapted:q} {params.sheet:q} {params.device:q} threads={threads} {params.overrides:q} > {log:q} 2>&1"

@@ -97,7 +97,7 @@ def group_samples():
     job_of = {name: name for name in SAMPLES if name not in SMALL_SAMPLES}
     pending = {name: is_pending(name) for name in SMALL_SAMPLES}
     for state, stretch in itertools.groupby(SMALL_SAMPLES, pending.get):
-        names, size = list(stretch), -(-list(pending.values()).count(state) // WORKFLOW.predict_jobs)
+        names, size = list(stretch), -(-list(pending.values()).count(state) // WORKFLOW.cfg.predict_jobs)
         for first in range(0, len(names), size):
             group = names[first : first + size]
             job_of |= dict.fromkeys(group, "~".join(dict.fromkeys((group[0], group[-1]))))

@@ -18,7 +18,7 @@ if not WORKFLOW.samples:
             f"{OUT}/benchmarks/example.tsv"
         params:
             folder=lambda wildcards, output: os.path.dirname(output[0]),
-            label_key=WORKFLOW.label_key,
+            label_key=WORKFLOW.cfg.label_key,
         threads: 1
         resources:
             mem_mb=2000,

@@ -1,8 +1,8 @@
 """The model, trained on the prepared reference."""
 
-TRAINER = ["trainer=gpu" if WORKFLOW.gpu else "trainer=cpu"]  # a job without GPUs leaves those of its node alone
-if WORKFLOW.gpu > 1:
-    TRAINER += [f"trainer.devices={WORKFLOW.gpu}"]
+TRAINER = ["trainer=gpu" if WORKFLOW.cfg.gpu else "trainer=cpu"]  # a job without GPUs leaves those of its node alone
+if WORKFLOW.cfg.gpu > 1:
+    TRAINER += [f"trainer.devices={WORKFLOW.cfg.gpu}"]
 
 
 rule train:
@@ -16,14 +16,14 @@ rule train:
     benchmark:
         f"{OUT}/benchmarks/train.tsv"
     params:
-        label_key=option("label_key", WORKFLOW.label_key),
+        label_key=option("label_key", WORKFLOW.cfg.label_key),
         overrides=WORKFLOW.options["train"],
         trainer=TRAINER,
         results=RESULT_VERSION,
     threads: 1
     resources:
         mem_mb=memory,
-        gpu=WORKFLOW.gpu,
+        gpu=WORKFLOW.cfg.gpu,
         runtime=24 * 60,
     shell:
         # resume and overwrite: an interrupted run goes on, but starts anew with other options or another reference
