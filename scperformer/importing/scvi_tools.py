@@ -202,4 +202,4 @@ def _layers(
     if has_hidden:
         add_hidden(first)
     add_dense(second if has_hidden else first)
-    return {"name": "dense", "steps": steps, "scores": len(steps), "embedding": latent}, arrays, width
+    return {"name": "dense", "steps": steps, "embedding": latent}, arrays, width

@@ -122,7 +122,7 @@ def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
 class EncoderLearner(SeededLearner):
     """Base of training with labels and of pretraining: dropped genes, and the metrics of an epoch."""
 
-    network: Any  # a CellTypeModel or MaskedModel
+    network: Any  # a CellTypeModel or MaskedModel with an `Encoder`
     monitor: str  # the metric that chooses the best epoch (`mode`: max or min)
     mode: str
     columns: tuple[str, ...]  # the metrics in the table of epochs
@@ -137,14 +137,12 @@ class EncoderLearner(SeededLearner):
         super().on_train_batch_start(batch, batch_idx)
         step = self.global_step
         encoder = self.network.encoder
-        if encoder is not None and encoder.redraw_interval and step > 0 and step % encoder.redraw_interval == 0:
+        if encoder.redraw_interval and step > 0 and step % encoder.redraw_interval == 0:
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
         """Return cells with a share `model.gene_dropout` of their genes dropped."""
-        if self.network.encoder is None or not self.gene_dropout:
-            return tokens
-        return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)
+        return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory) if self.gene_dropout else tokens
 
 
 def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.environ) -> ClusterEnvironment | None:

@@ -87,10 +87,6 @@ class Cells:
     def __len__(self) -> int:
         return self.x.shape[0]
 
-    def subset(self, rows: np.ndarray) -> "Cells":
-        """Return the labelled cells with these row numbers."""
-        return Cells(row_subset(self.x, rows), self.tokens, self.known_labels[rows])
-
     def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
         """Return the tokens of the cells with these row numbers, padded to `length` or the longest cell."""
         return tokenize(self.x[np.asarray(cells)], self.tokens, length, self.measured)

@@ -117,13 +117,13 @@ class StandardisedLinear(ImportedNetwork):
 class DenseLayers(ImportedNetwork):
     """Dense layers, as of scANVI (Xu et al. 2021, Mol. Syst. Biol. 17:e9620): steps from the expression to the scores.
 
-    Value 0 is the expression, and value i is the result of step i on the value before it. The `kind` of a step is
+    Each step is computed on the result of the one before it. The `kind` of a step is
 
         dense        a product with weights, and a bias; `width`: the number of results
         standardise  each cell to mean 0 and variance 1 over its numbers, as a layer norm; `epsilon`
         relu         the larger of 0 and each number
 
-    `scores` and `embedding` are the numbers of values.
+    `embedding` is the number of the step, from 1, whose result is the embedding.
     """
 
     def __init__(self, num_genes: int, num_labels: int, options: Mapping[str, Any]):
@@ -140,18 +140,17 @@ class DenseLayers(ImportedNetwork):
             if kind == "standardise":
                 require_number(step, "epsilon", 1e-5)
             elif kind == "dense":
-                if not _is_index(step.get("width"), MAX_WIDTH + 1) or step["width"] == 0:
+                if not _is_number(step.get("width"), MAX_WIDTH):
                     raise ValueError("a network with layers of a width that is not a whole number above 0")
                 widths[-1] = step["width"]
                 for name, shape in {"weight": widths[-2:], "bias": widths[-1:]}.items():
                     self.register_buffer(f"{name}_{number}", torch.zeros(shape, dtype=torch.float64))
         self.steps: list[dict[str, Any]] = steps
-        for name in ("scores", "embedding"):
-            if not _is_index(options.get(name), len(widths)):
-                raise ValueError(f"a network whose {name} is not the result of a step")
-        self.places = (options["scores"], options["embedding"])
-        if widths[self.places[0]] != num_labels or 0 in self.places:
-            raise ValueError(f"a network of {widths[self.places[0]]} scores for {num_labels} labels")
+        self.embedding: Any = options.get("embedding")
+        if not _is_number(self.embedding, len(steps)):
+            raise ValueError("a network whose embedding is not the result of a step")
+        if widths[-1] != num_labels:
+            raise ValueError(f"a network of {widths[-1]} scores for {num_labels} labels")
 
     @torch.no_grad()
     def scored(self, x: csr_matrix, measured: np.ndarray | None) -> Scored:
@@ -164,27 +163,24 @@ class DenseLayers(ImportedNetwork):
         # Always so many cells at a time, as the last bits of a product depend on their number.
         filled = x.astype(np.float64)
         filled.resize((CELLS_PER_PRODUCT, x.shape[1]))
-        values: list[Any] = [filled]
+        values: list[torch.Tensor] = []
         for number, step in enumerate(self.steps, start=1):
-            value = values[-1]
-            if step["kind"] == "dense" and value is filled:
-                product = torch.from_numpy(filled @ self.get_buffer(f"weight_{number}").numpy())
+            if step["kind"] == "dense":
+                weight = self.get_buffer(f"weight_{number}")
+                product = values[-1] @ weight if values else torch.from_numpy(filled @ weight.numpy())
                 values.append(product + self.get_buffer(f"bias_{number}"))
                 continue
-            value = torch.from_numpy(value.toarray()) if value is filled else value
-            if step["kind"] == "dense":
-                value = value @ self.get_buffer(f"weight_{number}") + self.get_buffer(f"bias_{number}")
-            elif step["kind"] == "standardise":
-                value = layer_norm(value, value.shape[1:], eps=require_number(step, "epsilon", 1e-5))
+            value = values[-1] if values else torch.from_numpy(filled.toarray())
+            if step["kind"] == "standardise":
+                values.append(layer_norm(value, value.shape[1:], eps=require_number(step, "epsilon", 1e-5)))
             else:
-                value = torch.relu(value)
-            values.append(value)
-        scores, embedding = (values[place][:num_cells].numpy() for place in self.places)
+                values.append(torch.relu(value))
+        scores, embedding = (values[place - 1][:num_cells].numpy() for place in (len(values), self.embedding))
         return Scored(scores, embedding.astype(np.float32))
 
 
-def _is_index(value: Any, end: int) -> bool:
-    return type(value) is int and 0 <= value < end
+def _is_number(value: Any, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
 
 
 KINDS: dict[str, type[ImportedNetwork]] = {STANDARDISED: StandardisedLinear, "dense": DenseLayers}

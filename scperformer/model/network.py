@@ -201,13 +201,13 @@ class CellTypeModel(nn.Module):
         return is_odd or is_conv or any(mechanism.needs_own_batch for mechanism in self.encoder.mechanisms)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Refuse this number of tokens if the attention does."""
-        if self.encoder is not None:
+        """Refuse this number of tokens if the attention between them does."""
+        if isinstance(self.encoder, Encoder):
             self.encoder.require_length(num_tokens, where)
 
     def penalty(self) -> Tensor:
         """Return the weighted sum of the penalties of all layers' attention."""
-        return torch.zeros(()) if self.encoder is None else self.encoder.penalty()
+        return self.encoder.penalty() if isinstance(self.encoder, Encoder) else torch.zeros(())
 
 
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:

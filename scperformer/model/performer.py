@@ -114,9 +114,6 @@ class Reader(nn.Module):
 class Performer(nn.Module):
     """The encoder whose tokens are all measured genes, and whose query is the cell; without layers it pools them."""
 
-    redraw_interval = 0
-    has_memory = False
-
     def __init__(
         self, num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], generator: Generator
     ):
@@ -230,10 +227,3 @@ class Performer(nn.Module):
         no_query_NH1D = sums_NX.new_zeros(len(sums_NX), self.reader.attention.sizes.num_heads, 1, self.reader.dim)
         read_NH1D = self.reader.read(no_query_NH1D, sums_NX, self.keys_GD, self.vectors_GD)
         self.reader.scale.copy_(SPREAD / read_NH1D[:, 0, 0].std(dim=0).max().clamp_min(1e-6))
-
-    def penalty(self) -> Tensor:
-        """Return the penalty of training: none."""
-        return torch.zeros(())
-
-    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Accept any number of tokens: they are only summed."""

@@ -10,8 +10,8 @@ from scperformer.model.imported import DenseLayers, imported_network
 NUM_GENES = 6
 
 
-def network(steps: list[dict], num_labels: int, scores: int, embedding: int) -> DenseLayers:
-    made = DenseLayers(NUM_GENES, num_labels, {"steps": steps, "scores": scores, "embedding": embedding})
+def network(steps: list[dict], num_labels: int, embedding: int) -> DenseLayers:
+    made = DenseLayers(NUM_GENES, num_labels, {"steps": steps, "embedding": embedding})
     rng = np.random.default_rng(0)
     for buffer in made.buffers():
         buffer.copy_(torch.from_numpy(rng.normal(size=buffer.shape)))
@@ -33,7 +33,7 @@ STEPS = [
 
 
 def test_steps_are_computed_as_written(x):
-    made = network(STEPS, 2, scores=4, embedding=3)
+    made = network(STEPS, 2, embedding=3)
     w = {name: buffer.numpy() for name, buffer in made.named_buffers()}
     hidden = x.toarray().astype(np.float64) @ w["weight_1"] + w["bias_1"]
     centred = hidden - hidden.mean(axis=1, keepdims=True)
@@ -45,7 +45,7 @@ def test_steps_are_computed_as_written(x):
 
 
 def test_no_cell_influences_another(x):
-    made = network(STEPS, 2, scores=4, embedding=3)
+    made = network(STEPS, 2, embedding=3)
     alone = made.scored(x[:1], None).scores[0]
     together = made.scored(vstack([x[1:]] * 60 + [x[:1]], "csr"), None).scores[-1]  # more than one product
     np.testing.assert_array_equal(alone, together)
@@ -62,6 +62,6 @@ def test_no_cell_influences_another(x):
     ],
 )
 def test_descriptions_that_cannot_be_computed_are_refused(steps, message):
-    described = {"name": "dense", "steps": steps, "scores": len(steps), "embedding": len(steps)}
+    described = {"name": "dense", "steps": steps, "embedding": len(steps)}
     with pytest.raises(ValueError, match=message):
         imported_network(NUM_GENES, 2, described)
