@@ -21,15 +21,7 @@ from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.novelty import fit_novelty
 from scperformer.model.performer import Performer
 from scperformer.model.shift import MIN_CELLS
-from scperformer.training.fit_linear import (
-    MAX_DUAL,
-    SOLVER_TOLERANCE,
-    Design,
-    LinearOptions,
-    Views,
-    branch_design,
-    fit_baseline,
-)
+from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design
 from scperformer.training.folds import Folds, evidence_folds, no_folds
 from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.scales import branch_scale, scaled_score, scales_if_significant, score_alone
@@ -109,10 +101,20 @@ def fit_branches(
     logits = dict.fromkeys(("linear", "encoder"), np.zeros((len(folds.rows), num_labels), dtype=np.float32))
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         called = folds if tests_baseline else no_folds(labels)
-        of_baseline = kept.of("baseline", lambda: _fit_baseline(x, labels, called, cfg.seed, device))
+
+        def fit_baseline() -> Arrays:
+            design = Design(x, labels, Views(), cfg.seed, device)
+            return _fit_linear(design, called, design.baseline_c, "none")
+
+        of_baseline = kept.of("baseline", fit_baseline)
         baseline = LinearModel(of_baseline["weight"], of_baseline["bias"])
         if (options := linear_options) is not None:
-            made = kept.of("linear", lambda: _fit_linear(x, labels, folds, options, cfg.seed, device))
+
+            def fit_branch() -> Arrays:
+                design = branch_design(x, labels, options, cfg.seed, device)
+                return _fit_linear(design, folds, options.c, options.class_weights)
+
+            made = kept.of("linear", fit_branch)
             linear, logits["linear"] = LinearModel(made["weight"], made["bias"]), made["logits"]
             if "axes" in made:
                 branch = FittedBranch(Views(options.powers, tuple(made["scales"])), made["axes"], options)
@@ -152,35 +154,11 @@ def _device(cfg: NetworkOptions) -> str:
     return device_of(cfg.trainer).of_sums
 
 
-def _fit_baseline(x: csr_matrix, labels: np.ndarray, folds: Folds, seed: int, device: str) -> Arrays:
-    """Fit the baseline to all cells; also the logits of each fold's cells by fits to the others."""
-    design = Design(x, labels, Views(), seed, device)
-    logits, start = _out_of_fold(design, folds, design.baseline_c, "none")
-    fitted = fit_baseline(design, start)
-    return {"weight": fitted.weight, "bias": fitted.bias, "logits": logits}
+def _fit_linear(design: Design, folds: Folds, c: float, class_weights: str) -> Arrays:
+    """Fit a linear model to all cells, from the mean of its fits to folds; also the logits of each fold's cells.
 
-
-def _fit_linear(
-    x: csr_matrix, labels: np.ndarray, folds: Folds, options: LinearOptions, seed: int, device: str
-) -> Arrays:
-    """Fit the linear branch to all cells; also the logits of each fold's cells, and of many cells what was fitted."""
-    design = branch_design(x, labels, options, seed, device)
-    penalty = options.c, options.class_weights
-    logits, start = _out_of_fold(design, folds, *penalty)
-    fitted = design.model(design.fit(*penalty, tolerance=SOLVER_TOLERANCE, start=start))
-    made = {"weight": fitted.weight, "bias": fitted.bias, "logits": logits}
-    if design.axes is not None:
-        made |= {"axes": design.axes, "scales": np.array(design.views.scales)}
-    return made
-
-
-def _out_of_fold(design: Design, folds: Folds, c: float, class_weights: str) -> tuple[np.ndarray, LinearModel | None]:
-    """Call the cells of each fold by a linear fit to the others.
-
-    Returns
-    -------
-    The logits, float32 N x C, 0 for other cells; the mean of the fits, from which a fit to all cells starts. None:
-    there are no folds.
+    The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, the components
+    to which the linear branch was fitted are returned, too.
     """
     logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
     fits = []
@@ -191,10 +169,15 @@ def _out_of_fold(design: Design, folds: Folds, c: float, class_weights: str) -> 
             logits[is_called] = design.features[folds.rows[is_called]] @ fitted.weight + fitted.bias
             fits.append(fitted)
             shown.update()
-    if not fits:
-        return logits, None
-    weights, biases = ([getattr(fitted, name) for fitted in fits] for name in ("weight", "bias"))
-    return logits, LinearModel(np.mean(weights, axis=0), np.mean(biases, axis=0))
+    start = None
+    if fits:
+        weights, biases = ([getattr(fitted, name) for fitted in fits] for name in ("weight", "bias"))
+        start = LinearModel(np.mean(weights, axis=0), np.mean(biases, axis=0))
+    final = design.model(design.fit(c, class_weights, tolerance=SOLVER_TOLERANCE, start=start))
+    made = {"weight": final.weight, "bias": final.bias, "logits": logits}
+    if design.axes is not None and design.views.powers:
+        made |= {"axes": design.axes, "scales": np.array(design.views.scales)}
+    return made
 
 
 def _fit_encoder(

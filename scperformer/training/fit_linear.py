@@ -292,24 +292,17 @@ class Design:
         return self.views.model(self.to_genes(fitted.weight), fitted.bias)
 
 
-@progress("fitting logistic regression")
-def fit_baseline(design: Design, start: LinearModel | None = None) -> LinearModel:
-    """Fit the baseline, logistic regression, to a design of expression itself."""
-    return design.model(design.fit(design.baseline_c, "none", tolerance=SOLVER_TOLERANCE, start=start))
-
-
-def branch_views(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int) -> Views:
-    """Return the views of the linear branch, whose genes are weighted by up to 20,000 cells."""
-    some = stratified_sample(labels, MAX_WEIGHT_CELLS, seed)
-    weights = (gene_weights(power_transform(x[some], p), labels[some], options.weighting) for p in options.powers)
-    return Views(options.powers, tuple(w / max(1.0, p) for w, p in zip(weights, options.powers, strict=True)))
-
-
 def branch_design(
     x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0, device: str = "cpu"
 ) -> Design:
-    """Return the design of the linear branch for expression: CSR float32, N cells x G genes, ln(1 + cp10k)."""
-    return Design(x, labels, branch_views(x, labels, options, seed), seed, device)
+    """Return the design of the linear branch for expression: CSR float32, N cells x G genes, ln(1 + cp10k).
+
+    The genes of its views are weighted by up to 20,000 cells.
+    """
+    some = stratified_sample(labels, MAX_WEIGHT_CELLS, seed)
+    weights = (gene_weights(power_transform(x[some], p), labels[some], options.weighting) for p in options.powers)
+    scales = tuple(w / max(1.0, p) for w, p in zip(weights, options.powers, strict=True))
+    return Design(x, labels, Views(options.powers, scales), seed, device)
 
 
 def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0) -> LinearModel:
