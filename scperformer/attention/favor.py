@@ -23,7 +23,7 @@ FEATURES_OF_GENES = 16  # by default if keys belong to genes, whose table has as
 PROJECTION_NAMES = ("orthogonal", "gaussian", "fastfood", "identity", "kmeans")
 PROJECTIONS: Rule = (lambda name: name in PROJECTION_NAMES, f"one of {', '.join(PROJECTION_NAMES)}")
 LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials and stored as logarithms
-GPU_TILE = 64  # features that a kernel computes at a time
+GPU_TILE = 64  # features that a kernel computes at a time; the default is whole tiles
 PIECE_TOKENS = 1024  # tokens processed at a time: a Hadamard transform has a dozen temporary tensors
 
 
@@ -50,12 +50,6 @@ def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, gene
         # The signs of Q depend on the library. With a positive diagonal of R, Q is uniform over orthogonal matrices.
         blocks.append((q_EE * r_EE.diagonal().sign()).T)
     return (torch.cat(blocks)[:num_features] * gaussian_ME.norm(dim=1, keepdim=True)).float()
-
-
-def usual_features(head_dim: int) -> int:
-    """Return E ln E, as in the experiments of Choromanski et al. 2021, in whole tiles of a GPU: 256 for E = 64."""
-    num_features = max(1, int(head_dim * math.log(head_dim)))
-    return num_features - num_features % GPU_TILE if num_features > 2 * GPU_TILE else num_features
 
 
 class Fastfood(nn.Module):
@@ -194,9 +188,10 @@ class Favor(Additive):
         # With relu and no floor, a query may share features only with subtracted keys: its output would be 0 / 0 or
         # rounding error. With softmax and epsilon, the maximum over the keys cannot be undone.
         self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
-        num_features = options.num_features or usual_features(sizes.head_dim)
-        if sizes.keys_of_genes and options.num_features is None:
-            num_features = FEATURES_OF_GENES
+        num_features = options.num_features or (FEATURES_OF_GENES if sizes.keys_of_genes else None)
+        if num_features is None:  # E ln E, as in the experiments of Choromanski et al. 2021: 256 for E = 64
+            num_features = max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
+            num_features -= num_features % GPU_TILE if num_features > 2 * GPU_TILE else 0
         self.projection = options.projection or ("kmeans" if sizes.keys_of_genes else "orthogonal")
         self.starts_from_keys = self.projection == "kmeans"
         is_fixed = self.projection in ("identity", "kmeans")
