@@ -71,13 +71,13 @@ def test_help_of_a_step_shows_examples(command, step):
     ran = command(step, "some.h5ad", "--help")
     assert (ran.code, ran.err) == (0, "")
     assert f"scperformer {step} " in ran.out
-    assert STEPS[step].examples in ran.out
+    assert STEPS[step].EXAMPLES in ran.out
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_examples_are_valid_commands(step):
     """Every example is of its step: its options exist and take these values."""
-    for line in STEPS[step].examples.splitlines():
+    for line in STEPS[step].EXAMPLES.splitlines():
         if line.strip().startswith("scperformer"):
             words = line.partition("#")[0].split()[1:]
             plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words]
