@@ -56,8 +56,8 @@ def fit_logistic(
 ) -> LinearModel:
     """Fit multinomial logistic regression to features of N cells, float N x K; with its defaults, it is the baseline.
 
-    The optimum is scikit-learn's. This takes half of its time, as it leaves out the zeros of a triangular `x`, such as
-    the features of `compact`, and may start from another fit.
+    The optimum is scikit-learn's. This takes half to two thirds of its time, as it leaves out the zeros of a triangular
+    `x`, such as the features of `compact`, and may start from another fit.
 
     Parameters
     ----------
