@@ -58,19 +58,13 @@ def fitted_axes(x: csr_matrix, seed: int, device: str = "cpu") -> np.ndarray:
 
 
 def fit_components(
-    x: np.ndarray,
-    labels: np.ndarray,
-    c: float,
-    label_weights: np.ndarray,
-    device: str = "cpu",
-    start: LinearModel | None = None,
+    x: np.ndarray, labels: np.ndarray, c: float, label_weights: np.ndarray, device: str = "cpu"
 ) -> LinearModel:
     """Fit multinomial logistic regression to components: float N x K, also a file; `labels` is int64, N.
 
     The penalty is that of scikit-learn with the inverse strength `c`. Components differ a thousandfold in variance, so
     the optimiser (L-BFGS) sees each weight divided by the root of the curvature of its loss: a tenth of the steps. It
-    runs on the CPU, from 0 or the fit `start`; the loss and its slope are computed on the device, which holds all
-    components if it is a GPU.
+    runs on the CPU; the loss and its slope are computed on the device, which holds all components if it is a GPU.
     """
     from scipy.optimize import minimize
 
@@ -100,14 +94,11 @@ def fit_components(
         slope_KC -= mean_K[:, None] * slope_C
         return loss.item(), torch.cat([slope_KC * step_K1, slope_C[None]]).cpu().numpy().ravel()
 
-    first = np.zeros((num_components + 1, num_labels))
-    if start is not None:
-        first[:-1] = start.weight / step_K1.cpu().numpy()
-        first[-1] = start.bias + mean_K.cpu().numpy() @ start.weight
+    start = np.zeros((num_components + 1) * num_labels)
     options = {"gtol": TOLERANCE, "maxiter": MAX_ITERATIONS}
     with progress(f"fitting, at most {MAX_ITERATIONS} iterations", total=MAX_ITERATIONS, unit="iterations") as shown:
         more = {"options": options, "callback": lambda _: shown.update()}
-        found = minimize(objective, first.ravel(), jac=True, method="L-BFGS-B", **more).x.reshape(-1, num_labels)
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x.reshape(-1, num_labels)
     weight_KC = found[:-1] * step_K1.cpu().numpy()
     bias_C = found[-1] - mean_K.cpu().numpy() @ weight_KC
     return LinearModel(weight_KC.astype(np.float32), bias_C.astype(np.float32))

@@ -155,25 +155,19 @@ def _device(cfg: NetworkOptions) -> str:
 
 
 def _fit_linear(design: Design, folds: Folds, c: float, class_weights: str) -> Arrays:
-    """Fit a linear model to all cells, from the mean of its fits to folds; also the logits of each fold's cells.
+    """Fit a linear model to all cells; also the logits of each fold's cells.
 
     The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, the components
     to which the linear branch was fitted are returned, too.
     """
+    final = design.model(design.fit(c, class_weights, tolerance=SOLVER_TOLERANCE))
     logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
-    fits = []
     with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
         for fold in folds.numbers:
             is_called = folds.fold_of_row == fold
             fitted = design.fit(c, class_weights, folds.others(fold, design.labels))
             logits[is_called] = design.features[folds.rows[is_called]] @ fitted.weight + fitted.bias
-            fits.append(fitted)
             shown.update()
-    start = None
-    if fits:
-        weights, biases = ([getattr(fitted, name) for fitted in fits] for name in ("weight", "bias"))
-        start = LinearModel(np.mean(weights, axis=0), np.mean(biases, axis=0))
-    final = design.model(design.fit(c, class_weights, tolerance=SOLVER_TOLERANCE, start=start))
     made = {"weight": final.weight, "bias": final.bias, "logits": logits}
     if design.axes is not None and design.views.powers:
         made |= {"axes": design.axes, "scales": np.array(design.views.scales)}

@@ -52,12 +52,11 @@ def fit_logistic(
     class_weights: str = "none",
     tolerance: float = 1e-4,
     rows: np.ndarray | None = None,
-    start: LinearModel | None = None,
 ) -> LinearModel:
     """Fit multinomial logistic regression to features of N cells, float N x K; with its defaults, it is the baseline.
 
     The optimum is scikit-learn's. This takes half to two thirds of its time, as it leaves out the zeros of a triangular
-    `x`, such as the features of `compact`, and may start from another fit.
+    `x`, such as the features of `compact`.
 
     Parameters
     ----------
@@ -71,8 +70,6 @@ def fit_logistic(
         The optimiser stops when no entry of the gradient of the mean loss is larger.
     rows
         The cells to fit to, ascending; None: all.
-    start
-        Where the optimiser starts; None: at 0.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
@@ -108,13 +105,11 @@ def fit_logistic(
             slope[:, -1] += proba.sum(axis=1)
         return loss, slope.ravel()
 
-    first = np.zeros((len(weight_of), x.shape[1] + 1))
-    if start is not None:
-        first = np.column_stack([start.weight.T, start.bias])
+    start = np.zeros((len(weight_of), x.shape[1] + 1))
     options = {"gtol": tolerance, "ftol": PRECISION, "maxiter": MAX_ITERATIONS, "maxls": MAX_LINE_SEARCH}
     with threadpool_limits(1):  # the products are small: with threads that wait for each other, ten times slower
-        found = minimize(objective, first.ravel(), jac=True, method="L-BFGS-B", options=options)
-    parameters = found.x.reshape(first.shape).astype(np.float32)
+        found = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    parameters = found.x.reshape(start.shape).astype(np.float32)
     return LinearModel(np.ascontiguousarray(parameters[:, :-1].T), parameters[:, -1])
 
 
@@ -277,15 +272,14 @@ class Design:
         class_weights: str,
         rows: np.ndarray | None = None,
         tolerance: float = ROUGH,
-        start: LinearModel | None = None,
     ) -> LinearModel:
         """Fit a linear model of the features to all cells or to some `rows`, which have all labels."""
         if self.axes is None:
-            return fit_logistic(self.features, self.labels, c, class_weights, tolerance, rows, start)
+            return fit_logistic(self.features, self.labels, c, class_weights, tolerance, rows)
         features, labels = self.features, self.labels
         if rows is not None:
             features, labels = features[rows], labels[rows]
-        return fit_components(features, labels, c, label_weights(labels, class_weights), self.device, start)
+        return fit_components(features, labels, c, label_weights(labels, class_weights), self.device)
 
     def model(self, fitted: LinearModel) -> LinearModel:
         """Turn a fit to the features into one of expression, with weights of genes."""
