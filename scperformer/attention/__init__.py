@@ -9,6 +9,7 @@
   tokens.
 - fused: Exponential features on a GPU without storing phi: each of the two sums is a softmax attention, in tiles
   (Triton).
+- fused_causal: Causal attention with exponential features on a GPU without storing phi, in blocks of tokens (Triton).
 - lsh: Reformer attention: tokens are sorted by a hash of their query, which is also their key, and attend to
   neighbours.
 - norm: Layer norm on a GPU: with the sum before it and the rounding after it in one pass over the tokens (Triton).

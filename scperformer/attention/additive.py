@@ -155,9 +155,14 @@ class Additive(Attention):
 
     def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
         if self.is_fused(qkv_TBHLE):
-            from scperformer.attention.fused import attend  # needs Triton
+            # Both need Triton.
+            if not self.is_causal:
+                from scperformer.attention.fused import attend
 
-            out_BHLE = attend(qkv_TBHLE, keep_BL, **self.exponents(), causal=self.is_causal)
+                return attend(qkv_TBHLE, keep_BL, **self.exponents())
+            from scperformer.attention.fused_causal import attend_causal
+
+            out_BHLE = attend_causal(qkv_TBHLE, keep_BL, **self.exponents())
             if out_BHLE is not None:
                 return out_BHLE
             q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)

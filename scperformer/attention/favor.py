@@ -254,12 +254,7 @@ class Favor(Additive):
             directions_ME = self.fastfood(identity_EE[None, None])[0, 0].T.contiguous()
         else:
             directions_ME = self.directions_ME
-        return {
-            "directions": directions_ME * self.factor,
-            "square": self.factor**2,
-            "epsilon": self.options.floor,
-            "all_heads": self.options.stabiliser == "all_heads",
-        }
+        return {"directions": directions_ME * self.factor, "square": self.factor**2}
 
     def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
         out_BHLE = super().read(q_BHLE, sums)
@@ -317,6 +312,10 @@ class PublishedFavor(Favor):
 
     causal = False
     exact_gradients = False  # K has none
+
+    def exponents(self) -> dict[str, Any]:
+        all_heads = self.options.stabiliser == "all_heads"
+        return super().exponents() | {"epsilon": self.options.floor, "all_heads": all_heads}
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         with torch.autocast(k_BHLE.device.type, enabled=False):

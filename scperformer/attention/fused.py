@@ -8,8 +8,7 @@ not even in the backward pass. Logits and sums are float32 for all inputs.
 An epsilon added to every phi (PublishedFavor) is a sink: one more key, whose value is the mean of all values, and one
 more feature, whose value is the mean of the values of the features. The weights of both depend on the stabilisers.
 
-Causal attention takes the tokens in blocks of a tile. The means and log-sums of all earlier blocks replace those of all
-tokens, for each block; `_within` adds the keys of the query's own block, with features made in the kernel.
+The kernels also compute the earlier blocks of causal attention (fused_causal.py).
 
 Logarithms have base 2, the only base with GPU instructions. Matrices are read with strides, without copies. A sum over
 many rows is split among several programs, and their parts are added in a fixed order.
@@ -34,7 +33,6 @@ LN2 = tl.constexpr(math.log(2.0))
 MIN_PROGRAMS = 2048  # programs among which a sum over tokens is split: a few per multiprocessor of the largest GPUs
 MIN_PART_TOKENS = 512  # tokens of such a part
 MAX_RESIDENT = 256  # features that stay in shared memory while a program computes many queries
-MIN_CAUSAL_TOTAL = tl.constexpr(2.0**-60)  # of the weights of a query, relative to the largest of all keys of its block
 RESIDENT_MEMORY = 80_000  # bytes that this takes at most; a GPU with less reads the features in tiles
 NOT_RESIDENT = {"ROW_TILES": 1, "RESIDENT": False, "FULL": False, "TAIL": 0}  # constants of `_forward`
 
@@ -222,92 +220,6 @@ def _store_mean(out, lse, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE
     seen_N = tl.where(total_N > 0, total_N, 1.0)
     _store(out, rows, E, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
     tl.store(lse + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
-
-
-@triton.jit
-def _within(
-    q, k, v, w, bias, read_bias, tops, out, lse, delta, grad_q, grad_k, grad_v, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H,
-    v_L, w_B, w_H, w_M, out_B, out_H, out_N, dq_B, dq_H, dq_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, L, M, square,
-    E: tl.constexpr, BACKWARD: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
-    PRECISION: tl.constexpr
-):  # fmt: skip
-    """Add the keys of a block, up to the query, to the output for all earlier blocks, in place.
-
-    `lse` becomes NaN for a query that sees only keys that are nearly 0 beside later ones of its block, and inf for
-    padding without a key. BACKWARD: `out` is the gradient of the output, and those of the inputs are added to.
-    """
-    group = tl.program_id(1).to(tl.int64)
-    cell = group // H
-    head = group % H
-    token_C = tl.arange(0, TILE_N)
-    rows = tl.program_id(0) * TILE_N + token_C
-    bias_C = tl.load(bias + group * L + rows, mask=rows < L, other=-float("inf"))
-    real_C = bias_C > -float("inf")
-    q_CE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < L, E, TILE_E)
-    k_CE = _tile(k + cell * k_B + head * k_H, rows, k_L, real_C, E, TILE_E)
-    v_CE = _tile(v + cell * v_B + head * v_H, rows, v_L, real_C, E, TILE_E)
-    out += cell * out_B + head * out_H
-    out_CE = _tile(out, rows, out_N, rows < L, E, TILE_E)
-    lse += group * L + rows
-    lse_C = tl.load(lse, mask=rows < L, other=float("inf") if BACKWARD else LOG_OF_NOTHING)
-    tops += (tl.program_id(0) * tl.num_programs(1) + group) * M
-    sees_CC = token_C[:, None] >= token_C[None, :]
-    top_C = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
-    weights_CC = tl.zeros([TILE_N, TILE_N], tl.float32)
-    if BACKWARD:
-        delta_C = tl.load(delta + group * L + rows, mask=rows < L, other=0.0)
-        slopes_CC = tl.dot(out_CE, tl.trans(v_CE), input_precision=PRECISION) - delta_C[:, None]
-        slopes_CC = tl.where(sees_CC, slopes_CC, 0.0).to(q_CE.dtype)
-        q_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
-        k_sum_CE = tl.zeros([TILE_N, TILE_E], tl.float32)
-        bias_sum_C = tl.zeros([TILE_N], tl.float32)
-    for start in range(0, M, TILE_L):
-        features = start + tl.arange(0, TILE_L)
-        w_ME = _tile(w + head * w_H, features, w_M, features < M, E, TILE_E)
-        # both phi are relative to the largest key of the block
-        top_M = tl.load(tops + features, mask=features < M, other=LOG_OF_NOTHING)
-        bias_M = tl.load(read_bias + head * M + features, mask=features < M, other=0.0)
-        log_q_CM = tl.dot(q_CE, tl.trans(w_ME), input_precision=PRECISION) + (bias_M + top_M)[None, :]
-        log_k_CM = tl.dot(k_CE, tl.trans(w_ME), input_precision=PRECISION) + bias_C[:, None] - top_M[None, :]
-        phi_k_CM = tl.where(real_C[:, None] & (features < M)[None, :], tl.exp2(tl.minimum(log_k_CM, 0.0)), 0.0)
-        phi_k_CM = phi_k_CM.to(q_CE.dtype)
-        if BACKWARD:
-            phi_q_CM = tl.exp2(log_q_CM - lse_C[:, None]).to(q_CE.dtype)
-            q_slopes_CM = phi_q_CM * tl.dot(slopes_CC, phi_k_CM, input_precision=PRECISION)
-            k_slopes_CM = phi_k_CM * tl.dot(tl.trans(slopes_CC), phi_q_CM, input_precision=PRECISION)
-            q_sum_CE += tl.dot(q_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
-            k_sum_CE += tl.dot(k_slopes_CM.to(w_ME.dtype), w_ME, input_precision=PRECISION)
-            bias_sum_C += tl.sum(k_slopes_CM, 1)
-        else:
-            higher_C = tl.maximum(top_C, tl.max(log_q_CM, 1))
-            phi_q_CM = tl.exp2(log_q_CM - higher_C[:, None]).to(q_CE.dtype)
-            weights_CC = weights_CC * tl.exp2(top_C - higher_C)[:, None]
-            top_C = higher_C
-        weights_CC += tl.dot(phi_q_CM, tl.trans(phi_k_CM), input_precision=PRECISION)
-    if BACKWARD:
-        weights_CC = tl.where(sees_CC, weights_CC, 0.0).to(out_CE.dtype)
-        v_sum_CE = tl.dot(tl.trans(weights_CC), out_CE, input_precision=PRECISION)
-        k_sum_CE = k_sum_CE * LN2 - square * bias_sum_C[:, None] * k_CE.to(tl.float32)
-        _add_to(grad_q + cell * dq_B + head * dq_H, rows, dq_N, rows < L, q_sum_CE * LN2, E, TILE_E)
-        _add_to(grad_k + cell * dk_B + head * dk_H, rows, dk_L, rows < L, k_sum_CE, E, TILE_E)
-        _add_to(grad_v + cell * dv_B + head * dv_H, rows, dv_L, rows < L, v_sum_CE, E, TILE_E)
-    else:
-        higher_C = tl.maximum(top_C, lse_C)
-        weights_CC = tl.where(sees_CC, weights_CC * tl.exp2(top_C - higher_C)[:, None], 0.0)
-        share_C = tl.where(lse_C > LOG_OF_NOTHING / 2, tl.exp2(lse_C - higher_C), 0.0)
-        total_C = share_C + tl.sum(weights_CC, 1)
-        sum_CE = out_CE.to(tl.float32) * share_C[:, None]
-        sum_CE += tl.dot(weights_CC.to(v_CE.dtype), v_CE, input_precision=PRECISION)
-        is_known_C = total_C >= MIN_CAUSAL_TOTAL
-        seen_C = tl.where(is_known_C, total_C, 1.0)
-        _store(out, rows, out_N, rows < L, tl.where(is_known_C[:, None], sum_CE / seen_C[:, None], 0.0), E, TILE_E)
-        unknown_C = tl.where(real_C, float("nan"), float("inf"))
-        tl.store(lse, tl.where(is_known_C, higher_C + tl.log2(seen_C), unknown_C), mask=rows < L)
-
-
-@triton.jit
-def _add_to(x, rows, step, real, tile_RE, E: tl.constexpr, TILE_E: tl.constexpr):
-    _store(x, rows, step, real, _tile(x, rows, step, real, E, TILE_E).to(tl.float32) + tile_RE, E, TILE_E)
 
 
 @triton.jit
@@ -597,8 +509,7 @@ class _Fused(torch.autograd.Function):
         M = directions.shape[-2]
         G = B * H
         grad_BHLE = in_rows(grad_BHLE.to(out_BHLE.dtype))
-        # in the layout of a linear layer's output
-        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)
+        grad_TBHLE = empty_gradients(qkv_TBHLE)
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         # queries
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
@@ -644,83 +555,21 @@ class _Fused(torch.autograd.Function):
         return grad_TBHLE, None, None, None, None, None, None
 
 
-class _Causal(torch.autograd.Function):
-    """Forward and backward pass of `attend` with `causal`; also returns whether a query needs smaller blocks."""
-
-    @staticmethod
-    def forward(ctx, qkv_TBHLE, keep_BL, directions, bias_HM, square):
-        q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
-        B, H, L, E = q_BHLE.shape
-        bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
-        means_SBHME, log_totals_SGM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, in_blocks=True)
-        options = launch_options("causal", E, k_BHLE.dtype)
-        grid = (len(tops_SGM), B * H, 1)
-        out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
-        lse_GL = torch.empty_like(bias_GL)
-        read_bias_SGM = log_totals_SGM + bias_HM.repeat(B, 1)
-        M = directions.shape[-2]
-        features = (q_BHLE, directions, means_SBHME, read_bias_SGM, out_BHLE, *(lse_GL,) * 5)
-        strides = steps(q_BHLE, directions, means_SBHME[0], out_BHLE)
-        more = {"SPLIT": False, "SINK": False, "BLOCKS": True, **NOT_RESIDENT, **options}
-        _forward[grid](*features, *strides, H, L, M, M, 0.0, **more)
-        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, out_BHLE, lse_GL, *(lse_GL,) * 4)
-        strides = [*steps(q_BHLE, k_BHLE, v_BHLE, directions, out_BHLE), *(0,) * 9]
-        _within[grid](*tokens, *strides, H, L, M, square, BACKWARD=False, **options)
-        ctx.square = square
-        ctx.save_for_backward(qkv_TBHLE, bias_GL, directions, bias_HM, out_BHLE, lse_GL)
-        is_unknown = lse_GL.isnan().any()
-        ctx.mark_non_differentiable(is_unknown)
-        return out_BHLE, is_unknown
-
-    @staticmethod
-    def backward(ctx, grad_BHLE, _):
-        qkv_TBHLE, bias_GL, directions, bias_HM, out_BHLE, lse_GL = ctx.saved_tensors
-        q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
-        B, H, L, E = q_BHLE.shape
-        M = directions.shape[-2]
-        G = B * H
-        grad_BHLE = in_rows(grad_BHLE.to(out_BHLE.dtype))
-        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)
-        dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
-        delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
-        # the means are not kept, as they take more memory than the tokens
-        means_SBHME, log_totals_SGM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, in_blocks=True)
-        options = launch_options("causal", E, k_BHLE.dtype)
-        S = len(tops_SGM)
-        more = {"SINK": False, "BLOCKS": True, **options}
-        # queries
-        read_bias_SGM = log_totals_SGM + bias_HM.repeat(B, 1)
-        features = (q_BHLE, directions, means_SBHME, read_bias_SGM, lse_GL, grad_BHLE, delta_GL)
-        strides = steps(q_BHLE, directions, means_SBHME[0], grad_BHLE)
-        _backward_q[S, G, 1](*features, dq_BHLE, lse_GL, lse_GL, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **more)
-        # features of each block
-        parts_SGME = bias_GL.new_empty(S, G, M, E)
-        parts_SGM = torch.empty_like(tops_SGM)
-        num_tiles = triton.cdiv(M, options["TILE_L"])
-        made = (parts_SGME, parts_SGME, parts_SGM, lse_GL, lse_GL, *strides, *(0,) * 6)
-        _backward_kv[num_tiles, G, S](*features, *made, H, L, M, options["TILE_N"], 0.0, TOKENS=False, **more)
-        # those of all later blocks, in units of 2^-`lse`; a block without earlier keys has no gradient
-        delta_SGM = (means_SBHME.flatten(1, 2) * parts_SGME).sum(-1) - parts_SGM
-        tops = torch.where(log_totals_SGM > LOG_OF_NOTHING.value / 2, -log_totals_SGM, LOG_OF_NOTHING.value)
-        later_SBHME = torch.empty_like(means_SBHME)
-        later_lse_SGM, later_delta_SGM = bias_GL.new_empty(2, S, G, M)
-        sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"], "BLOCKS": -1}
-        later = (later_SBHME, later_lse_SGM, later_delta_SGM)
-        _join[triton.cdiv(M, 32), G](parts_SGME, tops, delta_SGM, *later, G, M, S, **sizes)
-        # keys and values
-        given = (directions, k_BHLE, v_BHLE, bias_GL, later_lse_SGM, later_SBHME, later_delta_SGM, dk_BHLE, dv_BHLE)
-        strides = steps(directions, k_BHLE, v_BHLE, later_SBHME[0], dk_BHLE, dv_BHLE)
-        _backward_kv[S, G, 1](*given, *(lse_GL,) * 3, *strides, H, M, L, M, ctx.square, TOKENS=True, **more)
-        tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, grad_BHLE, lse_GL, delta_GL)
-        strides = steps(q_BHLE, k_BHLE, v_BHLE, directions, grad_BHLE, dq_BHLE, dk_BHLE, dv_BHLE)
-        options |= {"BACKWARD": True, "TILE_L": options["TILE_L"] // 2, "num_warps": 8}  # registers hold no more
-        _within[S, G](*tokens, dq_BHLE, dk_BHLE, dv_BHLE, *strides, H, L, M, ctx.square, **options)
-        return grad_TBHLE, None, None, None, None
+def empty_gradients(qkv_TBHLE: Tensor) -> Tensor:
+    """Return a tensor for the gradients of queries, keys and values, in the layout of a linear layer's output."""
+    T, B, H, L, E = qkv_TBHLE.shape
+    return qkv_TBHLE.new_empty(B, L, T, H, E).permute(2, 0, 3, 1, 4)
 
 
 def in_rows(x: Tensor) -> Tensor:
     """Return a tensor in which the numbers of a row are adjacent in memory."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def in_base_2(qkv_TBHLE: Tensor, directions: Tensor, bias_HM: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the inputs of the kernels: rows in memory, and directions and biases for logarithms to base 2."""
+    directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
+    return in_rows(qkv_TBHLE), directions, None if bias_HM is None else bias_HM.detach().float() / LN2.value
 
 
 def attend(
@@ -732,21 +581,12 @@ def attend(
     bias_HM: Tensor | None = None,
     epsilon: float = 0.0,
     all_heads: bool = False,
-    causal: bool = False,
-) -> Tensor | None:
+) -> Tensor:
     """Return attention with the features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m): B x H x L x E.
 
     `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W,
     M x E or H x M x E. They get no gradient; with bfloat16 inputs they are rounded to bfloat16. `epsilon` is added to
-    each phi as in `PublishedFavor`, where the keys of `all_heads` or of each head share a stabiliser. With `causal`,
-    None is returned if a query sees only keys that are nearly 0 beside later ones of its block.
+    each phi as in `PublishedFavor`, where the keys of `all_heads` or of each head share a stabiliser.
     """
-    directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
-    qkv_TBHLE = in_rows(qkv_TBHLE)
-    bias_HM = None if bias_HM is None else bias_HM.detach().float() / LN2.value
-    if causal:
-        read_bias_HM = torch.zeros_like(directions, dtype=torch.float32)[..., 0].expand(qkv_TBHLE.shape[2], -1)
-        read_bias_HM = (read_bias_HM if bias_HM is None else 2 * bias_HM).contiguous()
-        out_BHLE, is_unknown = _Causal.apply(qkv_TBHLE, keep_BL.contiguous(), directions, read_bias_HM, square)
-        return None if is_unknown else out_BHLE
+    qkv_TBHLE, directions, bias_HM = in_base_2(qkv_TBHLE, directions, bias_HM)
     return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), directions, bias_HM, square, epsilon, all_heads)

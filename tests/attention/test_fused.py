@@ -12,7 +12,7 @@ from support.mechanisms import inputs, kept, make
 from support.twins import TWINS, favor
 
 pytest.importorskip("triton")
-from scperformer.attention import fused
+from scperformer.attention import fused, fused_causal
 from scperformer.attention.additive import Rbf
 
 ON_GPU = torch.cuda.is_available()
@@ -22,8 +22,8 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 def run(mechanism, q, k, v, keep):
     """The output of the kernels in float32, and the gradients of q, k and v for a fixed weighted sum of it."""
     given = [x.detach().float().to(DEVICE).requires_grad_() for x in (q, k, v)]
-    options = deepcopy(mechanism).to(DEVICE).exponents() | {"causal": mechanism.is_causal}
-    out = fused.attend(torch.stack(given), keep.to(DEVICE), **options)
+    attend = fused_causal.attend_causal if mechanism.is_causal else fused.attend
+    out = attend(torch.stack(given), keep.to(DEVICE), **deepcopy(mechanism).to(DEVICE).exponents())
     weighted_sum(out, keep).backward()
     return [x.cpu() for x in (out.detach(), *(x.grad for x in given))]
 
@@ -145,7 +145,7 @@ def test_a_causal_query_that_sees_nothing_beside_a_later_key_needs_smaller_block
     k[:, :, :-1] *= 20
     mechanism = make(**FORMS["favor, causal"])
     qkv = torch.stack([q, k, v]).float()
-    assert fused.attend(qkv, keep, **mechanism.exponents(), causal=True) is None
+    assert fused_causal.attend_causal(qkv, keep, **mechanism.exponents()) is None
     monkeypatch.setattr(type(mechanism), "is_fused", lambda self, x: True)
     torch.testing.assert_close(mechanism(*qkv, keep), mechanism._causal(*qkv, keep), rtol=0, atol=0)
 

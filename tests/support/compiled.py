@@ -1,4 +1,4 @@
-"""Compile the kernels of fused.py for a GPU that is not there; a program of its own: the interpreter must be off.
+"""Compile the kernels of fused.py and fused_causal.py for a GPU that is not there, with the interpreter off.
 
 python tests/compiled.py bf16 64
 """
@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from scperformer.attention import fused
+from scperformer.attention import fused, fused_causal
 
 A100 = GPUTarget("cuda", 80, 32)
 OF_FLOAT32 = ("sums", "tops", "totals", "rest", "read_bias", "bias", "lse", "total", "sink", "sink_bias", "sink_value")
@@ -31,12 +31,12 @@ CAUSAL = (
     (fused._forward, "sum", {"SPLIT": True, "SINK": False, **fused.NOT_RESIDENT}),
     (fused._join, "join", {"BLOCKS": 1}),
     (fused._forward, "read", {"SPLIT": False, "SINK": False, "BLOCKS": True, **fused.NOT_RESIDENT}),
-    (fused._within, "within", {"BACKWARD": False}),
+    (fused_causal._within, "within", {"BACKWARD": False}),
     (fused._backward_q, "backward_q", {"SINK": False, "BLOCKS": True}),
     (fused._backward_kv, "backward_features", {"SINK": False, "TOKENS": False, "BLOCKS": True}),
     (fused._join, "join_backward", {"BLOCKS": -1}),
     (fused._backward_kv, "backward_tokens", {"SINK": False, "TOKENS": True, "BLOCKS": True}),
-    (fused._within, "within_backward", {"BACKWARD": True}),
+    (fused_causal._within, "within_backward", {"BACKWARD": True}),
 )
 KERNELS += tuple((kernel, f"{name}, causal", constants) for kernel, name, constants in CAUSAL)
 
