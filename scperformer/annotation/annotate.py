@@ -174,7 +174,9 @@ def make_annotation(
             yield replace(calls, proba=reweighted(proba, weights) if constraints else proba)
 
     calls = gather_calls(read, options.tree, options.min_confidence, options.families)
-    is_cell = np.ones(len(calls), dtype=bool) if droplets is None else droplets.is_cell
+    is_cell = query.plan.findings.is_cell
+    if query.plan.findings.is_foreign is not None:
+        calls["empty"] |= query.plan.findings.is_foreign  # they are unknown
     novelty = calls["scores"].to_numpy()
     if adapted.resemblance is not None:
         novelty = adapted.resemblance.novelty(novelty)
@@ -429,6 +431,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "total": math.nan if findings.total is None else float(findings.total),
             "relative": findings.relative,
             "notes": np.array(findings.notes, dtype=object),
+            **({} if findings.is_gene is None else {"is_gene": findings.is_gene}),
         },
         "genes": {
             name: np.array(value, dtype=object) if isinstance(value, list) else value

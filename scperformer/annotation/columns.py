@@ -224,12 +224,12 @@ def quality_columns(
     """Return which cells are of low quality, by all genes of the file, or likely doublets, and a record."""
     findings = query.plan.findings
     with reading(query.path) if isinstance(cells, BackedH5ad) else nullcontext():
-        measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
-    low, least_genes, highest_share = low_quality(measured, findings.droplets)
+        measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings)), findings)
+    low, least_genes, highest_share = low_quality(measured, findings.is_cell)
     scores = np.full(len(calls), np.nan)
     note = NO_DOUBLETS
     if doublets is not None:
-        is_cell = ~calls["empty"].to_numpy() & (findings.droplets is None or findings.droplets.is_cell)
+        is_cell = ~calls["empty"].to_numpy() & findings.is_cell
         own = calls[is_cell]
         scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
         note = ""

@@ -8,6 +8,9 @@
 - detect: The expression of an AnnData: its place (X, raw or a layer) and the kind of its values.
 - droplets: Empty droplets: barcodes that cannot be cells, in the unfiltered matrix of a droplet run.
 - features: Non-gene features of a file: antibodies, hashtags, peaks, guides, spike-ins, control probes.
+- mixtures: Cells of two species in a file with the genes of both, such as a xenograft: which genes and cells are of
+  one of them.
+- no_genes: Columns among the genes that are no genes, such as coordinates, areas, numbers of cells or totals.
 - normalisation: Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over
   some genes alone.
 - on_disk: Cells and genes of one or several files as one collection, in memory or on disk.

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,19 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import gene_columns
-from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, judge
+from scperformer.cells.mixtures import find_mixture
+from scperformer.cells.no_genes import no_genes
+from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, evenly_spaced, judge
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
+# Of the genes that the typical cell expresses in the place with the most; counts of variable genes have less.
+MIN_WHOLE_GENES = 0.8
 INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # values of input_base
 
 
@@ -37,6 +42,26 @@ class Findings:
     unused: dict[str, str] = field(default_factory=dict)  # other places, and what their values are
     notes: list[str] = field(default_factory=list)  # sentences for users: observations and assumptions
     droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
+    is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
+    is_foreign: np.ndarray | None = None  # which cells are of another species, or of two, boolean; None: none is
+
+    @property
+    def is_cell(self) -> np.ndarray:
+        """Which rows are cells of the sample, boolean N: no empty droplets, and no cells of another species."""
+        is_cell = np.ones(self.num_cells, dtype=bool) if self.droplets is None else self.droplets.is_cell
+        return is_cell if self.is_foreign is None else is_cell & ~self.is_foreign
+
+    def spread(self, most: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the numbers of up to `most` rows that are cells, ascending; `rows` are those to take them from.
+
+        They are spread over the file or, in an unfiltered matrix, from the smallest barcode to the largest.
+        """
+        cells = np.arange(self.num_cells) if self.droplets is None else self.droplets.cells
+        if self.is_foreign is not None:
+            cells = cells[~self.is_foreign[cells]]
+        if rows is not None:
+            cells = cells[np.isin(cells, rows)]
+        return np.sort(cells[evenly_spaced(len(cells), most)])
 
     @property
     def text(self) -> str:
@@ -52,28 +77,26 @@ class Findings:
         return "; ".join([f"using {self.text} ({self.why})", *self.notes])
 
 
-def _features(adata: AnnData, source: str) -> tuple[pd.DataFrame, np.ndarray | None, str]:
-    """Return the var table of a place (raw has its own), which features are genes (None: all), the others in words."""
-    var = adata.raw.var if source == "raw" else adata.var
-    is_gene, others = gene_columns(var)
-    return var, is_gene, ", ".join(f"{num:,} {kind}" for kind, num in others.items())
+def _var(adata: AnnData, source: str) -> pd.DataFrame:
+    """Return the var table of a place; raw has its own."""
+    return adata.raw.var if source == "raw" else adata.var
 
 
-def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
-    """Return the gene table of a place (X, raw or layers/NAME): its var without non-gene features."""
-    var, is_gene, _ = _features(adata, source)
-    return var if is_gene is None else var[is_gene]
+def gene_table(adata: AnnData, findings: Findings) -> pd.DataFrame:
+    """Return the gene table of the expression: the var of its place without features that are no genes."""
+    var = _var(adata, findings.source)
+    return var if findings.is_gene is None else var[findings.is_gene]
 
 
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
     """Return the matrix that `findings` describe, and the gene of each column; several unnamed genes are refused."""
-    names = [str(name).strip() for name in gene_table(adata, findings.source).index]
+    names = [str(name).strip() for name in gene_table(adata, findings).index]
     require_named(names, f"{findings.source} of {path}")
     if findings.source == "raw":
         x = adata.raw.X
     else:
         x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
-    return Rows(x, _features(adata, findings.source)[1]), names
+    return Rows(x, findings.is_gene), names
 
 
 def detect_expression(
@@ -83,13 +106,15 @@ def detect_expression(
     *,
     input_total: float | None = None,
     input_base: str = "auto",
+    species: str = "auto",
     path: str | Path = "the data",
 ) -> Findings:
     """Find the expression in X, raw and layers, and the kind of its values.
 
     Counts are preferred (of the place with the most genes), then log1p values whose normalisation is recognised, then
-    other values. The arguments are options of `ExpressionOptions`. Refused are cells of which no place has usable
-    values, and values that are not what they would be taken for.
+    other values; but a place with a part of the genes is used only if no reliable one has all. The arguments are
+    options of `ExpressionOptions`; of two species in a file, `species` is used. Refused are cells of which no place has
+    usable values, and values that are not what they would be taken for.
     """
     names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)  # counts first
     matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
@@ -122,9 +147,16 @@ def detect_expression(
         notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
     if chosen.kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
-    if others := _features(adata, chosen.source)[2]:
-        notes.append(f"non-gene features are left out ({others})")
+    notes += chosen.left_out
     num_cells, num_genes = chosen.x.shape
+    is_gene = np.ones(len(_var(adata, chosen.source)), dtype=bool) if chosen.is_gene is None else chosen.is_gene
+    names = [str(name).strip() for name in _var(adata, chosen.source).index[is_gene]]
+    mixture = find_mixture(chosen, names, species)
+    if mixture is not None:
+        notes.append(mixture.text)
+        is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[mixture.is_own_gene])
+        names = [name for name, is_own in zip(names, mixture.is_own_gene, strict=True) if is_own]
+        num_genes = len(names)
     droplets = find_droplets(chosen.sums, num_genes) if chosen.kind == "counts" else None
     if droplets is not None:
         notes.append(droplets.text)
@@ -136,24 +168,39 @@ def detect_expression(
         relative=chosen.log.relative,
         num_cells=num_cells,
         num_genes=num_genes,
-        id_kind=id_kind([str(name).strip() for name in gene_table(adata, chosen.source).index]),
+        id_kind=id_kind(names),
         why=why,
         unused=unused,
         notes=notes,
         droplets=droplets,
+        is_gene=None if is_gene.all() else is_gene,
+        is_foreign=None if mixture is None else mixture.is_foreign,
     )
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Candidate:
-    """Judge the values of the genes in a place."""
-    _, is_gene, others = _features(adata, source)
+    """Judge the values of the genes in a place; columns that are no genes by their values are left out, too."""
+    var = _var(adata, source)
+    is_gene, others = gene_columns(var)
+    listed_others = ", ".join(f"{num:,} {kind}" for kind, num in others.items())
+    left_out = [f"non-gene features are left out ({listed_others})"] if others else []
     try:
         if is_gene is not None and not is_gene.any():
-            return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({others})")
-        return judge(source, Rows(x, is_gene))
+            return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({listed_others})")
+        candidate = judge(source, Rows(x, is_gene))
+        assert candidate.shown is not None
+        names = np.array([str(name) for name in var.index], dtype=object)
+        genes = np.arange(len(names)) if is_gene is None else np.flatnonzero(is_gene)
+        is_none = no_genes(candidate.shown, candidate.shown_rows, names[genes])
+        if is_none.any() and not is_none.all():
+            is_gene = np.isin(np.arange(len(names)), genes[~is_none])
+            candidate = judge(source, Rows(x, is_gene))
+            text = "columns that are no genes by their names and values are left out"
+            left_out.append(f"{text}: {', '.join(map(repr, map(shortened, names[genes[is_none]])))}")
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError(found, "arrays that fit each other", "write the file again") from error
+    return replace(candidate, is_gene=is_gene, left_out=left_out)
 
 
 def _choose(
@@ -172,13 +219,24 @@ def _choose(
         return (1 if candidate.log.confirmed else 3) if candidate.kind == "log1p" else 4
 
     wanted = [candidate for candidate in usable if candidate.kind == input_kind] or usable
-    chosen = min(wanted, key=lambda candidate: (rank(candidate), -candidate.x.shape[1]))
+    reliable = [candidate for candidate in wanted if rank(candidate) <= 1]
+    most = max((candidate.typical_genes for candidate in reliable), default=0.0)
+
+    def is_partial(candidate: Candidate) -> bool:
+        has_fewer = any(candidate.x.shape[1] < other.x.shape[1] for other in reliable)
+        return has_fewer and candidate.typical_genes < MIN_WHOLE_GENES * most
+
+    chosen = min(wanted, key=lambda candidate: (is_partial(candidate), rank(candidate), -candidate.x.shape[1]))
+    for candidate in usable:
+        if candidate is not chosen and is_partial(candidate) and candidate.kind != "unusable":
+            candidate.text += f" of {candidate.x.shape[1]:,} genes alone (source={candidate.source} uses them)"
     reasons = (
         ("as requested", source != "auto"),
         ("the only matrix", len(candidates) == 1),
         ("the only usable matrix", len(usable) == 1),
         (f"fits input_kind={input_kind}", chosen.kind == input_kind),
         ("counts are preferred", rank(chosen) == 0),
+        ("all genes are preferred to counts of some", any(rank(each) == 0 for each in wanted)),
         ("no other matrix is better", True),
     )
     return chosen, next(reason for reason, holds in reasons if holds)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from scperformer.base.messages import in_percent
-from scperformer.cells.values import evenly_spaced
 
 MAX_TYPICAL = 50.0  # counts of the typical barcode of an unfiltered matrix; also at most a hundredth of its genes
 MAX_AMBIENT = 500.0  # counts of the typical empty droplet, once the matrix is known to be unfiltered
@@ -37,10 +36,6 @@ class Droplets:
         is_cell = np.zeros(self.num_empty + len(self.cells), dtype=bool)
         is_cell[self.cells] = True
         return is_cell
-
-    def some(self, most: int) -> np.ndarray:
-        """Return the row numbers of up to `most` cells, small and large alike, in ascending order; int64."""
-        return np.sort(self.cells[evenly_spaced(len(self.cells), most)])
 
     @property
     def text(self) -> str:

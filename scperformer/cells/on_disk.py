@@ -41,6 +41,7 @@ VALUE_BYTES = 8  # a float32 value and the int32 number of its column
 MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than another access to the disk
 MAX_RUN = 1024  # rows that are read at once
 MAX_OPEN = 64  # files that are open at once
+MANY_DROPPED = 0.05  # share of the cells of a file; if more express too few genes, a warning says so
 CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several times their memory
 Config = TypeVar("Config", bound=NetworkOptions)
 
@@ -131,7 +132,13 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
             total = cfg.input_total
             base = cfg.input_base
             findings = detect_expression(
-                cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path
+                cells,
+                cfg.source,
+                cfg.input_kind,
+                input_total=total,
+                input_base=base,
+                species=cfg.species,
+                path=path,
             )
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
@@ -141,7 +148,7 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     notes = repeated_note(names)
     first = first_of_each(names) if notes else None
     is_gene = slice(None) if first is None else first == np.arange(len(first))
-    var = gene_table(cells, findings.source).set_axis(names)[is_gene]
+    var = gene_table(cells, findings).set_axis(names)[is_gene]
     findings = replace(findings, notes=[*findings.notes, *notes])
     return Part(path, adata, findings, var, first, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
 
@@ -236,19 +243,27 @@ def make_collection(
         for part, mapping in zip(parts, maps, strict=True):
             kept = []
             is_left_out = left_out[offset : offset + part.findings.num_cells]
+            if part.findings.is_foreign is not None:
+                is_left_out = is_left_out | part.findings.is_foreign
+            num_dropped = 0
             with reading(part.path):
                 for start, block in part.rows().blocks():
                     # Filters only ask whether a gene is expressed.
                     x = csr_matrix(part.merged(block) > 0, dtype=np.float32)
                     shared = align_normalised(x, mapping, len(names))
                     keep = (np.diff(x.indptr) >= cfg.data.min_genes) & (np.diff(shared.indptr) >= min_shared)
-                    keep &= ~is_left_out[start : start + len(keep)]
+                    is_wanted = ~is_left_out[start : start + len(keep)]
+                    num_dropped += int((is_wanted & ~keep).sum())
+                    keep &= is_wanted
                     num_cells += np.bincount(shared[keep].indices, minlength=len(names))
                     kept.append(start + np.flatnonzero(keep))
                     shown.update(len(keep))
             part.kept = np.concatenate(kept)
             offset += part.findings.num_cells
             log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
+            if num_dropped > MANY_DROPPED * part.findings.num_cells:
+                text = "%s: %d cells with fewer than %d of the %d genes are left out (data.min_genes)"
+                log.warning(text, part.path, num_dropped, cfg.data.min_genes, part.findings.num_genes)
             if not len(part.kept) and not is_left_out.all():
                 found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
                 raise InputError(found, "at least some cells to be kept", "lower it", ["data.min_genes=1"])

@@ -133,7 +133,7 @@ def simulate_cells(profiles: AnnData, cfg: ReferenceOptions, path: Path) -> AnnD
     log.info(text, path, len(nums), num_labels, findings.sentence, f"{len(counts.indptr) - 1:,}")
     obs = profiles.obs.iloc[np.repeat(np.arange(len(nums)), nums)]
     names = [f"{SIMULATED}{number}" for number in range(len(obs))]
-    return AnnData(counts, obs=obs.set_axis(names), var=gene_table(profiles, findings.source))
+    return AnnData(counts, obs=obs.set_axis(names), var=gene_table(profiles, findings))
 
 
 def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOptions) -> tuple[AnnData, list[str]]:

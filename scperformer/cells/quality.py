@@ -9,8 +9,7 @@ import pandas as pd
 from scipy import sparse
 
 from scperformer.cells.detect import Findings
-from scperformer.cells.droplets import Droplets
-from scperformer.cells.values import evenly_spaced, undo_log1p
+from scperformer.cells.values import undo_log1p
 from scperformer.io.axes import without_affixes
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.gene_names import ids_and_symbols
@@ -50,16 +49,15 @@ def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.Data
     return pd.DataFrame({"num_genes": num_genes, "total": totals, "mitochondrial": shares})
 
 
-def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[np.ndarray, float, float]:
+def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, float, float]:
     """Return which cells of the table of `cell_quality` have a low quality, and the limits of both measures.
 
     A cell has a low quality if ln(1 + genes) is more than 5 MAD below the median, or if its mitochondrial share is more
-    than 3 MAD above the median and above 0.08. Barcodes that cannot be cells have a low quality, and do not influence
-    the limits: the smallest number of genes and the largest mitochondrial share.
+    than 3 MAD above the median and above 0.08. Rows that are no cells of the sample (`is_cell`, boolean N) have a low
+    quality, and do not influence the limits: the smallest number of genes and the largest mitochondrial share.
     """
     logs = np.log1p(cells["num_genes"].to_numpy())
     shares = cells["mitochondrial"].to_numpy()
-    is_cell = np.ones(len(cells), dtype=bool) if droplets is None else droplets.is_cell
     median_log, median_share = (float(np.median(values[is_cell])) for values in (logs, shares))
     few = median_log - FEW_MADS * float(np.median(np.abs(logs[is_cell] - median_log)))
     high = median_share + HIGH_MADS * float(np.median(np.abs(shares[is_cell] - median_share)))
@@ -68,10 +66,9 @@ def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[
 
 
 def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, Any]:
-    """Measure the quality of up to 5,000 cells, without empty droplets; medians that are not known are None."""
+    """Measure the quality of up to 5,000 cells of the sample; medians that are not known are None."""
     is_mito = mitochondrial(var)
-    droplets = findings.droplets
-    seen = evenly_spaced(rows.shape[0], MAX_SAMPLED_CELLS) if droplets is None else droplets.some(MAX_SAMPLED_CELLS)
+    seen = findings.spread(MAX_SAMPLED_CELLS)
     sampled = Rows(rows.some(seen)) if len(seen) < rows.shape[0] else rows
     cells = cell_quality(sampled, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))

@@ -16,11 +16,10 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows
 from scperformer.cells.batches import Batches
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
-from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import ModelOptions
 from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.gene_matching import map_exactly, map_genes
-from scperformer.io.gene_names import KIND_NAMES, id_kind
+from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.gene_overlap import MIN_PANEL, measure_overlap
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import checksum
@@ -56,15 +55,12 @@ class Query:
 
     @cached_property
     def cells(self) -> np.ndarray:
-        """The numbers of the rows that can be cells, ascending, int64: all rows, except in an unfiltered matrix."""
-        droplets = self.plan.findings.droplets
-        return np.arange(self.rows.shape[0]) if droplets is None else np.sort(droplets.cells)
+        """The numbers of the rows that are cells of the sample, ascending, int64."""
+        return np.flatnonzero(self.plan.findings.is_cell)
 
     def spread(self, most: int) -> np.ndarray:
-        """Return the row numbers of up to `most` cells, spread over the file, ascending; without empty droplets."""
-        if (droplets := self.plan.findings.droplets) is not None:
-            return droplets.some(most)
-        return evenly_spaced(self.rows.shape[0], most)
+        """Return the row numbers of up to `most` cells of the sample, spread over the file, ascending."""
+        return self.plan.findings.spread(most)
 
     def starts(self) -> range:
         """Return the first row of each block."""
@@ -99,12 +95,17 @@ class Query:
         return vstack([self.block(start) for start in self.starts()], "csr")
 
 
-def find_expression(cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data") -> tuple[Findings, Rows]:
-    """Find the expression of the cells of an open file; one without usable expression is refused."""
+def find_expression(
+    cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data", species: str = "auto"
+) -> tuple[Findings, Rows]:
+    """Find the expression of the cells of an open file, of a species; one without usable expression is refused."""
+    species = species if cfg.species == "auto" else cfg.species
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         total = cfg.input_total
         base = cfg.input_base
-        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
+        findings = detect_expression(
+            cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, species=species, path=path
+        )
         return findings, stored_expression(cells, findings, path=path)[0]
 
 
@@ -167,12 +168,12 @@ def require_fit(
 
 def find_query(cells: AnnData | BackedH5ad, model: SavedModel, cfg: ModelOptions, path: str = "the data") -> Query:
     """Find the expression of the cells of an open file, and map its genes to the model's genes; log both."""
-    findings, rows = find_expression(cells, cfg, path)
+    findings, rows = find_expression(cells, cfg, path, guess_species(model.genes))
     if model.config["target_sum"] is None and findings.kind != "counts":
         remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
         expected = f"raw counts, on which the model {model.name} was trained"
         raise InputError(f"{findings.text} of {path}", expected, remedy)
-    var = gene_table(cells, findings.source)
+    var = gene_table(cells, findings)
     plan = map_to_model(var, findings, model, cfg, path)
     require_fit(var, plan, model, cfg, path)
     for note in [findings.sentence, *plan.overlap.notes]:

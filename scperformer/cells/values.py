@@ -24,6 +24,15 @@ MIN_MULTIPLES = 50  # with fewer multiples, the share means nothing
 MAX_LOG = 25.0  # e**25 counts are more than any cell has, in any base that is in use
 MAX_VALUE = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
 MAX_SAMPLED_CELLS = 2000
+# Some cells of some blocks show the values of each column.
+SHOWN_BLOCKS = 4
+SHOWN_CELLS = 250  # of a block
+# Logarithms that were rounded have small values only, in cells with many genes; without the logarithm, the sums of the
+# cells differ less. Counts have sums that differ more by 1.15 and more, rounded logarithms by .95 and less.
+MAX_ROUNDED_LOG = 14.0
+MIN_ROUNDED_GENES = 100  # expressed in the typical cell
+MAX_ROUNDED_RATIO = 0.95
+MANY_GENES = 500  # expressed in the typical cell; one of them has more counts than the largest logarithm
 # Bulk samples and profiles express more of the measured genes than this: single cells up to .35, profiles of cell types
 # .40 and more (25 data sets). Panels measure fewer genes.
 MIN_BULK_SHARE = 0.4
@@ -67,6 +76,15 @@ class Candidate:
     doubt: str = ""  # what the values probably are instead, for users
     num_expressed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # genes of each cell
     sums: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))  # sum of each cell's values
+    shown: sparse.csr_matrix | None = None  # up to 1,000 cells, as they are stored, float64
+    shown_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
+    is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
+    left_out: list[str] = field(default_factory=list)  # sentences about the other features
+
+    @property
+    def typical_genes(self) -> float:
+        """The median number of genes that a cell expresses; 0 without cells."""
+        return float(np.median(self.num_expressed)) if len(self.num_expressed) else 0.0
 
 
 def undo_log1p(values: np.ndarray, base: float | None) -> np.ndarray:
@@ -151,9 +169,16 @@ def judge(source: str, x: Rows) -> Candidate:
     num_expressed = np.zeros(x.shape[0], dtype=np.int32)
     is_whole = np.ones(x.shape[0], dtype=bool)
     highest, sums = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(2))
+    starts = np.arange(0, x.shape[0], x.block_cells)
+    shown_starts = set(starts[evenly_spaced(len(starts), SHOWN_BLOCKS)].tolist()) if len(starts) else set()
+    shown, shown_rows = [sparse.csr_matrix((0, x.shape[1]), dtype=np.float64)], [np.empty(0, dtype=np.int64)]
     with np.errstate(over="ignore"):  # values that overflow are refused below
         for start, stored in x.blocks():
             block = sparse.csr_matrix(stored)
+            if start in shown_starts:
+                some = evenly_spaced(block.shape[0], SHOWN_CELLS)
+                shown.append(block[some].astype(np.float64))
+                shown_rows.append(start + some)
             values = block.data
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 num_not_finite += int(values.size - np.count_nonzero(np.isfinite(values)))
@@ -167,6 +192,7 @@ def judge(source: str, x: Rows) -> Candidate:
                 is_whole[rows] = ~_by_row(np.logical_or, block, is_fraction)
                 highest[rows] = _by_row(np.maximum, block, values)
     candidate = Candidate(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums)
+    candidate.shown, candidate.shown_rows = sparse.vstack(shown, "csr"), np.concatenate(shown_rows)
     if num_not_finite:
         candidate.text = f"{num_not_finite} NaN or infinite value{'s' if num_not_finite > 1 else ''}"
     elif low < 0:
@@ -178,6 +204,7 @@ def judge(source: str, x: Rows) -> Candidate:
     elif is_whole.all():
         candidate.kind = "counts"
         candidate.text = "counts"
+        candidate.doubt = _doubt_of_counts(candidate)
     else:
         _judge_decimals(candidate, is_whole, highest)
     return candidate
@@ -214,6 +241,22 @@ def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndar
         if not log.confirmed:
             candidate.text = f"values up to {candidate.largest:.4g} that look like logarithms"
     candidate.doubt = _doubt(sampled, log) if len(small) else ""
+
+
+def _doubt_of_counts(candidate: Candidate) -> str:
+    """Return that whole numbers are rounded logarithms, if they are; else ""."""
+    if not 1 < candidate.largest <= MAX_ROUNDED_LOG or candidate.typical_genes < MIN_ROUNDED_GENES:
+        return ""
+    assert candidate.shown is not None
+    rows = candidate.shown[np.diff(candidate.shown.indptr) > 0]
+
+    def spread(values: np.ndarray) -> float:
+        sums = np.add.reduceat(values, rows.indptr[:-1])
+        return float(sums.std() / sums.mean())
+
+    least = min(spread(undo_log1p(rows.data, base)) for base in BASE_NAMES)
+    are_alike = rows.shape[0] >= MIN_CELLS and least < MAX_ROUNDED_RATIO * spread(rows.data)
+    return "logarithms that were rounded to whole numbers" if are_alike or candidate.typical_genes >= MANY_GENES else ""
 
 
 def _doubt(rows: sparse.csr_matrix, log: Logarithm) -> str:

@@ -97,7 +97,7 @@ def require_tissue(ranking: Ranking, path: str) -> None:
 def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, bool]:
     """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
     findings, _ = find_expression(cells, cfg)
-    names = list(map(str, gene_table(cells, findings.source).index))
+    names = list(map(str, gene_table(cells, findings).index))
     name = collection().find(str(cfg.tissue), guess_species(names) if cfg.species == "auto" else cfg.species)
     return name, collection().is_mouse(name) and _in_capitals(names)
 
@@ -105,7 +105,7 @@ def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, 
 def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
     """Rank the tissues by their resemblance to the cells of an open file; capitals may be of both species."""
     findings, rows = find_expression(cells, cfg, path)
-    var = gene_table(cells, findings.source)
+    var = gene_table(cells, findings)
     samples = []  # for each species: some cells, the genes that the file has, and whether its symbols are in capitals
     found = f"fewer than {MIN_PANEL} known genes in {path}"
     problem = InputError(found, "genes of human or mouse", "check their names")

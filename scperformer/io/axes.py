@@ -12,7 +12,7 @@ AXIS_SHARE = 0.3  # an axis is genes, or cells, if this share of its names are
 CLONES = r"RP\d+-\d+[A-Z]\d+\.\d+|A[CFLP]\d{6}\.\d+"  # human genes without a symbol, such as RP11-34P13.7, AL627309.1
 GENE = re.compile(
     rf"{ENSEMBL}(\.\d+)?|MT-\S+|mt-\S+|RP[LS]\d+\w*|Rp[ls]\d+\w*|HLA-\S+|LINC\d+|Gm\d+|\d+\w+Rik|{CLONES}"
-    r"|FBgn\d+|WBGene\d+"
+    r"|FBgn\d+|WBGene\d+|R[Nn]\d+[Ss]\w*"  # the last: ribosomal RNA, such as Rn45s
 )
 BARCODE = re.compile(r"[ACGTN]{10,}")  # anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
 CELL = re.compile(

@@ -92,14 +92,16 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
                 num_cells=cells.n_obs,
                 num_genes=cells.n_vars,
                 id_kind="",
+                is_gene=None if "is_gene" not in record else np.asarray(record["is_gene"], dtype=bool),
             )
             places = {"X": cells.X, "raw": cells.raw} | {f"layers/{name}": x for name, x in cells.layers.items()}
-            if places.get(source) is None:
-                found = f"no {source} in {sample.path}, which predict used"
+            num_features = cells.n_vars if source != "raw" or cells.raw is None else len(cells.raw.var)
+            if places.get(source) is None or (findings.is_gene is not None and len(findings.is_gene) != num_features):
+                found = f"no {source} in {sample.path}, which predict used, or other genes in it"
                 raise InputError(found, "the file as predict wrote it", "annotate the file again")
             with reading(sample.path):
                 stored = stored_expression(cells, findings, sample.path)[0].some(chosen)  # type: ignore[arg-type]
-            names = pd.Index(gene_symbols(gene_table(cells, source).index), dtype=object)  # type: ignore[arg-type]
+            names = pd.Index(gene_symbols(gene_table(cells, findings).index), dtype=object)  # type: ignore[arg-type]
         is_first = ~names.duplicated()
         x = normalise(stored, findings, TARGET_SUM)
         read.append(AnnData(x[:, is_first], var=pd.DataFrame(index=names[is_first])))

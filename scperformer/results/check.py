@@ -214,7 +214,7 @@ class Checker:
         findings, rows = find_expression(cells, predict, path)
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-            var = gene_table(cells, findings.source)
+            var = gene_table(cells, findings)
             self._add_expression(result, findings, measure_quality(rows, var, findings))
         if self.label_key is not None:
             assert isinstance(cells, AnnData), "train reads the whole file"
@@ -249,7 +249,8 @@ class Checker:
         """Add the used and unused matrices, genes, counts and mitochondrial expression."""
         droplets = findings.droplets
         values = asdict(replace(findings, droplets=None)) | {"text": findings.text}
-        del values["droplets"]  # a JSON of its own, below
+        for name in ("droplets", "is_gene", "is_foreign"):  # too long for JSON; the notes describe them
+            del values[name]
         result |= {"findings": values, "quality": quality}
         num_seen = quality["num_seen"]
         counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"

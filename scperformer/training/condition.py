@@ -65,16 +65,16 @@ def depth_class(counts: csr_matrix) -> float | None:
 def seen_rows(query: Query, batch: int | None = None) -> np.ndarray:
     """Return the numbers of up to 2,000 rows, ascending, that show what a file states about all of its cells.
 
-    They are from up to 20 blocks, spread over the file, or over a batch of it. Barcodes that cannot be cells are not
-    among them.
+    They are from up to 20 blocks, spread over the file, or over a batch of it. Rows that are no cells of the sample
+    are not among them.
     """
     rows = np.arange(query.rows.shape[0])
     if batch is not None:
         assert query.batches is not None
         rows = query.batches.rows(batch)
-    if (droplets := query.plan.findings.droplets) is not None:
-        cells = droplets.cells if batch is None else droplets.cells[np.isin(droplets.cells, rows)]
-        return np.sort(cells[evenly_spaced(len(cells), SEEN_CELLS)])
+    if query.plan.findings.droplets is not None:
+        return query.plan.findings.spread(SEEN_CELLS, rows)
+    rows = rows[query.plan.findings.is_cell[rows]]
     blocks = rows // query.rows.block_cells
     present = np.unique(blocks)
     rows = rows[np.isin(blocks, present[evenly_spaced(len(present), SEEN_BLOCKS)])]

@@ -69,7 +69,7 @@ def test_a_row_does_not_depend_on_its_block(counts_adata, kind, repeated):
     adata = split_in_two(counts_adata) if repeated else counts_adata
     adata.X = VALUES[kind](adata.X)
     findings = detect_expression(adata)
-    plan = plan_of(gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]))
+    plan = plan_of(gene_table(adata, findings), findings, list(counts_adata.var_names[::3]))
     x = stored_expression(adata, findings)[0].matrix
     whole = align_rows(x, plan)
     for size in (1, 7, 50):

@@ -76,7 +76,7 @@ def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, wr
         with open_cells(write(adata, f"{number}.h5ad")) as cells:
             findings = detect_expression(cells)
             rows, names = stored_expression(cells, findings)
-            plan = plan_of(gene_table(cells, "X"), findings, model_genes)
+            plan = plan_of(gene_table(cells, findings), findings, model_genes)
             found.append((names, sparse.vstack([align_rows(block, plan) for _, block in rows.blocks()]).toarray()))
     assert found[0][0] == found[1][0]
     np.testing.assert_array_equal(found[0][1], found[1][1])
@@ -91,7 +91,7 @@ def logged(adata, total=1e4, base=None) -> ad.AnnData:
 def expression_of(adata):
     findings = detect_expression(adata)
     genes = list(adata.var_names[:13_714])
-    plan = plan_of(gene_table(adata, findings.source), findings, genes)
+    plan = plan_of(gene_table(adata, findings), findings, genes)
     rows, _ = stored_expression(adata, findings)
     return findings, align_rows(rows.block(0, adata.n_obs), plan)
 

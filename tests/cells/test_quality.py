@@ -104,13 +104,13 @@ def test_low_quality_is_relative_to_the_file(cells):
     x = cells.X.toarray()
     x[80, 30:] = 0
     measured = cell_quality(Rows(sparse.csr_matrix(x)), np.arange(300) < 10, detect_expression(cells))
-    low, few, high = low_quality(measured)
+    low, few, high = low_quality(measured, np.ones(len(measured), dtype=bool))
     logs, shares = np.log1p((x > 0).sum(axis=1)), x[:, :10].sum(axis=1) / np.maximum(x.sum(axis=1), 1)
     assert few == pytest.approx(np.expm1(np.median(logs) - 5 * median_abs_deviation(logs)))
     assert high == pytest.approx(max(np.median(shares) + 3 * median_abs_deviation(shares), 0.08))
     assert low.tolist() == ((logs < np.log1p(few)) | (shares > high)).tolist()
     assert low[[4, 50, 80]].all()
-    assert not low_quality(measured[31:49])[0].any()
+    assert not low_quality(measured[31:49], np.ones(18, dtype=bool))[0].any()
 
 
 def test_empty_droplets_do_not_influence_medians_and_limits(raw_pbmc, few_pbmc):
@@ -118,7 +118,7 @@ def test_empty_droplets_do_not_influence_medians_and_limits(raw_pbmc, few_pbmc):
     for adata in (few_pbmc, raw_pbmc):
         findings, rows = detect_expression(adata), Rows(adata.X)
         quality.append(measure_quality(rows, adata.var, findings))
-        low, few, high = low_quality(cell_quality(rows, mitochondrial(adata.var), findings), findings.droplets)
+        low, few, high = low_quality(cell_quality(rows, mitochondrial(adata.var), findings), findings.is_cell)
         limits.append((few, high))
     assert quality[1] == quality[0]
     assert limits[1] == limits[0]

@@ -1,0 +1,94 @@
+"""Cells of two species in a file with the genes of both, such as a xenograft: which genes and cells are of one of them.
+
+The genes of the other species are left out as if they had not been measured. Cells of the other species, and droplets
+with cells of both, have no part in what a file states about all of its cells.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+
+from scperformer.cells.values import Candidate, undo_log1p
+from scperformer.io.axes import GENOMES
+from scperformer.io.gene_names import ENSEMBL, MOUSE_SYMBOL, SPECIES_OF_PREFIX
+
+MIN_GENES = 50  # of each of two species, and a share of all genes
+MIN_GENE_SHARE = 0.1
+MIN_BOTH_WAYS = 0.5  # share of the symbols in mouse spelling that are there in human spelling, too
+# Share of a cell's counts that are of its species. Ambient RNA of the other one has a few percent, droplets of both
+# species have half.
+MIN_OWN_SHARE = 0.8
+OTHER_GENOME = re.compile(r"([A-Za-z][\w.-]*?)_+(?=[^_])")  # as Cell Ranger writes it before the gene
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """The genes and cells of one species in a file of two."""
+
+    is_own_gene: np.ndarray  # bool G; genes of no known species belong to it
+    is_foreign: np.ndarray  # bool N: cells of the other species, and droplets of both
+    text: str  # for users
+
+
+def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
+    """Return the species of each gene, "" where it is not known; None for genes of one species alone."""
+    found = np.array([_named_species(name) for name in names], dtype=object)
+    by_spelling = not (found != "").any()
+    if by_spelling:
+        found[:] = [
+            "human" if name.isupper() else "mouse" if MOUSE_SYMBOL.match(name) else "" for name in map(str, names)
+        ]
+    elif np.isin(found, list(GENOMES)).any():  # then all genes have a genome before their name
+        others = [match and match[1] for match in map(OTHER_GENOME.match, map(str, names))]
+        found = np.where(found == "", [other or "" for other in others], found)
+    nums = Counter(name for name in found.tolist() if name)
+    large = {name for name, num in nums.items() if num >= max(MIN_GENES, MIN_GENE_SHARE * len(found))}
+    if len(large) < 2:
+        return None
+    if by_spelling:
+        mouse = {name.upper() for name, species in zip(names, found, strict=True) if species == "mouse"}
+        human = {name for name, species in zip(names, found, strict=True) if species == "human"}
+        if len(mouse & human) < MIN_BOTH_WAYS * min(len(mouse), len(human)):
+            return None
+    return np.where(np.isin(found, list(large)), found, "")
+
+
+def _named_species(name: str) -> str:
+    """Return the species that a name states by its genome or Ensembl id; "" if it states none."""
+    if match := re.match(ENSEMBL, name):
+        prefix = match[0].rstrip("0123456789")
+        return SPECIES_OF_PREFIX.get(prefix, prefix)
+    return next((species for species, genome in GENOMES.items() if genome.match(name)), "")
+
+
+def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> Mixture | None:
+    """Find the genes and cells of one species in the expression of a file with `names` of genes; None for one species.
+
+    The species is the given one, if cells of it are there, and else that of most cells.
+    """
+    of_gene = species_of_genes(names)
+    if of_gene is None:
+        return None
+    known = sorted(set(of_gene.tolist()) - {""})
+    columns = np.stack([of_gene == each for each in known], axis=1).astype(np.float64)
+    pieces = []
+    for _, block in candidate.x.blocks():
+        linear = sparse.csr_matrix(block, dtype=np.float64, copy=True)
+        linear.data = undo_log1p(linear.data, candidate.log.base)
+        pieces.append(linear @ columns)
+    totals = np.concatenate(pieces)
+    shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1e-12)
+    nums = (shares >= MIN_OWN_SHARE).sum(axis=0)
+    own = known.index(species) if species in known and nums[known.index(species)] else int(nums.argmax())
+    is_foreign = (shares[:, own] < MIN_OWN_SHARE) & (totals.sum(axis=1) > 0)
+    others = [f"{num:,} of {name}" for place, (name, num) in enumerate(zip(known, nums, strict=True)) if place != own]
+    num_both = int(is_foreign.sum() - np.delete(nums, own).sum())
+    text = (
+        f"genes of {' and '.join(known)}: those of {known[own]} are used, and {nums[own]:,} of {len(totals):,} cells; "
+    )
+    text += f"{', '.join(others)} and {num_both:,} of several species are unknown, and count in no statistic"
+    return Mixture((of_gene == known[own]) | (of_gene == ""), is_foreign, text)

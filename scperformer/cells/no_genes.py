@@ -1,0 +1,85 @@
+"""Columns among the genes that are no genes, such as coordinates, areas, numbers of cells or totals.
+
+They have no name that a gene has, and values of another kind than those of the genes. They are found in some cells of a
+file whose other names are of known genes.
+"""
+
+import numpy as np
+from scipy import sparse
+
+from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, without_affixes
+
+MIN_CELLS = 5  # with fewer cells, values do not tell
+MAX_SHARE = 0.02  # of the columns that may be of another kind than the others; of a few genes, `MAX_COLUMNS`
+MAX_COLUMNS = 20
+MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
+TINY = 1e-12  # in place of 0, where a quotient is taken
+MIN_RATIO = 5.0  # to the largest gene of a cell: that of a column whose values are no expression
+
+
+def no_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.ndarray:
+    """Return which columns are no genes, boolean G.
+
+    Parameters
+    ----------
+    x
+        Some cells, n x G, as they are stored.
+    rows
+        Row numbers of these cells in the file, ascending, n.
+    names
+        The names of the columns, G.
+    """
+    found = np.zeros(x.shape[1], dtype=bool)
+    if x.shape[0] < MIN_CELLS:
+        return found
+    filled = np.bincount(x.indices, minlength=x.shape[1])
+    odd = np.flatnonzero(_of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled))
+    if not len(odd) or axis_shares(names.tolist())[0] < AXIS_SHARE:
+        return found
+    stored = [str(name).strip() for name in names[odd]]
+    plain = without_affixes(stored, "human")
+    found[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
+    return found
+
+
+def _of_another_kind(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:
+    """Return columns with decimals among whole numbers, whole numbers among decimals, or the only negative or NaN."""
+    with np.errstate(invalid="ignore"):
+        has_decimals = np.bincount(x.indices[x.data != np.rint(x.data)], minlength=x.shape[1])
+        is_impossible = np.bincount(x.indices[~(x.data >= 0)], minlength=x.shape[1]) > 0
+    used = filled > 0
+    full = filled >= MIN_FILLED * x.shape[0]
+    few = max(MAX_SHARE * used.sum(), MAX_COLUMNS)
+    is_other = np.zeros(x.shape[1], dtype=bool)
+    kinds = is_impossible, full & (has_decimals > filled / 2), full & (has_decimals == 0)
+    for kind, others in zip(kinds, (is_impossible, has_decimals > 0, used & (has_decimals == 0)), strict=True):
+        if 0 < others.sum() <= min(few, used.sum() / 2):  # nearly all columns are of the other kind
+            is_other |= kind
+    return is_other
+
+
+def _numbers_of_rows(x: sparse.csr_matrix, rows: np.ndarray) -> np.ndarray:
+    """Return columns that number the cells, from any number on."""
+    columns = sparse.csc_matrix(x)
+    lengths = np.diff(columns.indptr)
+    numbers = np.zeros(x.shape[1], dtype=bool)
+    for column in np.flatnonzero(lengths >= x.shape[0] - 1):
+        values = columns[:, [column]].toarray().ravel()
+        numbers[column] = len(set((values - rows).tolist())) == 1
+    return numbers
+
+
+def _far_larger(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:
+    """Return columns that are several times as large as the largest of all smaller columns, in most cells."""
+    found = np.zeros(x.shape[1], dtype=bool)
+    columns = np.flatnonzero(filled >= MIN_FILLED * x.shape[0])
+    dense = np.nan_to_num(x[:, columns].toarray())
+    order = np.argsort(-np.median(dense, axis=0), kind="stable")
+    others = np.delete(np.arange(x.shape[1]), columns)
+    rest = x[:, others].max(axis=1).toarray().ravel() if len(others) else np.zeros(x.shape[0])
+    # The largest of the smaller columns, for each of the largest columns in turn.
+    below = np.maximum.accumulate(np.column_stack([rest, dense[:, order[::-1]]]), axis=1)[:, ::-1]
+    ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], TINY), axis=0)[:MAX_COLUMNS]
+    if (is_step := ratios >= MIN_RATIO).any():
+        found[columns[order[: np.flatnonzero(is_step)[-1] + 1]]] = True
+    return found
