@@ -284,6 +284,7 @@ def _model_warnings(adapted: Adapted) -> list[str]:
 def _type_warning(adapted: Adapted, called: np.ndarray, tree: LabelTree | None) -> str:
     """Return the warning about a file of one cell type, if depth or batch effect were estimated on it."""
     depends_on_file = adapted.record["adapted"] and adapted.record["depth_share"] < 1
+    depends_on_file |= adapted.query.share < 1
     depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
     tree = tree or LabelTree(adapted.model.saved.labels, {})
     return one_type_warning(called, tree) if depends_on_file and "of" not in adapted.record else ""

@@ -5,6 +5,8 @@ takes.
 """
 
 import math
+import zlib
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -79,6 +81,29 @@ def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
     if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
         return None
     return sparse.csr_matrix((np.rint(multiples).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+
+
+def thinned_cells(x: sparse.csr_matrix, share: float, seed: int = 0) -> sparse.csr_matrix:
+    """Return ln(1 + cp10k) of cells as if they had been sequenced to a share of their depth; CSR float32, N x G.
+
+    The smallest value of a cell is one count. Each count stays with probability `share`; which ones depends on the
+    cell and the seed alone. With a share of 1, the cells stay as they are.
+    """
+    if share == 1:
+        return x
+    counts = linear(x)
+    kept = np.zeros(len(counts.data), dtype=np.float32)
+    for start, stop in pairwise(x.indptr.tolist()):
+        if start == stop:
+            continue
+        one = counts.data[start:stop].min()
+        nums = np.rint(counts.data[start:stop] / one).astype(np.int64)
+        cell = zlib.crc32(nums.tobytes(), zlib.crc32(x.indices[start:stop].astype(np.int64).tobytes()))
+        rng = np.random.default_rng((cell, seed))
+        kept[start:stop] = np.log1p(rng.binomial(nums, share) * (one / share))
+    thinned = sparse.csr_matrix((kept, x.indices.copy(), x.indptr.copy()), shape=x.shape)
+    thinned.eliminate_zeros()
+    return thinned
 
 
 def thin(counts: sparse.csr_matrix, share: float, rng: np.random.Generator) -> sparse.csr_matrix:

@@ -16,6 +16,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows
 from scperformer.cells.batches import Batches
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
+from scperformer.cells.normalisation import thinned_cells
 from scperformer.config.options import ModelOptions
 from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.gene_matching import map_exactly, map_genes
@@ -42,6 +43,7 @@ class Query:
     var: pd.DataFrame  # the gene table of the file
     cfg: ModelOptions  # options of matching its genes
     batches: Batches | None = None  # whose batch effects are corrected apart
+    share: float = 1.0  # of its depth, to which its cells are thinned
 
     @cached_property
     def sha256(self) -> str:
@@ -66,18 +68,21 @@ class Query:
         """Return the first row of each block."""
         return range(0, self.rows.shape[0], self.rows.block_cells)
 
-    def block(self, start: int) -> csr_matrix:
-        """Return the aligned cells of the block whose first row is `start`, CSR float32, cells x G."""
+    def block(self, start: int, draw: int = 0) -> csr_matrix:
+        """Return the aligned cells of the block whose first row is `start`, CSR float32, cells x G.
+
+        Of cells that are thinned, this is the draw of that number.
+        """
         stop = min(start + self.rows.block_cells, self.rows.shape[0])
         with reading(self.path):
             stored = self.rows.block(start, stop)
-        return align_rows(stored, self.plan)
+        return thinned_cells(align_rows(stored, self.plan), self.share, draw)
 
     def some(self, rows: np.ndarray) -> csr_matrix:
         """Return the aligned cells with these ascending row numbers, CSR float32, cells x G."""
         with reading(self.path):
             stored = self.rows.some(rows)
-        return align_rows(stored, self.plan)
+        return thinned_cells(align_rows(stored, self.plan), self.share)
 
     def of_genes(self, chosen: np.ndarray) -> "Query":
         """Return the same cells with only the chosen genes of the model (boolean, G), normalised over these."""

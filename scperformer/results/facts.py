@@ -30,8 +30,8 @@ OPTIONAL = {
     TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next check/label "
     "check/looks_like check/too_high check/too_low batches/name batches/kind",
     NUMBERS: "input/is_gene calibration/bins/confidence calibration/bins/num_cells shift/gene_factors "
-    "constraints/weights tissue/next_scores profiles/centre profiles/shares profiles/gene_factors check/num_cells check/difference "
-    "batches/num_cells batches/batch_effect",
+    "constraints/weights tissue/next_scores profiles/centre profiles/shares profiles/gene_factors check/num_cells "
+    "check/difference batches/num_cells batches/batch_effect",
     TABLE: "batches/gene_factors",
     MAPPING: "run constraints calibration droplets tissue profiles check batches",
 }

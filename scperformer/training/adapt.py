@@ -61,6 +61,9 @@ log = logging.getLogger(__name__)
 PAYS_GENES = 0.99
 MAX_CELLS = 4000  # to which a model is refitted
 PAYS_DEPTH = 0.75
+# From this depth on, as a multiple of the reference's, the counts of a query are thinned: genes that no cell of the
+# reference showed at its depth, or showed in other amounts, would speak for wrong labels.
+DEEPER = 1.5
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
 MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
 
@@ -145,8 +148,13 @@ def adapt_model(
     repeats = find_repeats(query, saved, reference_cells)
     share = math.nan if reference_cells is None else depth_share(reference_cells, condition)
     depth = condition.depth
-    if share == 1:  # all queries that are as deep as the kept cells, or deeper, have one adapted model
+    if share >= 1:  # all queries that are as deep as the kept cells, or deeper, have one adapted model
         condition = replace(condition, depth=None)
+    if share >= DEEPER and not is_tissue:  # cells of a tissue are simulated
+        text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
+        log.info(text, query.path, share)
+        query = replace(query, share=1 / share)
+        seen = replace(seen, share=1 / share)
     own_accuracy = known_accuracy(saved)
     expected_accuracy = math.nan
     is_adapted = False
@@ -155,7 +163,8 @@ def adapt_model(
         if "adapted_from" in saved.provenance and condition.measured.all() and has_depth:
             expected_accuracy = own_accuracy
     elif not is_tissue and cfg.adapt == "auto" and _is_like_reference(seen, share):
-        log.info("%s: the model is used as it is, as the file has its genes and depth", query.path)
+        depth_of = "depth" if query.share == 1 else "thinned depth"
+        log.info("%s: the model is used as it is, as the file has its genes and %s", query.path, depth_of)
         expected_accuracy = own_accuracy
     else:
         is_adapted = True

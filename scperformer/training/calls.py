@@ -1,7 +1,7 @@
 """The calls of a block of cells by a model."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -16,6 +16,8 @@ from scperformer.model.novelty import Profile
 from scperformer.model.resemblance import joined
 from scperformer.model.shift import tempered
 from scperformer.training.adapt import Adapted
+
+NUM_DRAWS = 2  # of the counts of cells that are thinned
 
 
 @dataclass
@@ -50,13 +52,24 @@ def call_block(
     if adapted.members:
         return _joined_calls(adapted, start, cfg, done)
     query = adapted.query
+    if query.share < 1:
+        first = _call(adapted, query.block(start), start, cfg, done)
+        others = [_call(adapted, query.block(start, draw), start, cfg, None) for draw in range(1, NUM_DRAWS)]
+        return _mean_calls([first, *others])
+    return _call(adapted, query.block(start), start, cfg, done)
+
+
+def _call(
+    adapted: Adapted, x: csr_matrix, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None
+) -> Calls:
+    """Call the cells `x` of a block that begins with row `start`."""
+    query = adapted.query
     model = adapted.model
 
     def cells_of(x: csr_matrix, first: int) -> Cells:
         rows = slice(first, first + x.shape[0])
         return Cells(adapted.corrected(x, rows), model.tokens, measured=query.measured)
 
-    x = query.block(start)
     cells = cells_of(x, start)
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
@@ -85,6 +98,16 @@ def call_block(
     is_empty = np.diff(x.indptr) == 0
     draws = cell_draws(x)
     return Calls(proba, predicted.embedding, baseline, is_empty, scores, draws, predicted.by_encoder, gains, counts)
+
+
+def _mean_calls(drawn: list[Calls]) -> Calls:
+    """Return the mean calls of several draws of the counts of cells; what has no mean is of the first draw."""
+    first = drawn[0]
+    means = {
+        name: np.mean([getattr(calls, name) for calls in drawn], axis=0, dtype=getattr(first, name).dtype)
+        for name in ("proba", "embedding", "scores", "gains", "counts")
+    }
+    return replace(first, **means, empty=np.logical_and.reduce([calls.empty for calls in drawn]))
 
 
 def _joined_calls(adapted: Adapted, start: int, cfg: AnnotationOptions, done: Callable[[int], None] | None) -> Calls:

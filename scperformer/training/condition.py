@@ -88,9 +88,9 @@ def find_condition(query: Query, with_depth: bool = True) -> Condition:
 
 
 def depth_share(reference_cells: ReferenceCells, condition: Condition) -> float:
-    """Return the depth of a file as a share of the kept cells' on the same genes, at most 1; 1 if it is not known."""
+    """Return the depth of a file as a share of the kept cells' on the same genes; 1 if it is not known."""
     own = depth_class(reference_cells.values[:, condition.measured]) if reference_cells.are_counts else None
-    return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
+    return 1.0 if own is None or condition.depth is None else condition.depth / own
 
 
 def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: float | None, seed: int) -> csr_matrix:
