@@ -140,7 +140,7 @@ def annotate_file(
             with ExitStack() as both:  # the markers appear after the annotation, by which a resumed run knows them
                 if markers is not None:
                     temporary = both.enter_context(new_file(markers, overwrite=cfg.overwrite))
-                    write_text(temporary, markers.name, iter([cluster_markers(replace(query, share=1.0), annotation)]))
+                    write_text(temporary, markers.name, iter([cluster_markers(query, annotation)]))
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
             if markers is not None:
                 log.info("written: %s", markers)

@@ -39,9 +39,9 @@ def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
     found = np.array([_named_species(name) for name in names], dtype=object)
     by_spelling = not (found != "").any()
     if by_spelling:
-        found[:] = [
-            "human" if name.isupper() else "mouse" if MOUSE_SYMBOL.match(name) else "" for name in map(str, names)
-        ]
+        upper = {name for name in names if name.isupper()}  # B3GALT6 of human tells B3galt6 of mouse from C1orf159
+        is_mouse = [name not in upper and bool(MOUSE_SYMBOL.match(name) or name.upper() in upper) for name in names]
+        found[:] = ["human" if name in upper else "mouse" * mouse for name, mouse in zip(names, is_mouse, strict=True)]
     elif np.isin(found, list(GENOMES)).any():  # then all genes have a genome before their name
         others = [match and match[1] for match in map(OTHER_GENOME.match, map(str, names))]
         found = np.where(found == "", [other or "" for other in others], found)
@@ -51,8 +51,7 @@ def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
         return None
     if by_spelling:
         mouse = {name.upper() for name, species in zip(names, found, strict=True) if species == "mouse"}
-        human = {name for name, species in zip(names, found, strict=True) if species == "human"}
-        if len(mouse & human) < MIN_BOTH_WAYS * min(len(mouse), len(human)):
+        if len(mouse & upper) < MIN_BOTH_WAYS * min(len(mouse), len(upper)):
             return None
     return np.where(np.isin(found, list(large)), found, "")
 

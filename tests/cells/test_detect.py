@@ -146,6 +146,42 @@ def test_counts_are_preferred_in_any_place(counts_adata):
     assert detect_expression(both[:, :100].copy()).source == "raw"  # more genes
 
 
+def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
+    """As scanpy's tutorial leaves a file: counts of 2,000 genes in a layer, logarithms of all genes in raw."""
+    adata = pbmc3k[:200].copy()
+    adata.layers["counts"] = adata.X.copy()
+    lognormalised(adata)
+    adata.raw = adata
+    scanpy.pp.highly_variable_genes(adata, n_top_genes=2000)
+    adata = adata[:, adata.var["highly_variable"]].copy()
+    findings = detect_expression(adata)
+    assert (findings.source, findings.why) == ("raw", "all genes are preferred to counts of some")
+    text = "layers/counts is not used: counts of 2,000 genes alone (source=layers/counts uses them)"
+    assert text in findings.notes
+    assert detect_expression(adata, "layers/counts").kind == "counts"  # the user says otherwise
+    assert detect_expression(adata, input_kind="counts").source == "layers/counts"
+    few = pbmc3k[:200, np.asarray((pbmc3k.X > 0).sum(axis=0)).ravel() >= 30].copy()  # filtered, but not chosen
+    few.layers["counts"] = few.X.copy()
+    few.raw = lognormalised(pbmc3k[:200].copy())
+    assert detect_expression(few).source in ("X", "layers/counts")
+
+
+@pytest.mark.parametrize("base", [math.e, 2.0], ids=["e", "2"])
+@pytest.mark.parametrize("round_off", [np.rint, np.floor, np.ceil], ids=lambda each: each.__name__)
+def test_logarithms_made_whole_are_refused(pbmc3k, round_off, base):
+    adata = lognormalised(pbmc3k[:200].copy(), base=base)
+    with pytest.raises(InputError, match="looks like logarithms that were rounded to whole numbers"):
+        detect_expression(undone_zeros(adata, round_off))
+    assert detect_expression(adata, input_kind="counts").kind == "counts"  # the user says otherwise
+
+
+@pytest.mark.parametrize("share", [0.3, 0.05, 0.01])
+def test_few_counts_are_counts(pbmc3k, share):
+    rng = np.random.default_rng(0)
+    adata = undone_zeros(pbmc3k[:200].copy(), lambda counts: rng.binomial(counts.astype(int), share).astype(float))
+    assert detect_expression(adata).kind == "counts"
+
+
 def test_a_layer_of_whole_numbers_does_not_beat_recognised_values(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X), layers={"mask": counts_adata.X > 0, "unspliced": counts_adata.X})
     assert detect_expression(adata).source == "X"

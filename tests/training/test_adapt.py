@@ -144,13 +144,34 @@ def test_the_baseline_is_logistic_regression_on_the_measured_genes(linear, panel
 
 
 def test_a_file_like_the_reference_is_not_adapted_to(linear):
-    like = simulated(120, seed=2, depth=3.0)
+    like = simulated(120, seed=2)
     done = annotated(like, linear, "shift=false")
     assert same_bits(done, annotated(like, linear, "adapt=false", "shift=false"))
     found, full = condition(done), read_model(linear).metrics["out_of_fold"]["accuracy"]
     assert (found["adapted"], found["depth_share"]) == (False, 1.0)
     assert found["expected_accuracy"] == found["accuracy_with_all_genes"] == full
     assert condition(annotated(like, linear, "adapt=true"))["adapted"]  # the control
+
+
+def test_a_deeper_file_is_brought_to_the_depth_of_the_reference(caplog):
+    """Sums of five cells of one type, as of metacells or a newer chemistry."""
+    cells = ad.read_h5ad(Path(__file__).parents[2] / "data" / "pbmc3k.h5ad")
+    rng = np.random.default_rng(0)
+    labels = cells.obs["cell_type"].to_numpy(str)
+    drawn = rng.choice(labels, 100)
+    rows = [rng.choice(np.flatnonzero(labels == label), 5) for label in drawn]
+    x = sparse.csr_matrix(np.vstack([cells.X[of_sum].sum(axis=0) for of_sum in rows]), dtype=np.float32)
+    obs = pd.DataFrame({"cell_type": drawn}, index=[f"sum{number}" for number in range(100)])
+    deep = ad.AnnData(x, obs=obs, var=cells.var)
+    caplog.set_level("INFO")
+    done = annotated(deep, "pbmc3k")
+    found = condition(done)
+    assert (found["adapted"], found["depth_share"]) == (False, pytest.approx(5, rel=0.3))
+    assert "times as deep as the reference: its counts are thinned to the depth of the reference" in caplog.text
+    assert accuracy(done) >= 0.95
+    assert accuracy(annotated(deep, "pbmc3k", "adapt=false")) < 0.9  # the control
+    again = annotated(deep[::-1].copy(), "pbmc3k", "batch_size=7")[::-1]  # neither on other cells nor on their order
+    np.testing.assert_allclose(again.obsm["scperformer_proba"], done.obsm["scperformer_proba"], atol=1e-6)
 
 
 def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):

@@ -88,7 +88,7 @@ def condition_of(genes: slice, depth: float | None) -> Condition:
 HALF = slice(0, 60, 2)  # 300 counts a cell, of the class 2 ** 8
 
 
-@pytest.mark.parametrize(("depth", "share"), [(2**8, 1.0), (2**12, 1.0), (None, 1.0), (2**7, 0.5), (2**5.5, 2**-2.5)])
+@pytest.mark.parametrize(("depth", "share"), [(2**8, 1.0), (2**12, 16.0), (None, 1.0), (2**7, 0.5), (2**5.5, 2**-2.5)])
 def test_the_share_of_the_depth(reference_cells, depth, share):
     assert depth_share(reference_cells, condition_of(HALF, depth)) == pytest.approx(share)
     relative = ReferenceCells(reference_cells.values, reference_cells.labels, are_counts=False)
@@ -112,7 +112,7 @@ def test_reduced_cells_are_thinned_to_the_depth(reference_cells):
 def test_rows_that_are_looked_at_are_spread_over_a_file_or_a_batch_of_it(batch):
     """From 20 of 45 blocks, of which the last one is small; as many rows of each as it has."""
     num_cells = 44 * 100 + 7
-    findings = SimpleNamespace(droplets=None)
+    findings = SimpleNamespace(droplets=None, is_cell=np.ones(num_cells, dtype=bool))
     batches = Batches("run", ["a", "b"], (np.arange(num_cells) % 3 == 0).astype(np.int64))
     stored = SimpleNamespace(shape=(num_cells, 5), block_cells=100)
     found = seen_rows(SimpleNamespace(rows=stored, plan=SimpleNamespace(findings=findings), batches=batches), batch)

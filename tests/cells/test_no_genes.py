@@ -1,0 +1,95 @@
+"""Columns that are no genes are found by their names and values, in tables and h5ad files, counts and logarithms."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+from scperformer.cells.detect import detect_expression, gene_table
+from scperformer.io.read import open_cells
+
+NUM = 200
+
+
+def columns(kind: str) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {
+        "coordinates": {"Bregma": rng.uniform(0, 9000, NUM).round(2), "y_centroid": rng.uniform(0, 9000, NUM).round(2)},
+        "an area": {"soma": rng.uniform(40, 300, NUM).round(1)},
+        "whole coordinates": {"x": rng.integers(0, 9000, NUM), "y": rng.integers(0, 9000, NUM)},
+        "ids": {"EntityID": np.arange(NUM) + 10**9},
+        "numbers of the rows": {"Unnamed: 0": np.arange(NUM)},
+        "a total": {"sum of all": rng.integers(1000, 3000, NUM)},
+        "negative values": {"axis 1": rng.normal(0, 3, NUM)},
+        "missing values": {"distance": np.where(np.arange(NUM) % 3, rng.uniform(0, 5, NUM), np.nan)},
+        "several kinds": {
+            "x": rng.integers(0, 9000, NUM),
+            "soma": rng.uniform(40, 300, NUM),
+            "row": np.arange(NUM) + 1,
+        },
+    }[kind]
+
+
+KINDS = ["coordinates", "an area", "whole coordinates", "ids", "numbers of the rows", "a total", "negative values"]
+KINDS += ["missing values", "several kinds"]
+
+
+def with_columns(cells: ad.AnnData, kind: str) -> ad.AnnData:
+    added = pd.DataFrame(columns(kind))
+    x = sparse.hstack([sparse.csr_matrix(added.to_numpy(np.float64)), cells.X], "csr")
+    return ad.AnnData(x, obs=cells.obs, var=pd.DataFrame(index=[*added.columns, *cells.var_names]))
+
+
+@pytest.fixture
+def plain(pbmc3k) -> ad.AnnData:
+    return pbmc3k[:NUM].copy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_left_out_of_counts(plain, kind):
+    cells = with_columns(plain, kind)
+    findings = detect_expression(cells)
+    assert gene_table(cells, findings).index.tolist() == plain.var_names.tolist()
+    assert (findings.kind, findings.num_genes) == ("counts", plain.n_vars)
+    names = ", ".join(map(repr, columns(kind)))
+    assert findings.notes == [f"columns that are no genes by their names and values are left out: {names}"]
+
+
+def test_rows_about_cells_are_left_out_of_logarithms(plain, tmp_path):
+    """As tables of GEO have them, genes in rows: numbers of tumours, and codes of whether a cell is malignant."""
+    scanpy.pp.normalize_total(plain, target_sum=1e5)
+    scanpy.pp.log1p(plain, base=2)
+    rows = {"tumor": 53 + np.arange(NUM) % 40, "malignant(1=no,2=yes)": 1 + np.arange(NUM) % 2}
+    table = pd.concat([pd.DataFrame(rows, index=plain.obs_names).T, plain.to_df().T.round(4)])
+    table.to_csv(tmp_path / "logs.txt", sep="\t", index_label="Cell")
+    with open_cells(tmp_path / "logs.txt") as cells:
+        findings = detect_expression(cells)
+    assert (findings.kind, findings.log_base, findings.num_genes) == ("log1p", 2.0, plain.n_vars)
+    assert any("'tumor', 'malignant(1=no,2=yes)'" in note for note in findings.notes)
+
+
+@pytest.mark.parametrize("name", ["MALAT1", "Rn45s", "ENSG00000251562", "LINC00486", "AC006064.6"])
+def test_a_gene_stays_whatever_its_values(plain, name):
+    cells = with_columns(plain, "a total")
+    cells.var_names = [
+        name if gene == "sum of all" else f"{gene}x" if gene == name else gene for gene in cells.var_names
+    ]
+    assert detect_expression(cells).num_genes == plain.n_vars + 1
+
+
+def test_nothing_is_left_out_of_cells_with_other_names(plain):
+    """Where most names are unknown, an unknown name says nothing."""
+    cells = with_columns(plain, "a total")
+    cells.var_names = [f"zgc{number}" for number in range(cells.n_vars)]
+    assert detect_expression(cells).num_genes == plain.n_vars + 1
+
+
+def test_negative_values_of_genes_are_refused(plain):
+    cells = with_columns(plain, "negative values")
+    x = cells.X.toarray()
+    x[:, 1:] -= 1
+    with pytest.raises(InputError, match="negative values"):
+        detect_expression(ad.AnnData(x, obs=cells.obs, var=cells.var))
