@@ -84,7 +84,7 @@ def _words_of(content: Any) -> list[str]:
 def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
     """Return the workflow of a configuration with keys of config/config.yaml, which all may be missing.
 
-    Only a checkout has the data that replace missing samples, beside the folder of the Snakefile, `folder`. `where` is
+    Only a checkout has the data that replace missing samples, in the folder of the Snakefile, `folder`. `where` is
     the place of the configuration, for errors.
     """
     cfg, options = workflow_options(config, where)
@@ -96,7 +96,7 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if not cfg.sample_sheet and (references or cfg.model_path):
         remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad"
         raise InputError("no sample_sheet=", "a sample sheet beside reference= or model_path=", remedy)
-    if not cfg.sample_sheet and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
+    if not cfg.sample_sheet and not (Path(folder) / "data" / "pbmc3k.h5ad").exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
     if not OUTDIR.fullmatch(cfg.output_dir):

@@ -35,7 +35,7 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.Comple
         "-m",
         "snakemake",
         "--snakefile",
-        str(root / "workflow/Snakefile"),
+        str(root / "Snakefile"),
         "--cores",
         "2",
         *words,
@@ -165,7 +165,7 @@ def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> N
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
     options, steps = (checkout / "scperformer" / path for path in ("config/annotation.py", "cli/steps.py"))
-    annotate = checkout / "workflow/rules/annotate.smk"
+    annotate = checkout / "workflows/rules/annotate.smk"
     option = "    replace_annotation: bool = False"
     with (
         replaced(options, option, f"    new_option: bool = False  # a new one\n{option}"),
@@ -214,11 +214,11 @@ def test_a_bad_sample_costs_a_row_of_the_report(done: Path) -> None:
 
 MODULES = """
 module one:
-    snakefile: "{root}/workflow/Snakefile"
+    snakefile: "{root}/Snakefile"
     config: config["one"]
 use rule * from one as one_*
 module example:
-    snakefile: "{root}/workflow/Snakefile"
+    snakefile: "{root}/Snakefile"
 use rule * from example as example_*
 rule both:
     default_target: True
@@ -270,7 +270,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the workflow and the package that tests may edit; its path has a space. Training is short."""
     copy = tmp_path_factory.mktemp("workflow") / "my checkout"
     copy.mkdir()
-    for part in ("workflow", "conf", "data", "scperformer"):
+    shutil.copy(ROOT / "Snakefile", copy)
+    for part in ("workflows", "profiles", "conf", "data", "scperformer"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "conf/trainer/cpu.yaml").open("a") as trainer:
         trainer.write("max_epochs: 2\n")  # the linear branch is fitted before; that is enough for these tests

@@ -10,13 +10,16 @@ import shlex
 import shutil
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import h5py
+from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import escape_formula
 from scperformer.base.outputs import FAILED_SUFFIX, MARK, new_file
 from scperformer.cli.words import option_word as option
 from scperformer.cli.steps import RESULT_VERSION
+from scperformer.cli.workflow_config import read_workflow
 from scperformer.io.sheet import OWN_COLUMNS
 from scperformer.model.content import INFO
 from scperformer.model.tissues import collection
@@ -29,6 +32,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 if shutil.which("scperformer") is None:  # snakemake was started from an environment that is not activated
     os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
+
+try:
+    WORKFLOW = read_workflow(config, Path(str(workflow.current_basedir)).parents[1])
+except InputError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+container: WORKFLOW.cfg.container
 
 
 def mark_output():
