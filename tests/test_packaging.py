@@ -59,7 +59,7 @@ def test_top_level_has_the_names_that_users_look_for():
 
 def test_snakemake_finds_the_default_profile_beside_the_snakefile():
     """In a checkout and in the wheel: Snakemake looks for profiles/default there, and in the working directory."""
-    assert (ROOT / "profiles/default").samefile(ROOT / "workflows/profiles/default")
+    assert (ROOT / "profiles/default/config.yaml").samefile(ROOT / "workflows/profiles/default/config.yaml")
     placed = BUILD["targets"]["wheel"]["force-include"]
     assert placed["workflows/profiles/default"] == f"{Path(placed['Snakefile']).parent}/profiles/default"
 
