@@ -9,6 +9,7 @@ report: "workflows/report/workflow.rst"
 
 
 include: "workflows/rules/common.smk"
+include: "workflows/rules/jobs.smk"
 include: "workflows/rules/prepare.smk"
 include: "workflows/rules/train.smk"
 include: "workflows/rules/annotate.smk"
@@ -30,6 +31,7 @@ rule all:
 
 onstart:
     mark_output()
+    ask_slurm()
 onsuccess:
     tell_results()
 onerror:
