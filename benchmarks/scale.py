@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py disk pbmc3k.h5ad --cells 20000 1000000 --disk-only
     python benchmarks/scale.py cluster pbmc3k.h5ad my_model table.md --cores 2
-    python benchmarks/scale.py cluster pbmc3k.h5ad my_model table.md --big 1000000 -- --profile workflow/profiles/slurm
+    python benchmarks/scale.py cluster pbmc3k.h5ad my_model table.md --big 1000000 -- --profile workflows/profiles/slurm
 
 Cells are drawn from the file with replacement. `disk` runs `scperformer pretrain` with a very small network for one
 epoch, each time in a new process. `cluster` annotates the same samples with the options after `--` and with `--cores`;
@@ -64,7 +64,7 @@ def annotate(folder: Path, sheet: Path, arguments: argparse.Namespace, words: li
     """Run the workflow in a folder; return its seconds and its output."""
     folder.mkdir()
     config = [f"sample_sheet={sheet}", f"model_path={arguments.model.resolve()}", f"predict_jobs={arguments.jobs}"]
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "workflow/Snakefile")]
+    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
     command = [*snakemake, "annotate", *words, "--config", *config]
     start = time.perf_counter()
     found = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

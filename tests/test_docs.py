@@ -95,7 +95,7 @@ def example(tmp_path_factory) -> Path:
     shutil.copy(folder / "sample_full.h5ad", folder / "sample.h5ad")
     panel = ad.read_h5ad(folder / "sample_panel.h5ad").var_names
     (folder / "panel.txt").write_text("".join(f"{gene}\n" for gene in panel))
-    for name in ("workflow", "conf", "data"):
+    for name in ("Snakefile", "workflows", "profiles", "conf", "data"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "Immune_All_Low.pkl").write_bytes(celltypist.pickled(celltypist.fit(celltypist.pbmc3k())))
     train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", options={"logger": "none"})

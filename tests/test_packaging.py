@@ -12,7 +12,8 @@ import scperformer
 from scperformer.cli.workflow_config import workflow_options
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["tool"]["hatch"]["build"]
 CONDA = {
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",
@@ -48,8 +49,24 @@ def test_conda_recipe_asks_for_the_same_packages():
     assert recipe["build"]["python"]["entry_points"] == scripts
 
 
+def test_top_level_has_the_names_that_users_look_for():
+    folders, files = ("scperformer", "conf", "workflows", "data", "tests"), ("pyproject.toml", "Snakefile", "README.md")
+    assert all((ROOT / name).is_dir() for name in folders)
+    assert all((ROOT / name).is_file() for name in files)
+    assert len((ROOT / "Snakefile").read_text(encoding="utf-8").splitlines()) < 40
+    assert {path.name for path in (ROOT / "workflows").iterdir()} == {"profiles", "report", "rules"}
+
+
+def test_snakemake_finds_the_default_profile_beside_the_snakefile():
+    """In a checkout and in the wheel: Snakemake looks for profiles/default there, and in the working directory."""
+    assert (ROOT / "profiles/default/config.yaml").samefile(ROOT / "workflows/profiles/default/config.yaml")
+    placed = BUILD["targets"]["wheel"]["force-include"]
+    assert placed["workflows/profiles/default"] == f"{Path(placed['Snakefile']).parent}/profiles/default"
+
+
 def test_workflow_catalogue_names_what_exists():
     """The catalogue of Snakemake workflows wants workflow/Snakefile and config/README.md, too."""
+    assert 'include: "../Snakefile"' in (ROOT / "workflow/Snakefile").read_text(encoding="utf-8")
     usage = load(".snakemake-workflow-catalog.yml")["usage"]
     flags = usage["mandatory-flags"]["flags"].removeprefix("--config ").split()
     given = dict(flag.split("=") for flag in flags)

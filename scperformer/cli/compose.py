@@ -20,6 +20,7 @@ from scperformer.cli.help import closest_option, options_of
 from scperformer.cli.presets import conf_dir, give_to_hydra, preset_groups
 from scperformer.cli.steps import SCHEMAS
 from scperformer.cli.words import option_words
+from scperformer.cli.workflow import WORKFLOW_STEPS
 
 OF_HYDRA = re.compile(r"[+~]*hydra[./]")  # words about Hydra itself, such as its launcher
 LOCK = RLock()  # Hydra has one global state
@@ -90,6 +91,8 @@ def _unknown(name: str, step: str, text: str) -> InputError:
     names = {entry.name for entry in fields(SCHEMAS[step])}
     if name == "model" and "model_path" in names:  # model=FOLDER was meant to name a trained model
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
+    elif step == "workflow" and (steps := [other for other in WORKFLOW_STEPS if name in options_of(other)]):
+        remedy = f'write overrides: {{{steps[0]}: "{name}=..."}} into a file for --config; {remedy}'
     elif name == "attention.causal":
         found = f"{text} with a mechanism that has no causal form"
         remedy = "choose one of them: linformer's rows, for example, are sums over all tokens, also later ones"

@@ -14,6 +14,7 @@ OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +
 FLAGS = {"--cfg": "job", "--config-dir": "FOLDER"}  # as in Hydra; the value after each
 PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
 ESTIMATE = "--estimate"  # of `train`
+UNLOCK = "--unlock"  # of the workflow: snakemake recommends it
 CONFIG = "--config"  # of the workflow: the word after it is its YAML file
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # in any case: words that Hydra does not read as text
 
@@ -69,11 +70,13 @@ def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[l
     options: list[str] = []
     files: list[str] = []
     flags: dict[str, str] = {}
+    of_snakemake: list[str] = []
     rest = iter(words)
     for word in rest:
         name, _, value = word.partition("=")
-        if word == "--" and step == "workflow":  # all words after it are for snakemake
-            options.append(option_word("snakemake", list(rest)))
+        if step == "workflow" and word in ("--", UNLOCK):  # all words after -- are for snakemake
+            of_snakemake += rest if word == "--" else [word]
+            options.append(option_word("snakemake", of_snakemake))
         elif word == CONFIG and step == "workflow":  # snakemake reads the file
             options.append(option_word("configfile", _value_of(word, "FILE", rest)))
         elif word == ESTIMATE and step == "train":
@@ -85,6 +88,8 @@ def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[l
             remedy = f"write {option}=VALUE" if option else "write a file name that starts with '-' as ./-name"
             if word in ("-m", "--multirun"):
                 remedy = "train for each combination of values by 'scperformer bench'"
+            if step == "workflow":
+                remedy = f"write words for snakemake at the end, after --: scperformer workflow ... -- {word}"
             if word == PLUGIN:
                 remedy = f"write it before the step: scperformer --plugin FILE {step} ..."
             raise InputError(f"'{word}'", "a file, option=value, --help or --cfg job", remedy)

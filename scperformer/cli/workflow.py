@@ -87,10 +87,10 @@ WORKFLOW_STEPS = ("preprocess", "train", "predict", "evaluate", "report")  # the
 
 
 def workflow_folder() -> Path:
-    """Return the folder of the Snakefile: inside an installed package, beside it in a source checkout."""
+    """Return the folder of the Snakefile: inside an installed package, or the source checkout around the package."""
     package = Path(__file__).parents[1]
     installed = package / "snakefiles"
-    return installed if installed.is_dir() else package.parent / "workflow"
+    return installed if installed.is_dir() else package.parent
 
 
 def snakemake_words(cfg: WorkflowConfig) -> list[str]:

@@ -6,6 +6,7 @@ A YAML file with a configuration may come from anywhere. It can set the options 
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import MARK
 from scperformer.cli.compose import config_from, make_config
-from scperformer.cli.words import option_word, option_words, without_interpolation
+from scperformer.cli.words import option_word, option_words, sort_words, without_interpolation
 from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
@@ -28,6 +29,7 @@ EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, 
 OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted"}
 OWN |= {"pancreas.html", "prepared", "report.html", "samples", "samples.csv"}
 SAMPLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+IMAGE = re.compile(r"[\w./][\w.,/:@=+-]*")  # snakemake formats a container, and hands it to a shell without quotes
 OUTDIR = re.compile(r"[^~{}\s][^{}\n]*")  # snakemake reads braces as wildcards
 
 
@@ -54,7 +56,7 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
     words = {}
     for step in WORKFLOW_STEPS:
         try:
-            words[step] = _words_of(named.get(step) or {})
+            words[step] = _words_of(named.get(step) or {}, step)
             make_config(step, ["inputs=[a]", *required.get(step, []), *words[step]])
         except InputError as error:
             raise InputError(f"{where}: overrides: {step}: {error.found}", error.expected, error.remedy) from error
@@ -71,20 +73,25 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
     return content
 
 
-def _words_of(content: Any) -> list[str]:
-    """Return the options of a step as words: from a mapping of full names to values, or a list of `option=value`."""
+def _words_of(content: Any, step: str) -> list[str]:
+    """Return the options of a step as words: from a mapping of full names to values, or words of the command line."""
     if isinstance(content, Mapping):
         return option_words(content)
-    if not isinstance(content, list) or not all(isinstance(word, str) and "=" in word for word in content):
-        expected = "options by their names, such as {trainer.max_epochs: 30}, or a list such as [model=base]"
-        raise InputError(f"a value of type {type(content).__name__}", expected, "see docs/workflow.md")
-    return [without_interpolation(word) for word in content]
+    try:
+        words = shlex.split(content) if isinstance(content, str) else content
+    except ValueError as error:  # a quote without its end
+        raise InputError(f"{content} ({error})", "words as on the command line", "close the quote") from error
+    if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
+        expected = "words such as 'alpha=0.1 clusters=leiden', a list of them, or a mapping such as {alpha: 0.1}"
+        raise InputError(f"{content!r}", expected, "see docs/workflow.md")
+    options, _ = sort_words(words, step)  # which escapes the texts that it puts into quotes
+    return [without_interpolation(word) if word in words else word for word in options]
 
 
 def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
     """Return the workflow of a configuration with keys of config/config.yaml, which all may be missing.
 
-    Only a checkout has the data that replace missing samples, beside the folder of the Snakefile, `folder`. `where` is
+    Only a checkout has the data that replace missing samples, in the folder of the Snakefile, `folder`. `where` is
     the place of the configuration, for errors.
     """
     cfg, options = workflow_options(config, where)
@@ -96,11 +103,14 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     if not cfg.sample_sheet and (references or cfg.model_path):
         remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad"
         raise InputError("no sample_sheet=", "a sample sheet beside reference= or model_path=", remedy)
-    if not cfg.sample_sheet and not (Path(folder).parent / "data" / "pbmc3k.h5ad").exists():
+    if not cfg.sample_sheet and not (Path(folder) / "data" / "pbmc3k.h5ad").exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
     if not OUTDIR.fullmatch(cfg.output_dir):
         raise InputError(f"output_dir={cfg.output_dir}", "a folder without braces in its name", "choose another")
+    if cfg.container and not IMAGE.fullmatch(cfg.container):
+        expected = "an image whose name has letters, digits and ./:@=+,_- alone"
+        raise InputError(f"container={cfg.container}", expected, "rename it, or link to it")
     there = set(os.listdir(cfg.output_dir)) if os.path.isdir(cfg.output_dir) else set()
     if there & OWN and MARK not in there and not there <= OWN:  # Snakemake removes outputs before it makes them anew
         found = f"{cfg.output_dir}/{min(there & OWN)} exists, and this workflow may not have made it"
@@ -125,6 +135,24 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
         output_dir=os.path.normpath(cfg.output_dir),
         options=options,
     )
+
+
+def require_labelled(workflow: Workflow) -> None:
+    """Refuse references that cannot be read or have no labels in obs: before any job, not by the one that trains."""
+    if not workflow.references:
+        return
+    from scperformer.cells.reference import read_obs
+    from scperformer.cells.reference_labels import deepest_labels
+
+    words = [option_word("label_key", workflow.cfg.label_key), *workflow.options["train"]]
+    cfg = make_config("train", [option_word("inputs", workflow.references), *words])
+    for path in workflow.references:
+        if require_readable(path) in ("h5ad", "zarr"):
+            try:
+                [obs] = read_obs([Path(path)], cfg)
+            except InputError:  # a file older than anndata 0.8, for example: the job reads it as a whole
+                continue
+            deepest_labels(obs, cfg, path)
 
 
 def _require_input(path: str, what: str) -> str:

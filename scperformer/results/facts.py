@@ -1,5 +1,7 @@
 """The check of what `predict` recorded in an annotated file, which may have been changed since, or be made by hand."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -120,3 +122,10 @@ def require_facts(facts: Any, obs: pd.DataFrame, key: str, path: object) -> None
     if problem:
         remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
         raise InputError(f"{problem} in {path}", "an annotation as predict writes it", remedy)
+
+
+def expected_accuracy(facts: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the lowest and the highest accuracy that is expected of an annotation; NaN if it is not known."""
+    known = facts.get("condition", {}).get("expected_accuracy", math.nan)  # imported models have none
+    trust = facts.get("profiles") or facts.get("shift") or {}
+    return trust.get("expected_lowest", known), trust.get("expected_highest", known)

@@ -19,6 +19,7 @@ from scperformer.cells.which_tissue import GIVEN, tissue_text
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.shift import FAR
 from scperformer.results.evaluate import Evaluation
+from scperformer.results.facts import expected_accuracy
 from scperformer.results.figures import symbol_of
 from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
 from scperformer.results.what_to_check import PROFILES
@@ -126,11 +127,10 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
     """Summarise a sample from the table of all cells."""
     cells = cells[cells["sample"] == sample.name]
     facts = sample.facts
-    known = facts.get("condition", {}).get("expected_accuracy", math.nan)  # imported models have none
-    profiles = facts.get("profiles")
-    trust = facts.get("shift", {}) if profiles is None else profiles
-    lowest, highest = (trust.get(f"expected_{end}", known) for end in ("lowest", "highest"))
-    kind = trust.get("kind") if profiles is None else FAR if math.isnan(lowest) else PROFILES
+    lowest, highest = expected_accuracy(facts)
+    kind = FAR if math.isnan(lowest) else PROFILES
+    if "profiles" not in facts:
+        kind = facts.get("shift", {}).get("kind")
     expected = f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
     bins = facts.get("calibration", {}).get("bins")  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}

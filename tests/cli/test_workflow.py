@@ -37,6 +37,15 @@ def test_cores_are_given_unless_the_user_does():
     assert "--cores" in words_of("samples.tsv", "--", "--jobscript", "job.sh")
 
 
+def test_unlock_may_stand_anywhere_as_snakemake_recommends_it():
+    assert words_of("samples.tsv", "--unlock", "gpu=1", "--", "-j1")[:2] == ["--unlock", "-j1"]
+    assert words_of("samples.tsv", "--", "-j1", "--unlock")[:2] == ["-j1", "--unlock"]
+
+
+def test_other_words_of_snakemake_are_refused_with_their_place(refused):
+    assert refused("workflow", "samples.tsv", "--dry-run").endswith("after --: scperformer workflow ... -- --dry-run.")
+
+
 def test_help_after_two_dashes_is_for_snakemake(command, monkeypatch):
     handed = []
     monkeypatch.setattr(STEPS["workflow"], "run", lambda cfg: handed.append(cfg.snakemake))

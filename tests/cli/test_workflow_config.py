@@ -1,5 +1,6 @@
 """The configuration of the workflow and its sample sheet: what is read, and what is refused in one line."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from scperformer.base.errors import InputError
+from scperformer.cli.compose import make_config
 from scperformer.cli.workflow import workflow_folder
-from scperformer.cli.workflow_config import Workflow, read_workflow
+from scperformer.cli.workflow_config import Workflow, read_workflow, require_labelled
 from scperformer.model.folder import PACKAGED_MODEL
 
 REFERENCE = {"reference": "reference.h5ad", "sample_sheet": "samples.tsv"}
@@ -62,8 +64,40 @@ def test_samples_and_options_are_read():
     assert workflow.samples["a"] == {"path": "a.h5ad", "truth": "a.csv", "donor": "d1"}
     assert workflow.samples["c"] == {"path": "c.h5ad"}
     assert (workflow.truth_key, workflow.output_dir) == ("type", "out")
-    assert (workflow.options["train"], workflow.options["predict"]) == (["seed=3"], ["clusters=auto", "alpha=0.1"])
+    assert (workflow.options["train"], workflow.options["predict"]) == (["seed=3"], ["clusters='auto'", "alpha=0.1"])
     assert workflow.options["report"] == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["alpha=0.1 clusters='my leiden'", {"alpha": 0.1, "clusters": "my leiden"}],
+    ids=["words", "mapping"],
+)
+def test_overrides_are_words_of_the_command_line_or_a_mapping(given):
+    words = read(MODEL | overrides(predict=given)).options["predict"]
+    options = make_config("predict", ["inputs=[a]", *words])
+    assert (options.alpha, options.clusters) == (0.1, "my leiden")
+
+
+def test_an_option_of_a_step_is_refused_with_the_place_where_it_goes(refused):
+    error = refused("workflow", "samples.tsv", "clusters=leiden")
+    assert re.search(
+        r'option clusters; .*write overrides: \{predict: "clusters=\.\.\."\} into a file for --config', error
+    )
+
+
+def test_references_without_the_labels_are_refused(counts_adata):
+    counts_adata.write_h5ad("reference.h5ad")
+    require_labelled(read(REFERENCE))
+    require_labelled(read(MODEL))
+    with pytest.raises(InputError, match=r"no column 'cel_type' in obs of reference\.h5ad; .*did you mean 'cell_type'"):
+        require_labelled(read(REFERENCE | {"label_key": "cel_type"}))
+    with pytest.raises(InputError, match=r"no column 'lineage' in obs of reference\.h5ad"):
+        require_labelled(read(REFERENCE | overrides(train={"label_keys": ["lineage", "cell_type"]})))
+    del counts_adata.obs["cell_type"]
+    counts_adata.write_zarr("z.zarr")
+    with pytest.raises(InputError, match=r"no column 'cell_type' in obs of z\.zarr"):
+        require_labelled(read(REFERENCE | {"reference": ["reference.h5ad", "z.zarr"]}))
 
 
 def test_several_references_are_studies():
@@ -115,8 +149,14 @@ REFUSED = {
     "no number of GPUs": ({"gpu": "yes"}, r"gpu=yes; expected a whole number"),
     "too many GPUs": ({"gpu": 17}, r"gpu=17; expected a number from 0 to 16"),
     "no jobs": ({"predict_jobs": 0}, r"predict_jobs=0; expected 1 or more"),
+    "a word without value": (overrides(predict="alpha=0.1 leiden"), r"overrides: predict: .*words such as 'alpha=0.1"),
+    "an open quote": (overrides(predict="clusters='a"), r"overrides: predict: .*No closing quotation.*close the quote"),
+    "unknown option in words": (overrides(train="modle=tiny"), r"overrides: train: option modle; expected an option"),
     "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
     "braces": ({"output_dir": "a{b}"}, r"output_dir=a\{b\}; expected a folder without braces"),
+    "blanks in the container": ({"container": "my images/a.sif"}, r"container=my images/a\.sif; expected an image whose"),
+    "braces in the container": ({"container": "{sample}.sif"}, r"container=\{sample\}\.sif; expected an image whose"),
+    "commands in the container": ({"container": "a.sif;touch"}, r"container=a\.sif;touch; expected an image whose name"),
     "reference alone": ({"reference": "reference.h5ad"}, r"no sample_sheet=; expected a sample sheet"),
     "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
     "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, r"braces in \{x\}\.h5ad, the labelled file"),

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 # What the test cluster needs beside the profile: it keeps no accounts, its nodes are small, and nobody wants to wait.
 HERE = [
-    *("--profile", str(ROOT / "workflow/profiles/slurm")),
+    *("--profile", str(ROOT / "workflows/profiles/slurm")),
     *("--slurm-status-command", "squeue", "--slurm-no-account"),
     *("--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2"),
 ]
@@ -28,7 +28,7 @@ RUNNING: list[subprocess.Popen[str]] = []
 
 def snakemake(folder: Path, *words: str) -> subprocess.Popen[str]:
     """Start the workflow in a folder; what it says is in the file `log` there."""
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "workflow/Snakefile"), *words]
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *words]
     with (folder / "log").open("w") as log:
         RUNNING.append(subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, stdout=log, stderr=log))
     return RUNNING[-1]

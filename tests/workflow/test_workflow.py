@@ -4,13 +4,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import anndata as ad
+import numpy as np
 import pandas as pd
 import pytest
 from support.fake_steps import write_fake_steps
@@ -35,7 +39,7 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.Comple
         "-m",
         "snakemake",
         "--snakefile",
-        str(root / "workflow/Snakefile"),
+        str(root / "Snakefile"),
         "--cores",
         "2",
         *words,
@@ -62,6 +66,18 @@ def plan(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
     return planned(folder, *words, root=root)[0]
 
 
+def running_in(folder: Path) -> list[int]:
+    """The processes of snakemake and its jobs whose working directory is a folder."""
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cwd") if is_at(path, folder)]
+
+
+def is_at(cwd: Path, folder: Path) -> bool:
+    try:
+        return cwd.resolve() == folder
+    except OSError:  # it has ended, or is another user's
+        return False
+
+
 def write_sheet(path: Path, *rows: str) -> None:
     """A sample sheet from rows whose fields are separated by one space."""
     path.write_text("".join("\t".join(row.split(" ")) + "\n" for row in rows))
@@ -69,9 +85,11 @@ def write_sheet(path: Path, *rows: str) -> None:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """A folder with a reference and three samples; dry runs never look into the files."""
-    for name in ("reference.h5ad", "a.h5ad", "b.h5ad", "c.h5ad", "a.csv", "b.csv"):
+    """A folder with a reference and three samples; dry runs look into the reference alone."""
+    for name in ("a.h5ad", "b.h5ad", "c.h5ad", "a.csv", "b.csv"):
         (tmp_path / name).touch()
+    labels = pd.DataFrame({"cell_type": ["B", "T"], "type": ["B", "T"]}, index=["cell0", "cell1"])
+    ad.AnnData(np.eye(2, dtype=np.float32), obs=labels).write_h5ad(tmp_path / "reference.h5ad")
     (tmp_path / "model").mkdir()
     write_sheet(tmp_path / "samples.tsv", "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad ")
     return tmp_path
@@ -140,6 +158,7 @@ def done(user: Path) -> Path:
 
 
 ONE_JOB = ["reference=reference.h5ad", "sample_sheet=samples.tsv", "predict_jobs=1"]
+OF_ANNOTATION = ("cells", "tissue", "unknown_share", "expected_lowest", "expected_highest")  # columns of samples.csv
 HEADER, A, B, C = "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad "
 NEW_SAMPLE = [f"{rule} d" for rule in ("predict", *PLACED)]
 
@@ -165,7 +184,7 @@ def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> N
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
     options, steps = (checkout / "scperformer" / path for path in ("config/annotation.py", "cli/steps.py"))
-    annotate = checkout / "workflow/rules/annotate.smk"
+    annotate = checkout / "workflows/rules/annotate.smk"
     option = "    replace_annotation: bool = False"
     with (
         replaced(options, option, f"    new_option: bool = False  # a new one\n{option}"),
@@ -195,12 +214,8 @@ def test_a_bad_sample_costs_a_row_of_the_report(done: Path) -> None:
         assert [Path(row).name for row in rows] == ["a.h5ad", "d.failed.json", "b.h5ad", "c.h5ad"]
     table = pd.read_csv(done / "results/samples.csv", index_col="sample", keep_default_na=False)
     assert list(table.index) == ["a", "d", "b", "c"]
-    assert dict(table.loc["d"]) == {
-        "status": "failed",
-        "cells": "",
-        "reason": "bad; expected good: mend it.",
-        "log": "results/logs/deliver/d.log",
-    }
+    reason = {"reason": "bad; expected good: mend it.", "log": "results/logs/deliver/d.log"}
+    assert dict(table.loc["d"]) == {"status": "failed"} | dict.fromkeys(OF_ANNOTATION, "") | reason
     failed = done / "results/samples/d/d.failed.json"
     failed.write_text(json.dumps(json.loads(failed.read_text()) | {"version": "0.0.1"}))
     assert plan(done, "--config", *ONE_JOB) == sorted([*NEW_SAMPLE, "report"])
@@ -212,13 +227,66 @@ def test_a_bad_sample_costs_a_row_of_the_report(done: Path) -> None:
     assert "failed" not in (done / "results/samples.csv").read_text()
 
 
+REFUSES = """\
+#!/bin/bash
+case $1 in
+    preprocess) if [ -e tried ]; then touch "${3#output=}"; else touch tried; exit 137; fi;;
+    train) echo "epoch 1"; echo "error: one label; expected two: add one."; echo >> trained; exit 2;;
+esac
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_refuses_its_input_is_not_tried_again_and_is_the_reason(user: Path) -> None:
+    """A job that was killed is tried again."""
+    (user / "bin").mkdir()
+    (user / "bin/scperformer").write_text(REFUSES)
+    (user / "bin/scperformer").chmod(0o755)
+    run = snakemake(user, "--retries", "2", "--config", *ONE_JOB)
+    assert run.returncode == 1
+    assert (user / "tried").exists()
+    assert (user / "trained").read_text() == "\n"
+    last = run.stdout.rstrip().splitlines()[-1]
+    assert last.startswith("0 annotated, 3 failed: a, one label; expected two: add one; b, one label"), last
+    table = pd.read_csv(user / "results/samples.csv")
+    assert set(table["status"]) == {"not annotated"}
+    assert set(table["reason"]) == {"one label; expected two: add one."}
+    assert set(table["log"]) == {"results/logs/train.log"}
+
+
+@pytest.mark.slow
+def test_a_second_run_is_refused_in_one_line_until_the_first_has_ended(user: Path) -> None:
+    (user / "bin").mkdir()
+    (user / "bin/scperformer").write_text("#!/bin/bash\ntouch started\nsleep 60\n")
+    (user / "bin/scperformer").chmod(0o755)
+    config = ["--config", *ONE_JOB]
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(snakemake, user, *config)
+        while not (user / "started").exists():
+            assert not first.done(), first.result().stdout
+            time.sleep(0.1)
+        second = snakemake(user, "--quiet", "all", *config)
+        assert second.returncode == 2
+        assert second.stdout.splitlines()[-1].startswith(f"error: another run of the workflow in {user} ")
+        assert "--unlock" in second.stdout
+        assert "Exception" not in second.stdout
+        assert plan(user, *config)  # a look does no harm
+        for pid in running_in(user):
+            os.kill(pid, signal.SIGKILL)
+    assert snakemake(user, *config).returncode == 2
+    assert snakemake(user, "--unlock", *config).returncode == 0
+    write_fake_steps(user / "bin2")
+    (user / "bin2/scperformer").replace(user / "bin/scperformer")
+    assert snakemake(user, *config).returncode == 0
+
+
 MODULES = """
 module one:
-    snakefile: "{root}/workflow/Snakefile"
+    snakefile: "{root}/Snakefile"
     config: config["one"]
 use rule * from one as one_*
 module example:
-    snakefile: "{root}/workflow/Snakefile"
+    snakefile: "{root}/Snakefile"
 use rule * from example as example_*
 rule both:
     default_target: True
@@ -249,6 +317,23 @@ def test_as_modules_of_another_workflow(user: Path) -> None:
     }
 
 
+@pytest.mark.slow
+def test_braces_in_texts_of_the_user_are_texts(user: Path) -> None:
+    odd = "{wildcards.sample} {x"
+    labels = ad.read_h5ad(user / "reference.h5ad")
+    labels.obs[odd] = labels.obs["type"]
+    labels.write_h5ad(user / "reference.h5ad")
+    shutil.copy(user / "samples.tsv", user / "my{sheet}.tsv")
+    steps = {"train": {"tissue": "{t}"}, "predict": {"clusters": "{c}"}, "report": {"sample_key": "{r}"}}
+    data = {"reference": "reference.h5ad", "sample_sheet": "my{sheet}.tsv", "label_key": odd, "overrides": steps}
+    jobs, said = planned(user, "--config", *(f"{key}={json.dumps(value)}" for key, value in data.items()))
+    assert {"train", "evaluate", "report"} <= set(jobs)
+    said = said.replace("'\"'\"'", "'")
+    for words in (f"label_key='{odd}'", f"truth_key='{odd}'", "tissue='{t}'", "clusters='{c}'", "sample_key='{r}'"):
+        assert words in said, words
+    assert "sample_sheet='my{sheet}.tsv'" in said
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +355,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the workflow and the package that tests may edit; its path has a space. Training is short."""
     copy = tmp_path_factory.mktemp("workflow") / "my checkout"
     copy.mkdir()
-    for part in ("workflow", "conf", "data", "scperformer"):
+    shutil.copy(ROOT / "Snakefile", copy)
+    for part in ("workflows", "profiles", "conf", "data", "scperformer"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "conf/trainer/cpu.yaml").open("a") as trainer:
         trainer.write("max_epochs: 2\n")  # the linear branch is fitted before; that is enough for these tests

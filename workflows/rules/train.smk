@@ -16,8 +16,8 @@ rule train:
     benchmark:
         f"{OUT}/benchmarks/train.tsv"
     params:
-        label_key=option("label_key", WORKFLOW.cfg.label_key),
-        overrides=WORKFLOW.options["train"],
+        label_key=verbatim(option("label_key", WORKFLOW.cfg.label_key)),
+        overrides=verbatim(WORKFLOW.options["train"]),
         trainer=TRAINER,
         results=RESULT_VERSION,
     threads: 1

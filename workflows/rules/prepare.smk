@@ -18,7 +18,7 @@ if not WORKFLOW.samples:
             f"{OUT}/benchmarks/example.tsv"
         params:
             folder=lambda wildcards, output: os.path.dirname(output[0]),
-            label_key=WORKFLOW.cfg.label_key,
+            label_key=verbatim(WORKFLOW.cfg.label_key),
         threads: 1
         resources:
             mem_mb=2000,
@@ -39,7 +39,7 @@ rule prepare:
         f"{OUT}/benchmarks/prepare/{{reference}}.tsv"
     params:
         reference=lambda wildcards: REFERENCES[wildcards.reference],
-        overrides=WORKFLOW.options["preprocess"],
+        overrides=verbatim(WORKFLOW.options["preprocess"]),
         results=RESULT_VERSION,
     threads: 1
     resources:

@@ -21,10 +21,10 @@ rule predict:
     params:
         output=lambda wildcards, output: option("output", f"{output}/{{sample}}.h5ad"),
         model=lambda wildcards, input: [option("model_path", str(input.model))] if input.model else [],
-        sheet=SHEET,
+        sheet=verbatim(SHEET),
         device=DEVICE,
-        adapted=ADAPTED,
-        overrides=WORKFLOW.options["predict"],
+        adapted=verbatim(ADAPTED),
+        overrides=verbatim(WORKFLOW.options["predict"]),
     threads: 1
     resources:
         mem_mb=flat_memory,
@@ -50,7 +50,7 @@ rule settle:
         made_of=lambda wildcards: [SAMPLES[wildcards.sample]["path"], GIVEN_MODEL],
         described=lambda wildcards: described(wildcards.sample),
         files=lambda wildcards, input: either(f"{input.job}/{wildcards.sample}"),
-        overrides=WORKFLOW.options["predict"],
+        overrides=verbatim(WORKFLOW.options["predict"]),
         results=RESULT_VERSION,
     shell:
         "shopt -s nullglob; mkdir -p {output:q} && mv {params.files} {output:q}/ 2> {log:q}"
@@ -63,6 +63,7 @@ rule deliver:
     output:
         ANNOTATED,
     localrule: True
+    retries: 0  # the reason stays
     log:
         f"{OUT}/logs/deliver/{{sample}}.log",
     params:

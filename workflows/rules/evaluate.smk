@@ -1,5 +1,7 @@
 """Results: scores against the truth, if it is known, and the report."""
 
+TRUTH = [option("truth_path", TRUTH_TABLES)] if TRUTH_TABLES else []
+
 
 rule evaluate:
     """Compare the annotations with the truth, beside logistic regression on the same reference."""
@@ -27,8 +29,8 @@ rule evaluate:
     params:
         folder=lambda wildcards, output: os.path.dirname(output.metrics),
         files=[either(f"{SETTLED.format(sample=name)}/{name}") for name in WITH_TRUTH],
-        truth=[option("truth_key", WORKFLOW.truth_key)] + ([option("truth_path", TRUTH_TABLES)] if TRUTH_TABLES else []),
-        overrides=WORKFLOW.options["evaluate"],
+        truth=verbatim([option("truth_key", WORKFLOW.truth_key), *TRUTH]),
+        overrides=verbatim(WORKFLOW.options["evaluate"]),
         results=RESULT_VERSION,
     threads: 1
     resources:
@@ -54,7 +56,7 @@ rule report:
     params:
         files=[either(f"{SETTLED.format(sample=name)}/{name}") for name in SAMPLES],
         evaluation=[f"evaluation={EVALUATION}"] if WITH_TRUTH else [],
-        overrides=WORKFLOW.options["report"],
+        overrides=verbatim(WORKFLOW.options["report"]),
         results=RESULT_VERSION,
     threads: 1
     resources:

@@ -1,7 +1,5 @@
 """Shared by the rules: paths, samples and their jobs, memory and time."""
 
-import atexit
-import csv
 import itertools
 import json
 import os
@@ -10,13 +8,15 @@ import shlex
 import shutil
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
-import h5py
+import snakemake.exceptions
+from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.base.messages import escape_formula
-from scperformer.base.outputs import FAILED_SUFFIX, MARK, new_file
+from scperformer.base.outputs import FAILED_SUFFIX, MARK
 from scperformer.cli.words import option_word as option
 from scperformer.cli.steps import RESULT_VERSION
+from scperformer.cli.workflow_config import read_workflow, require_labelled
 from scperformer.io.sheet import OWN_COLUMNS
 from scperformer.model.content import INFO
 from scperformer.model.tissues import collection
@@ -29,6 +29,34 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 if shutil.which("scperformer") is None:  # snakemake was started from an environment that is not activated
     os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
+
+
+
+def refuse(error):
+    """Print an error as the commands of scperformer do, and end Snakemake."""
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def refuse_second_run():
+    """Refuse to start while another run makes the same files, or after one that was killed."""
+    found = f"another run of the workflow in {os.getcwd()} that makes the same files, or that was killed"
+    remedy = "wait until it has ended; if none is running, repeat the command with --unlock, then without"
+    refuse(InputError(found, "one run at a time", remedy))
+
+
+try:
+    WORKFLOW = read_workflow(config, Path(str(workflow.current_basedir)).parents[1])
+    if workflow.is_main_process:
+        require_labelled(WORKFLOW)
+except InputError as error:
+    refuse(error)
+
+# Snakemake raises it where a lock is in the way; its own message has six lines and exit code 1.
+snakemake.exceptions.LockException = refuse_second_run
+
+
+container: WORKFLOW.cfg.container
 
 
 def mark_output():
@@ -115,40 +143,14 @@ def either(stem):
     return " ".join(f"{shlex.quote(stem)}{ending}" for ending in (".h5a[d]", ".failed.jso[n]"))
 
 
+def verbatim(value):
+    """Return a parameter with texts of the user: Snakemake formats braces in all others."""
+    return lambda wildcards: value
+
+
 def any_of(names):
     """Return the pattern that matches these names only."""
     return "|".join(map(re.escape, names)) or "(?!)"
-
-
-def row_of(sample):
-    """Return the row of a sample in samples.csv."""
-    annotated, _ = files_of(sample)
-    if is_pending(sample):
-        log = f"{OUT}/logs/predict/{JOB_OF[sample]}.log"
-        return [sample, "not annotated", "", "its job did not end", log if os.path.exists(log) else ""]
-    if failure := failure_of(sample):
-        return [sample, "failed", "", escape_formula(failure["error"]), f"{OUT}/logs/deliver/{sample}.log"]
-    try:
-        with h5py.File(annotated) as file:
-            cells = len(file["obs"][file["obs"].attrs["_index"]])
-    except (OSError, KeyError):  # somebody has changed it
-        cells = ""
-    return [sample, "annotated", cells, "", ""]
-
-
-def tell_results():
-    """Write samples.csv, and print at the end how many samples are annotated, and which are not, with the reason."""
-    rows = [row_of(name) for name in SAMPLES]
-    with new_file(TABLE, overwrite=True) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["sample", "status", "cells", "reason", "log"], *rows])
-    bad = [f"{name}, {reason.rstrip('.')}" for name, status, _, reason, _ in rows if status != "annotated"]
-    text = f"{len(rows) - len(bad)} annotated, {len(bad)} failed"
-    if bad:
-        text += f": {'; '.join(bad[:5])}{f'; and {len(bad) - 5} more' if len(bad) > 5 else ''}"
-    text += f"; table: {TABLE}"
-    if os.path.exists(REPORT):
-        text += f"; report: {REPORT}"
-    atexit.register(print, text, file=sys.stderr)  # after the lines with which snakemake ends
 
 
 OUT = WORKFLOW.output_dir
@@ -175,7 +177,6 @@ SETTLED = f"{OUT}/samples/{{sample}}"
 ANNOTATED = f"{OUT}/annotated/{{sample}}.h5ad"
 EVALUATION = f"{OUT}/evaluation"
 REPORT = f"{OUT}/report.html"
-TABLE = f"{OUT}/samples.csv"
 
 is_small = lambda path: not os.path.exists(path) or size_of(path) <= SMALL
 SMALL_SAMPLES = [name for name, row in SAMPLES.items() if is_small(row["path"])]
