@@ -1,15 +1,17 @@
 """Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over some genes alone.
 
-The values equal scanpy's `normalize_total` and `log1p` bit for bit, without the seconds that importing scanpy
-takes.
+References in memory are normalised by scanpy. Queries and cells on disk get the same values, bit for bit, without the
+seconds that importing scanpy takes.
 """
 
 import math
+import warnings
 import zlib
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
+from anndata import AnnData
 from scipy import sparse
 
 from scperformer.cells.detect import Findings
@@ -18,7 +20,9 @@ from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHAR
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 
-def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> sparse.csr_matrix:
+def normalise(
+    x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_scanpy: bool = False
+) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * share of the cell's total), with totals over the columns of `x`.
 
     Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
@@ -40,7 +44,20 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> spa
             rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = values.astype(np.float32)
-    return normalise_counts(rows, target_sum)
+    return (scanpy_normalised if by_scanpy else normalise_counts)(rows, target_sum)
+
+
+def scanpy_normalised(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:
+    """Return ln(1 + target_sum * count / total of the cell) by scanpy; CSR float32. `counts` are changed."""
+    import scanpy  # takes seconds to import
+
+    cells = AnnData(counts)
+    if target_sum is not None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Some cells have zero counts")  # they stay zero
+            scanpy.pp.normalize_total(cells, target_sum=target_sum)
+    scanpy.pp.log1p(cells)
+    return cells.X
 
 
 def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:

@@ -117,6 +117,22 @@ class Part:
         is_gene = self.first == np.arange(len(self.first))
         return merge_genes(x, self.first, self.findings.log_base)[:, is_gene]
 
+    def with_genes(self, is_expressed: csr_matrix, least: int) -> np.ndarray:
+        """Return which cells express at least so many genes, boolean; by scanpy for cells in memory."""
+        if self.adata is None:
+            return np.diff(is_expressed.indptr) >= least
+        import scanpy  # takes seconds to import
+
+        return scanpy.pp.filter_cells(AnnData(is_expressed), min_genes=least, inplace=False)[0]
+
+    def cells_of_genes(self, is_expressed: csr_matrix) -> np.ndarray:
+        """Return how many cells express each gene, int64; by scanpy for cells in memory."""
+        if self.adata is None:
+            return np.bincount(is_expressed.indices, minlength=is_expressed.shape[1])
+        import scanpy
+
+        return scanpy.pp.filter_genes(AnnData(is_expressed), min_cells=0, inplace=False)[1]
+
 
 def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
@@ -201,7 +217,9 @@ class Collection:
                 with reading(part.path):
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
                 # Over all genes of the file.
-                normalised = normalise(part.merged(stored), part.findings, part.target_sum)
+                normalised = normalise(
+                    part.merged(stored), part.findings, part.target_sum, by_scanpy=part.adata is not None
+                )
                 x = align_normalised(normalised, self.maps[file], len(self.genes))
                 blocks.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
             pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[place])
@@ -251,11 +269,11 @@ def make_collection(
                     # Filters only ask whether a gene is expressed.
                     x = csr_matrix(part.merged(block) > 0, dtype=np.float32)
                     shared = align_normalised(x, mapping, len(names))
-                    keep = (np.diff(x.indptr) >= cfg.data.min_genes) & (np.diff(shared.indptr) >= min_shared)
+                    keep = part.with_genes(x, cfg.data.min_genes) & part.with_genes(shared, min_shared)
                     is_wanted = ~is_left_out[start : start + len(keep)]
                     num_dropped += int((is_wanted & ~keep).sum())
                     keep &= is_wanted
-                    num_cells += np.bincount(shared[keep].indices, minlength=len(names))
+                    num_cells += part.cells_of_genes(shared[keep])
                     kept.append(start + np.flatnonzero(keep))
                     shown.update(len(keep))
             part.kept = np.concatenate(kept)

@@ -51,6 +51,19 @@ def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, 
         np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))
 
 
+@pytest.mark.parametrize("name", ["filter_cells", "filter_genes", "normalize_total", "log1p"])
+def test_a_reference_in_memory_is_filtered_and_normalised_by_scanpy(counts_adata, write, monkeypatch, name):
+    """Cells on disk, which are read in blocks, are not."""
+    used = []
+    own = getattr(scanpy.pp, name)
+    monkeypatch.setattr(scanpy.pp, name, lambda *args, **given: used.append(name) or own(*args, **given))
+    collection = make_collection([write(counts_adata)], config(min_genes=50))
+    collection.read(np.arange(len(collection)))
+    assert used == []
+    prepare_reference(counts_adata, config(min_genes=50))
+    assert used
+
+
 def test_a_prepared_reference_is_not_changed_again(counts_adata, write):
     prepared = prepare_reference(counts_adata, config(min_genes=50, min_cells=100))
     assert prepared.n_vars < 200

@@ -154,9 +154,15 @@ REFUSED = {
     "unknown option in words": (overrides(train="modle=tiny"), r"overrides: train: option modle; expected an option"),
     "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
     "braces": ({"output_dir": "a{b}"}, r"output_dir=a\{b\}; expected a folder without braces"),
-    "blanks in the container": ({"container": "my images/a.sif"}, r"container=my images/a\.sif; expected an image whose"),
+    "blanks in the container": (
+        {"container": "my images/a.sif"},
+        r"container=my images/a\.sif; expected an image whose",
+    ),
     "braces in the container": ({"container": "{sample}.sif"}, r"container=\{sample\}\.sif; expected an image whose"),
-    "commands in the container": ({"container": "a.sif;touch"}, r"container=a\.sif;touch; expected an image whose name"),
+    "commands in the container": (
+        {"container": "a.sif;touch"},
+        r"container=a\.sif;touch; expected an image whose name",
+    ),
     "reference alone": ({"reference": "reference.h5ad"}, r"no sample_sheet=; expected a sample sheet"),
     "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
     "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, r"braces in \{x\}\.h5ad, the labelled file"),
