@@ -13,6 +13,8 @@
 - no_genes: Columns among the genes that are no genes, such as coordinates, areas, numbers of cells or totals.
 - normalisation: Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over
   some genes alone.
+- not_measured: Genes that some batches of a reference did not measure, as after an outer join of studies, which fills
+  them with 0.
 - on_disk: Cells and genes of one or several files as one collection, in memory or on disk.
 - preprocess: Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a
   model.

@@ -60,13 +60,17 @@ def read_query_batches(
     return Batches(key, known.tolist(), of_cell.astype(np.int64))
 
 
+def named_as_batches(columns: Iterable[str]) -> list[str]:
+    """Return the columns of obs with names that batches usually have, from the most to the least technical."""
+    by_words: dict[str, str] = {}
+    for name in sorted(columns):
+        by_words.setdefault(re.sub(r"[\W_]+", " ", re.sub(r"[\W_]*(id|key|name)?$", "", name.lower())), name)
+    return [by_words[words] for words in LIKELY if words in by_words]
+
+
 def likely_batches(cells: AnnData | BackedH5ad) -> str | None:
     """Return the column of obs that seems to name batches, of 20 cells or more each; None if there is none."""
-    names = cells.keys()["obs"] if isinstance(cells, BackedH5ad) else map(str, cells.obs)
-    by_words: dict[str, str] = {}
-    for name in sorted(names):
-        by_words.setdefault(re.sub(r"[\W_]+", " ", re.sub(r"[\W_]*(id|key|name)?$", "", name.lower())), name)
-    for key in (by_words[words] for words in LIKELY if words in by_words):
+    for key in named_as_batches(cells.keys()["obs"] if isinstance(cells, BackedH5ad) else map(str, cells.obs)):
         column = _columns(cells, [key])[key]
         if first_container(column) is None:
             sizes = label_texts(column).value_counts(dropna=False)

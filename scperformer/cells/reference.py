@@ -14,6 +14,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.base.progress import progress
 from scperformer.cells import reference_labels as labelling
+from scperformer.cells.batches import named_as_batches
+from scperformer.cells.normalisation import over_own_genes
+from scperformer.cells.not_measured import genes_not_measured
 from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_matrices
 from scperformer.cells.splits import (
     MAX_FIT_CELLS,
@@ -35,6 +38,8 @@ from scperformer.labels.texts import label_texts
 
 log = logging.getLogger(__name__)
 
+FILE = "_file_of_the_cell"  # a column beside those of obs
+
 
 @dataclass
 class Reference:
@@ -52,6 +57,7 @@ class Reference:
     batches: np.ndarray | None = None  # index of the batch of each cell, int64, N; None: they are not known
     batch_names: list[str] = field(default_factory=list)
     num_unlabelled: int = 0  # cells that are left out, as they have no label
+    own_totals: bool = False  # cells are normalised over `genes` alone
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
     stream: Stream | None = None
 
@@ -133,6 +139,25 @@ def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collect
     return replace(collection.with_columns(np.where(in_panel, np.cumsum(in_panel) - 1, -1), genes), own_totals=True)
 
 
+def _without_unmeasured(
+    labelled: Reference, collection: Collection, obs: pd.DataFrame, cfg: ReferenceOptions
+) -> tuple[Reference, Collection]:
+    """Leave out genes that some batches did not measure, of a reference whose cells have these rows of obs."""
+    columns = [cfg.batch_key] if cfg.batch_key is not None else named_as_batches(map(str, obs.columns))
+    batches = {f"obs['{key}']": obs[key].astype(str).to_numpy(str) for key in columns if key in obs}
+    if len(collection.parts) > 1:
+        files = np.array([part.path.name for part in collection.parts])
+        batches["files"] = files[obs[FILE].to_numpy()]
+    is_absent = genes_not_measured(labelled.x, labelled.labels, batches, labelled.genes)
+    if not is_absent.any():
+        return labelled, collection
+    genes = [gene for gene, absent in zip(labelled.genes, is_absent, strict=True) if not absent]
+    target = np.where(is_absent, -1, np.cumsum(~is_absent) - 1)
+    x = over_own_genes(labelled.x[:, ~is_absent], cfg.data.target_sum)
+    collection = replace(collection.with_columns(target, genes), own_totals=True)
+    return replace(labelled, x=x, genes=genes, own_totals=True), collection
+
+
 def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd.DataFrame]:
     """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
     columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{labelling.TERM_SUFFIX}"
@@ -144,7 +169,7 @@ def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd
             continue
         with reading(source):
             stored = open_stored(source)
-            table = stored.columns(names)
+            table = stored.columns([*names, *named_as_batches(stored.keys()["obs"])])
             # The error about a missing label column lists the columns of obs.
             tables.append(table if cfg.label_key in table else stored.obs)
     return tables
@@ -188,8 +213,10 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
         collection = _reduce_to_panel(collection, cfg.genes_path, cfg.species)
         panel = f"; {len(collection.genes)} genes of {Path(cfg.genes_path).name} alone, and totals over these"
     labelled.genes = collection.genes
+    labelled.own_totals = collection.own_totals
     if isinstance(source, Sample):
         labelled.x = collection.read(rows)
+        labelled, collection = _without_unmeasured(labelled, collection, obs.iloc[kept[rows]], cfg)
         part = collection.parts[0]
         cells_dropped = (~left_out).sum() - len(collection)
         genes_dropped = part.findings.num_genes - num_genes
@@ -198,17 +225,24 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
         return labelled
     summaries = dict.fromkeys(part.summary for part in collection.parts)
     labelled.summary = "; ".join([*summaries, f"{len(sources)} files{panel}"])
-    return _load_sample(labelled, collection, rows, cfg.seed, sample_val=has_split_key)
+    obs = obs.assign(**{FILE: np.repeat(np.arange(len(tables)), [len(table) for table in tables])})
+    return _load_sample(labelled, collection, rows, obs.iloc[kept[rows]], cfg, sample_val=has_split_key)
 
 
 def _load_sample(
-    labelled: Reference, collection: Collection, cells: np.ndarray, seed: int, *, sample_val: bool
+    labelled: Reference,
+    collection: Collection,
+    cells: np.ndarray,
+    obs: pd.DataFrame,
+    cfg: ReferenceOptions,
+    *,
+    sample_val: bool,
 ) -> Reference:
     """Return a reference whose training cells stay on disk; of them, and of validation cells, samples are loaded."""
     split = labelled.split
     labels = labelled.labels
-    fit = split.train[stratified_sample(labels[split.train], MAX_LOADED_CELLS, seed)]
-    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, seed)] if sample_val else split.val
+    fit = split.train[stratified_sample(labels[split.train], MAX_LOADED_CELLS, cfg.seed)]
+    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if sample_val else split.val
     notes = [f"The {len(split.train):,} training cells stayed on disk."]
     if len(fit) < len(split.train):
         notes.append(
@@ -220,15 +254,16 @@ def _load_sample(
         log.info("%s", note)
     loaded = np.concatenate([fit, val])
     rows = np.arange(len(fit)), np.arange(len(fit), len(loaded))
-    return replace(
+    sample = replace(
         labelled,
         x=collection.read(cells[loaded]),
         labels=labels[loaded],
         split=Split(*rows, split.done, [*split.notes, *notes]),
         cell_names=labelled.cell_names[loaded],
         batches=None if labelled.batches is None else labelled.batches[loaded],
-        stream=Stream(collection, cells[split.train], labels[split.train]),
     )
+    sample, collection = _without_unmeasured(sample, collection, obs.iloc[loaded], cfg)
+    return replace(sample, stream=Stream(collection, cells[split.train], labels[split.train]))
 
 
 def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix | None:
@@ -246,7 +281,7 @@ def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix |
     ]
     unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
-    collection = replace(collection, own_totals=cfg.genes_path is not None)
+    collection = replace(collection, own_totals=reference.own_totals)
     cells = stratified_sample(collection.file_of_cell, MAX_FIT_CELLS, cfg.seed)
     num_genes = len(reference.genes)
     of_file = collection.file_of_cell[cells]

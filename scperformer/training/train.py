@@ -171,6 +171,8 @@ def train_on(
     training = Training(reference, cfg, network, train, val, read_unlabelled(reference, cfg), options, kept, fits_once)
     facts = source | ({} if encoder is None else encoder.prepare(training)) | _facts(training, stored)
     recorded = run.record(training.cfg, facts)
+    if reference.own_totals:
+        recorded["config"]["own_totals"] = True
     if not training.learns and not run.is_first:  # the first process fits alone
         return None
 
