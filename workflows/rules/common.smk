@@ -83,9 +83,14 @@ def flat_memory(wildcards, input, attempt):
     return attempt * (2000 + max(map(size_of, input.sample)) // (20 * 10**6))
 
 
-def predict_minutes(wildcards, input):
+def hours(wildcards, attempt):
+    """Allow an hour, in minutes; more after each failure."""
+    return attempt * 60
+
+
+def predict_minutes(wildcards, input, attempt):
     """Allow an hour and, for each 10 MB of cells, a minute: many times what was measured (docs/results.md#memory-of-predict)."""
-    return 60 + sum(map(size_of, input.sample)) // 10**7
+    return attempt * (60 + sum(map(size_of, input.sample)) // 10**7)
 
 
 def described(name):
