@@ -59,6 +59,13 @@ snakemake.exceptions.LockException = refuse_second_run
 container: WORKFLOW.cfg.container
 
 
+if WORKFLOW.model:
+    config["model_path"] = WORKFLOW.model  # the report tells of it; $SCPERFORMER_MODEL may have named it
+if workflow.modifier.is_main_snakefile():  # the report of another workflow has its configuration
+
+    report: "../report/workflow.rst"
+
+
 def mark_output():
     """Mark the output folder: from now on, the files of our names in it are ours."""
     os.makedirs(OUT, exist_ok=True)
