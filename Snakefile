@@ -5,9 +5,6 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
-report: "workflows/report/workflow.rst"
-
-
 include: "workflows/rules/common.smk"
 include: "workflows/rules/jobs.smk"
 include: "workflows/rules/prepare.smk"

@@ -6,8 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCKER = (ROOT / "containers" / "Dockerfile").read_text(encoding="utf-8")
 APPTAINER = (ROOT / "containers" / "scperformer.def").read_text(encoding="utf-8")
-MODEL = "scperformer/model/packaged/pbmc3k"
-ARGUMENTS = {"TORCH_INDEX": "https://download.pytorch.org/whl/cpu", "MODEL": MODEL}
+ARGUMENTS = {"TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}
 
 
 def filled(text: str) -> str:
@@ -55,3 +54,8 @@ def test_both_images_are_made_in_the_same_way():
     assert [filled(line) for line in section("post")] == [filled(line) for line in docker("RUN") if "pip" in line]
     assert section("environment") == [f"export {line}" for line in docker("ENV")]
     assert "-c /opt/scperformer/constraints.txt /opt/scperformer" in section("post")[0]
+
+
+def test_images_take_the_tissue_of_each_file():
+    """A model in the image would be used for every tissue: `SCPERFORMER_MODEL` names it for all commands."""
+    assert "SCPERFORMER_MODEL" not in DOCKER + APPTAINER

@@ -280,6 +280,36 @@ def test_a_second_run_is_refused_in_one_line_until_the_first_has_ended(user: Pat
     assert snakemake(user, *config).returncode == 0
 
 
+PROVENANCE = {
+    "profiles": ({}, {}, r"without training: by published profiles of the cell types of each sample's tissue"),
+    "a model": ({"model_path": "model"}, {}, r"by the model model, which was used as it is"),
+    "a model of the environment": ({}, {"SCPERFORMER_MODEL": "model"}, r"by the model model, which was used as it is"),
+    "a reference": (
+        {"reference": "reference.h5ad"},
+        {},
+        r"by a model that was trained on reference\.h5ad \(labels in obs",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PROVENANCE)
+def test_the_report_of_snakemake_says_what_annotated_the_cells(user: Path, monkeypatch, case: str) -> None:
+    given, environment, expected = PROVENANCE[case]
+    monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    write_fake_steps(user / "bin")
+    config = ["--config", "sample_sheet=samples.tsv", *(f"{key}={value}" for key, value in given.items())]
+    run = snakemake(user, *config)
+    assert run.returncode == 0, run.stdout
+    run = snakemake(user, "--report", "all.html", *config)
+    assert run.returncode == 0, run.stdout
+    page = " ".join((user / "all.html").read_text().replace("&#x27;", "'").replace("\\n", " ").split())
+    assert re.search(expected, page)
+    assert "embedded PBMC" not in page
+
+
 MODULES = """
 module one:
     snakefile: "{root}/Snakefile"

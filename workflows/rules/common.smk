@@ -59,6 +59,13 @@ snakemake.exceptions.LockException = refuse_second_run
 container: WORKFLOW.cfg.container
 
 
+if WORKFLOW.model:
+    config["model_path"] = WORKFLOW.model  # the report tells of it; $SCPERFORMER_MODEL may have named it
+if workflow.modifier.is_main_snakefile():  # the report of another workflow has its configuration
+
+    report: "../report/workflow.rst"
+
+
 def mark_output():
     """Mark the output folder: from now on, the files of our names in it are ours."""
     os.makedirs(OUT, exist_ok=True)
@@ -83,9 +90,14 @@ def flat_memory(wildcards, input, attempt):
     return attempt * (2000 + max(map(size_of, input.sample)) // (20 * 10**6))
 
 
-def predict_minutes(wildcards, input):
+def hours(wildcards, attempt):
+    """Allow an hour, in minutes; more after each failure."""
+    return attempt * 60
+
+
+def predict_minutes(wildcards, input, attempt):
     """Allow an hour and, for each 10 MB of cells, a minute: many times what was measured (docs/results.md#memory-of-predict)."""
-    return 60 + sum(map(size_of, input.sample)) // 10**7
+    return attempt * (60 + sum(map(size_of, input.sample)) // 10**7)
 
 
 def described(name):

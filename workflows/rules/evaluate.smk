@@ -35,7 +35,7 @@ rule evaluate:
     threads: 1
     resources:
         mem_mb=memory,
-        runtime=60,
+        runtime=hours,
     shell:
         # overwrite: snakemake has already made the folder of its output files
         "shopt -s nullglob; scperformer evaluate {params.files} {params.truth:q} output={params.folder:q} overwrite=true"
@@ -61,7 +61,7 @@ rule report:
     threads: 1
     resources:
         mem_mb=memory,
-        runtime=60,
+        runtime=hours,
     shell:
         "shopt -s nullglob; scperformer report {params.files} {params.evaluation:q} output={output:q} overwrite=true"
         " {params.overrides:q} > {log:q} 2>&1"

@@ -50,11 +50,14 @@ class Failures(logging.Handler):
         elif event == LogEvent.JOB_ERROR and record.log:
             own, *others = map(str, record.log)
             last = "".join(end_of(own)[-1:])
+            reason, told = last.removeprefix(ERROR), own
             if last.startswith(ERROR) and not last.startswith(MEMORY):
                 workflow.get_rule(record.rule_name).restart_times = 0
-            reason = last.removeprefix(ERROR) if last.startswith(ERROR) else ended_by_slurm(record, others)
-            told = next((log for log in (own, *others) if end_of(log)), "")
-            self.found[record.jobid] = (own, reason or "its job ended without a message", told)
+            elif ended := ended_by_slurm(record, others):
+                reason, told = ended, "".join(others[:1])
+            elif not last.startswith(ERROR):
+                reason = "its job ended without an error: it was killed, perhaps for lack of memory"
+            self.found[record.jobid] = (own, reason, told)
 
     def of(self, *logs):
         """Return why the first of the jobs with these logs failed that did, and the log that tells of it."""
@@ -69,7 +72,7 @@ def ended_by_slurm(record, logs):
     said = "\n".join(line for log in logs for line in end_of(log))
     for name, (pattern, what, resource) in LIMITS.items():
         if state[1] == name or pattern.search(said):
-            return f"{what}, and Slurm ended its job; ask for more by --set-resources {record.rule_name}:{resource}=..."
+            return f"{what}, and Slurm ended its job; ask for more by --set-resources {record.rule_name}:{resource}=N"
     return f"Slurm ended its job, which is {state[1]}"
 
 
@@ -83,12 +86,11 @@ def ask_slurm():
     settings = workflow.executor_settings
     if not hasattr(settings, "status_command"):  # not on Slurm
         return
-    asked = ["sacct", "--allocations", "--noheader", "--starttime=now"]
-    if shutil.which("sacct") and subprocess.run(asked, capture_output=True, check=False).returncode == 0:
-        text = "Slurm keeps accounts"
-    else:
+    text = "Slurm keeps accounts"
+    asked = ["timeout", "60", "sacct", "--allocations", "--noheader", "--starttime=now"]
+    if subprocess.run(asked, capture_output=True, check=False).returncode != 0:  # 127: there is no sacct
         text = "Slurm keeps no accounts"
-        settings.status_command, settings.no_account = "squeue", True
+        settings.status_command = "squeue"
         told = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=False).stdout
         if kept := re.search(r"^MinJobAge\s*= (\d+)", told, re.MULTILINE):
             # squeue forgets a job that has ended after this time: three questions are asked before.

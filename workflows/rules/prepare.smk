@@ -44,6 +44,6 @@ rule prepare:
     threads: 1
     resources:
         mem_mb=memory,
-        runtime=60,
+        runtime=hours,
     shell:
         "scperformer preprocess {input:q} output={output:q} {params.overrides:q} > {log:q} 2>&1"

@@ -24,7 +24,7 @@ rule train:
     resources:
         mem_mb=memory,
         gpu=WORKFLOW.cfg.gpu,
-        runtime=24 * 60,
+        runtime=24 * 60,  # after them, another job goes on from the last checkpoint
     shell:
         # resume and overwrite: an interrupted run goes on, but starts anew with other options or another reference
         "scperformer train {input:q} {params.label_key:q} output={output:q} resume=true overwrite=true"
