@@ -20,7 +20,7 @@ from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.columns import OBSM
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
-from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed, read_h5ad
+from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed, read_stored
 from scperformer.io.read import require_unchanged
 from scperformer.io.writing import hdf5_to_write, write_anndata
 from scperformer.model.imported import own_probabilities
@@ -53,7 +53,7 @@ def write_annotation(
     """
     is_zarr = output.suffix == ".zarr"
     if is_zarr and isinstance(cells, BackedH5ad):
-        cells = read_h5ad(path)
+        cells = read_stored(path, everything=True)
     require_unchanged(path, seen)
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():

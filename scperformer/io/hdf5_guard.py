@@ -45,7 +45,7 @@ def inspect(path: str | Path) -> None:
     for node in require_contained(h5py.File(path, "r"), path):
         names: list[str] = []
         with _ignore_damage():
-            names = list(node.attrs)
+            names = list(node.attrs) if h5py.h5a.get_num_attrs(node.id) else []
         for name in names:
             with _ignore_damage():
                 node.attrs[name]

@@ -101,9 +101,15 @@ def _address(group: h5py.Group) -> tuple[int, int]:
     return info.fileno, info.addr
 
 
-def _require_filters(dataset: h5py.Dataset, path: str | Path) -> None:
-    """Refuse a dataset whose compression neither h5py nor hdf5plugin, where it is installed, can read."""
+def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None:
+    """Refuse a dataset that is not stored in the file, or with a filter that neither h5py nor hdf5plugin has."""
     properties = dataset.id.get_create_plist()
+    if properties.get_layout() == h5py.h5d.VIRTUAL:  # libhdf5 crashes on one that is its own source
+        source = next((source.file_name for source in dataset.virtual_sources()), "nothing")
+        raise InputError(f"{path} has a virtual dataset ('{where}' -> {source})", ALL_IN_FILE, COPY)
+    if properties.get_external_count():
+        source = dataset.external[0][0]
+        raise InputError(f"{path} has data in another file ('{where}' -> {source})", ALL_IN_FILE, COPY)
     for number in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(number)
         if h5py.h5z.filter_avail(code):
@@ -130,8 +136,9 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
             continue
         links[address] = []
         nodes.append(group)
+        parent = group.name.rstrip("/")
         for name in group:
-            where = f"{group.name.rstrip('/')}/{name}"
+            where = f"{parent}/{name}"
             try:
                 link = group.get(name, getlink=True)
             except TypeError as error:  # a user-defined kind of link
@@ -146,13 +153,7 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
                 links[address].append((_address(node), where))
                 groups.append(node)
             elif isinstance(node, h5py.Dataset):
-                others = [name for name, _, _ in node.external or ()]
-                if node.is_virtual:  # also of this file: libhdf5 crashes on a dataset that is its own source
-                    others += [source.file_name for source in node.virtual_sources()] or ["nothing"]
-                if others:
-                    source = "a virtual dataset" if node.is_virtual else "data in another file"
-                    raise InputError(f"{path} has {source} ('{where}' -> {others[0]})", ALL_IN_FILE, COPY)
-                _require_filters(node, path)
+                _require_stored(node, where, path)
                 nodes.append(node)
     # Without external links, soft links stay in this file; they may dangle.
     for group, name, where in soft:

@@ -93,7 +93,7 @@ def test_a_file_without_obs_columns_obsm_and_uns(counts_adata, write, tmp_path):
     with h5py.File(source, "r+") as file:
         del file["obsm"], file["uns"]
     write_copy(source, tmp_path / "out.h5ad", annotation_of(counts_adata.n_obs))
-    result = read_cells(tmp_path / "out.h5ad")
+    result = read_cells(tmp_path / "out.h5ad", everything=True)
     assert list(result.obs) == ["new_label", "new_confidence", "new_low_quality"]
     assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_details", "new_proba"], ["new"])
 
