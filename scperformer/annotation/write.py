@@ -3,25 +3,30 @@
 A copy of an h5ad file as h5ad takes little memory, whatever its size; for zarr, the file is read as a whole.
 """
 
+import errno
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
+import zarr
 from anndata import AnnData
 from anndata.io import write_elem
 
 from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.columns import OBSM
+from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
-from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed, read_h5ad
+from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed, read_stored
 from scperformer.io.read import require_unchanged
+from scperformer.io.safety import reason_of
 from scperformer.io.writing import hdf5_to_write, write_anndata
 from scperformer.model.imported import own_probabilities
 
@@ -53,7 +58,7 @@ def write_annotation(
     """
     is_zarr = output.suffix == ".zarr"
     if is_zarr and isinstance(cells, BackedH5ad):
-        cells = read_h5ad(path)
+        cells = read_stored(path, everything=True)
     require_unchanged(path, seen)
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
@@ -66,11 +71,46 @@ def write_annotation(
                 _add(file, annotation)
         else:
             annotation.write_into(cells)
-            if is_zarr:
-                _name_for_zarr(cells)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Writing zarr v2")  # all programs read version 2
-                cells.write_zarr(temporary) if is_zarr else write_anndata(cells, temporary)
+            _write_zarr(cells, temporary) if is_zarr else write_anndata(cells, temporary)
+
+
+def _write_zarr(cells: AnnData, folder: Path) -> None:
+    """Write cells as zarr, and open the store once: names that zarr cannot have are refused."""
+    _name_for_zarr(cells)
+    remedy = "rename it, or write the output as .h5ad"
+    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=2):  # all programs read version 2
+        warnings.filterwarnings("ignore", message="Writing zarr v2")
+        try:
+            cells.write_zarr(folder)
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EEXIST):
+                raise
+            note = next(iter(getattr(error, "__notes__", [])), "")
+            raise InputError(f"a name that zarr cannot have ({note or reason_of(error)})", "another", remedy) from error
+    written = {name for name, _ in zarr.open_group(folder, mode="r", use_consolidated=False).members(max_depth=None)}
+    if lost := sorted(_places(cells) - written):
+        raise InputError(f"'{lost[0]}', a name that zarr cannot have", "another", remedy)
+    try:
+        is_whole = written == {name for name, _ in zarr.open_group(folder, mode="r").members(max_depth=None)}
+    except KeyError:
+        is_whole = False
+    if not is_whole:  # zarr loses names there that differ in case only; without it, folders are listed
+        (folder / ".zmetadata").unlink()
+
+
+def _places(cells: AnnData) -> set[str]:
+    """Return the place of each column and each element of an AnnData in a file."""
+    uns: list[tuple[str, Any]] = [("uns", cells.uns)]
+    for place, values in uns:
+        uns += (
+            [(f"{place}/{name}", value) for name, value in values.items() if value is not None]
+            if isinstance(values, Mapping)
+            else []
+        )
+    names = {"obs": cells.obs, "var": cells.var}
+    names |= {place: getattr(cells, place) for place in ("layers", "obsm", "varm", "obsp", "varp")}
+    places = {place for place, _ in uns} | {f"{place}/{name}" for place, values in names.items() for name in values}
+    return {place.replace("\\", "/") for place in places}  # as zarr does
 
 
 def _name_for_zarr(cells: AnnData) -> None:

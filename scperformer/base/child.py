@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 CAN_FORK = sys.platform == "linux"  # macOS and Windows cannot fork safely
-CPU_SECONDS = 5  # limit of CPU time; unlike wall time, it does not depend on a slow disk or a busy machine
-BYTES_PER_SECOND = 10 * 2**20  # the limit grows by a second for so many bytes
+CPU_SECONDS = 10  # limit of CPU time; unlike wall time, it does not depend on a slow disk or a busy machine
+BYTES_PER_SECOND = 4 * 2**20  # the limit grows by a second for so many bytes; 20 MB of 50,000 datasets take 6 s
 EXTRA_MEMORY = 2**30  # bytes more than this process may use
 NO_MEMORY = 3  # exit status of the child; a negative one is the number of the signal that ended it
 

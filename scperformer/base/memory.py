@@ -1,13 +1,16 @@
-"""Control whether glibc keeps the memory of freed arrays or returns it to the system.
+"""The memory of this machine; whether glibc keeps the memory of freed arrays or returns it to the system.
 
 By default glibc returns the memory of an array of up to 32 MiB only if it is at the end of the heap, so the memory of a
 command that reads a file block by block would grow with the number of blocks. Other C libraries are left alone.
 """
 
 import ctypes
+import math
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 # Parameters of mallopt (see its man page).
 TRIM_THRESHOLD = -1
@@ -20,6 +23,24 @@ GIVEN_BACK = {MMAP_MAX: 65536, MMAP_THRESHOLD: 8 * 2**20, TRIM_THRESHOLD: 8 * 2*
 # No array is mapped on its own, and no memory is returned: with 16,907 tokens, an attention layer otherwise spent a
 # third of its time on clearing new pages.
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: -1}
+
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container or job
+
+
+def machine_memory() -> float:
+    """Return the bytes of memory that this process may use, by the machine and its limits; infinity if unknown."""
+    sizes = [math.inf]
+    with suppress(ImportError, AttributeError, ValueError, OSError):  # Windows has neither
+        import resource
+
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        sizes += [limit] if limit != resource.RLIM_INFINITY else []
+    for path in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # the text "max" is no limit
+            sizes.append(int(Path(path).read_text()))
+    return min(sizes)
+
 
 _settings = [GLIBC_DEFAULTS]  # of the open blocks, innermost last
 

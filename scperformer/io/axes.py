@@ -14,6 +14,7 @@ GENE = re.compile(
     rf"{ENSEMBL}(\.\d+)?|MT-\S+|mt-\S+|RP[LS]\d+\w*|Rp[ls]\d+\w*|HLA-\S+|LINC\d+|Gm\d+|\d+\w+Rik|{CLONES}"
     r"|FBgn\d+|WBGene\d+|R[Nn]\d+[Ss]\w*"  # the last: ribosomal RNA, such as Rn45s
 )
+QUOTED = re.compile(r"""^(["'])(.*)\1$""", re.DOTALL)
 BARCODE = re.compile(r"[ACGTN]{10,}")  # anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
 CELL = re.compile(
     r"(cell|barcode|bc|sample|well|plate)[-_. ]?\d+.*|.*[-_. ]cell[-_. ]?\d+"  # cell12, mouse1_lib2.final_cell_0006
@@ -41,6 +42,11 @@ def known_symbols() -> frozenset[str]:
     """Return the current symbols of human genes, and the symbols of mouse genes with one human ortholog."""
     genes = human_genes()
     return frozenset({*genes.symbols.values(), *genes.approved, *genes.orthologs})
+
+
+def unquoted(names: Sequence[str]) -> list[str]:
+    """Return each name without the quotes around it, which R and other programs write."""
+    return [QUOTED.sub(r"\2", name) for name in names]
 
 
 def is_gene(name: str) -> bool:

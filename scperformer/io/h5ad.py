@@ -1,10 +1,11 @@
 """Read h5ad files into memory or with matrices on disk; write h5ad files. A zarr store is opened in the same way."""
 
 import logging
+import math
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +17,18 @@ import pandas as pd
 from anndata import AnnData
 from anndata.io import read_elem, sparse_dataset
 
+from scperformer.base.child import EXTRA_MEMORY
 from scperformer.base.errors import InputError
+from scperformer.base.memory import machine_memory
 from scperformer.base.outputs import new_file
-from scperformer.io.hdf5_guard import open_hdf5
-from scperformer.io.safety import IORegistryError, quiet_anndata, reading, reason_of, require_contained
+from scperformer.io.hdf5_guard import MAX_COMPRESSION, open_hdf5
+from scperformer.io.safety import IORegistryError, quiet_anndata, reading, reason_of
 from scperformer.io.writing import write_anndata
 
 log = logging.getLogger(__name__)
 
+BESIDE = ("varm", "obsm", "obsp", "varp", "uns")  # elements of an AnnData that most steps do not need
+TEXT_BYTES = 100  # of a short text in Python
 PREPARED_KEY = "scperformer_prepared"  # key of uns with the record of `preprocess`
 WRITE_ERROR = re.compile("key '(.*)' of .* to /(.*)")  # anndata's note on an element that it could not write
 
@@ -33,33 +38,79 @@ def is_array(node: Any) -> bool:
     return hasattr(node, "dtype")
 
 
-def read_h5ad(path: str | Path) -> AnnData:
-    """Read an h5ad file that `require_readable` has accepted into memory, as anndata does."""
-    with reading(path), quiet_anndata():
-        with open_hdf5(path) as file:
-            for node in require_contained(file, path):
-                is_sparse = isinstance(node, h5py.Group) and "indptr" in node and "shape" in node.attrs
-                # anndata allocates a matrix of the declared shape, however large, before it reads the values.
-                if is_sparse and len(node["indptr"]) - 1 not in node.attrs["shape"]:
-                    raise ValueError(f"the shape of {node.name} does not fit its values")
-            groups = [group for name in ("layers", "obsm") if isinstance(group := file.get(name), h5py.Group)]
-            nodes = [group[name] for group in groups for name in group]
-            nested = {node.name for node in nodes if isinstance(node, h5py.Group) and not node.attrs}
-            if nested:
-                return _read_without(nested, file, path)
-        return ad.read_h5ad(path)
+def _arrays(node: Any) -> Iterator[Any]:
+    """Yield all arrays in a node of an HDF5 file or a zarr store; those that are linked twice, twice."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        if is_array(node):
+            yield node
+        elif node is not None:  # a dangling link
+            nodes += [node.get(name) for name in node]
 
 
-def _read_without(nested: set[str], file: h5py.File, path: str | Path) -> AnnData:
-    """Read a file without layers whose names have a slash: anndata before 0.13 wrote and cannot read them."""
-    names = [name for name in ("X", "obs", "var", "uns", "varm", "obsp", "varp") if name in file]
-    parts = {name: read_elem(file[name]) for name in names}
-    for name in ("layers", "obsm"):
-        group = file.get(name, {})
-        parts[name] = {key: read_elem(group[key]) for key in group if group[key].name not in nested}
-    raw = {name: read_elem(file["raw"][name]) for name in ("X", "var")} if "raw" in file else None
-    log.warning("%s is read without %s: anndata cannot read names with a slash", path, ", ".join(sorted(nested)))
-    return AnnData(**parts, raw=raw)
+def _require_memory(nodes: Iterable[Any], path: str | Path) -> None:
+    """Refuse elements that would take more than the memory of this machine."""
+    size = 0
+    for array in (array for node in nodes for array in _arrays(node)):
+        size += math.prod(array.shape) * (TEXT_BYTES if array.dtype.kind in "OT" else array.dtype.itemsize)
+    if size > (limit := machine_memory()):
+        found = f"{path} takes {size / 2**30:,.1f} GiB of memory"
+        remedy = "use a machine with more memory, or a part of the file"
+        raise InputError(found, f"at most {limit / 2**30:,.1f} GiB, as this machine has", remedy)
+
+
+def open_zarr(path: str | Path) -> Any:
+    """Open a zarr store that `require_readable` has accepted; refuse arrays that declare far more than they store."""
+    import zarr  # takes a while to import
+
+    root = zarr.open_group(str(path), mode="r")
+    arrays = [node for _, node in root.members(max_depth=None) if isinstance(node, zarr.Array)]
+    if sum(max(0, array.nbytes - MAX_COMPRESSION * array.nbytes_stored()) for array in arrays) > EXTRA_MEMORY:
+        raise ValueError("it takes far more memory than its size explains")
+    return root
+
+
+def read_stored(path: str | Path, everything: bool = False) -> AnnData:
+    """Read an h5ad file or a zarr store that `require_readable` has accepted into memory.
+
+    Without `everything`, uns and the tables beside X (`BESIDE`) stay empty. With it, elements that cannot be read for
+    lack of a package are left out, and layers whose names have a slash: anndata before 0.13 wrote and cannot read them.
+    """
+    is_zarr = Path(path).is_dir()
+    with reading(path, "a complete AnnData"), quiet_anndata():
+        file = open_zarr(path) if is_zarr else open_hdf5(path)
+        with nullcontext() if is_zarr else file:
+            if is_array(file["obs"]) or "raw.X" in file:  # of anndata before 0.7
+                _require_memory([file], path)
+                return ad.read_zarr(path) if is_zarr else ad.read_h5ad(path)
+            return _read_parts(file, path, everything)
+
+
+def _read_parts(file: Any, path: str | Path, everything: bool) -> AnnData:
+    parts: dict[str, Any] = {name: file[name] for name in ("X", "obs", "var") if name in file}
+    of_raw = ("X", "var", "varm") if everything else ("X", "var")
+    raw = {name: file[f"raw/{name}"] for name in of_raw if f"raw/{name}" in file}
+    of_groups = ("layers", *BESIDE) if everything else ("layers",)
+    groups = {name: file[name] for name in of_groups if name in file}
+    members = {(name, key): group[key] for name, group in groups.items() if not is_array(group) for key in group}
+    nodes = [*parts.values(), *raw.values(), *members.values()]
+    _require_memory(nodes, path)
+    for node in nodes:
+        is_sparse = not is_array(node) and "indptr" in node and "shape" in node.attrs
+        # anndata allocates a matrix of the declared shape, however large, before it reads the values.
+        if is_sparse and node["indptr"].shape[0] - 1 not in node.attrs["shape"]:
+            raise ValueError(f"the shape of {node.name} does not fit its values")
+    made: dict[str, Any] = {name: read_elem(node) for name, node in parts.items()} | {name: {} for name in groups}
+    for (name, key), node in members.items():
+        if name in ("layers", "obsm") and not is_array(node) and not node.attrs:
+            log.warning("%s is read without %s: anndata cannot read names with a slash", path, node.name)
+            continue
+        try:
+            made[name][key] = read_elem(node)
+        except ImportError as error:
+            log.warning("%s is read without %s: it needs a package (%s)", path, node.name, reason_of(error))
+    return AnnData(**made, raw={name: read_elem(node) for name, node in raw.items()} or None)
 
 
 _lock = threading.RLock()
@@ -160,8 +211,6 @@ class BackedH5ad:
 
 def open_stored(path: str | Path) -> BackedH5ad:
     """Open a regular h5ad file or zarr store; it is closed when the object is no longer referenced."""
-    if Path(path).is_dir():
-        import zarr  # takes a while to import
-
-        return BackedH5ad(zarr.open_group(str(path), mode="r"))
-    return BackedH5ad(open_hdf5(path))
+    file = open_zarr(path) if Path(path).is_dir() else open_hdf5(path)
+    _require_memory([file[name] for name in ("obs", "var", "raw/var") if name in file], path)
+    return BackedH5ad(file)

@@ -36,22 +36,30 @@ def _ignore_damage() -> Iterator[None]:
 
 
 def inspect(path: str | Path) -> None:
-    """Read all attributes and strings of an HDF5 file, and the chunk index of each dataset, but no numbers."""
+    """Read all attributes and strings of an HDF5 file, and the chunk index of each dataset, but no numbers.
+
+    A MemoryError says that all datasets together declare far more than is stored.
+    """
+    surplus = -EXTRA_MEMORY  # bytes that are declared, beyond those that compression can explain
+    num_text = -Path(path).stat().st_size
     for node in require_contained(h5py.File(path, "r"), path):
         names: list[str] = []
         with _ignore_damage():
-            names = list(node.attrs)
+            names = list(node.attrs) if h5py.h5a.get_num_attrs(node.id) else []
         for name in names:
             with _ignore_damage():
                 node.attrs[name]
         with _ignore_damage():
             if isinstance(node, h5py.Dataset):
                 stored = node.id.get_storage_size()  # reads the chunk index
-                if node.shape and node.nbytes > EXTRA_MEMORY + MAX_COMPRESSION * stored:
+                surplus += max(0, node.nbytes - MAX_COMPRESSION * stored) if node.shape else 0
+                if max(surplus, num_text) > 0:
                     raise MemoryError
                 if node.dtype.hasobject and node.shape:
                     for start in range(0, len(node), STRINGS_AT_ONCE):
-                        node[start : start + STRINGS_AT_ONCE]
+                        texts = node[start : start + STRINGS_AT_ONCE]
+                        if h5py.check_string_dtype(node.dtype):  # many strings may be one that is stored
+                            num_text += sum(map(len, texts.flat))
                 elif node.dtype.hasobject:
                     node[()]
 
@@ -60,7 +68,8 @@ def open_hdf5(path: str | Path) -> h5py.File:
     """Open an HDF5 file for reading; if it has not been opened before, a child process inspects it first.
 
     On macOS and Windows, which cannot fork safely, the file is opened without inspection. A file on which libhdf5 would
-    hang, crash or take too much memory is refused; other damage raises one of `READ_ERRORS`, here or when it is read.
+    hang, crash or take too much memory is refused, and a file that does not hold all of its data (`require_contained`);
+    other damage raises one of `READ_ERRORS`, here or when it is read.
     """
     path = Path(path)
     state = path.stat()
@@ -70,12 +79,16 @@ def open_hdf5(path: str | Path) -> h5py.File:
         with _ignore_damage():
             inspect(path)
 
-    if CAN_FORK and identity not in _inspected:
+    is_new = identity not in _inspected
+    if CAN_FORK and is_new:
         try:
             if not run_in_child(work, state.st_size, "the HDF5 library"):
                 log.warning("%s is opened although a child process could not inspect it", path)
         except ValueError as error:
             found = f"{path} is damaged ({error})"
             raise InputError(found, "a complete HDF5 file", "copy or download it again") from error
+    file = h5py.File(path, "r")
+    if is_new:
+        require_contained(file, path)
         _inspected.add(identity)
-    return h5py.File(path, "r")
+    return file

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import anndata as ad
 import h5py
 import pandas as pd
 from anndata import AnnData
@@ -18,7 +17,7 @@ from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_cell
 from scperformer.io.gene_matching import name_columns
-from scperformer.io.h5ad import PREPARED_KEY, BackedH5ad, is_array, open_stored, read_h5ad
+from scperformer.io.h5ad import PREPARED_KEY, BackedH5ad, is_array, open_stored, read_stored
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
 from scperformer.io.safety import (
@@ -26,7 +25,6 @@ from scperformer.io.safety import (
     quiet_anndata,
     reading,
     require_cells_and_genes,
-    require_contained,
     require_contained_folder,
     require_usable,
 )
@@ -101,7 +99,6 @@ def _file_kind(path: Path) -> str:
 
 def _hdf5_kind(path: Path) -> str:
     with reading(path, "a complete HDF5 file"), open_hdf5(path) as file:
-        require_contained(file, path)
         parts = sorted(file)
         _refuse_modalities(isinstance(file.get("mod"), h5py.Group) and "X" not in parts, path)
         if {"obs", "var"} <= set(parts):
@@ -153,8 +150,8 @@ def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path:
         raise InputError(found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it")
 
 
-def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
-    """Read the cells of a file or folder of any kind into memory.
+def read_cells(path: str | Path, orientation: str = "auto", everything: bool = False) -> AnnData:
+    """Read the cells of a file or folder of any kind into memory: expression, obs and var, or `everything`.
 
     `orientation` is of a table of text: auto, cells_by_genes or genes_by_cells; other kinds ignore it with a warning.
     Names are as stored; repeated names are kept, repeated cell names with a warning. X is as stored in h5ad and zarr,
@@ -166,11 +163,8 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
         warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=2)
     notes: list[str] = []
     with quiet_anndata():
-        if kind == "h5ad":
-            adata = read_h5ad(path)
-        elif kind == "zarr":
-            with reading(path, "a complete AnnData in zarr"):
-                adata = ad.read_zarr(path)
+        if kind in ("h5ad", "zarr"):
+            adata = read_stored(path, everything)
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
@@ -192,7 +186,7 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
             stored = open_stored(path)
     if stored is None:
-        yield read_cells(path, orientation)
+        yield read_cells(path, orientation, everything=True)
         return
     with stored.file:
         require_cells_and_genes(stored, path)

@@ -5,7 +5,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,9 @@ ALL_IN_FILE = "a file that holds all of its data"
 COPY = "make a copy in which the data themselves are stored"
 ZARR_METADATA = (".zarray", ".zgroup", ".zmetadata", "zarr.json")
 TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # the only codecs that object arrays of anndata need
+# Numbers of the HDF Group's registry of filters: those of hdf5plugin.
+FILTERS = {307: "bzip2", 32001: "Blosc", 32004: "LZ4", 32008: "bitshuffle", 32013: "ZFP", 32015: "Zstandard"}
+FILTERS |= {32017: "SZ", 32026: "Blosc2", 32028: "Sperr"}
 MAX_GROUPS = 100_000  # in a file, for a reader that follows links
 MAX_METADATA_BYTES = 256 * 2**20  # in a metadata file of zarr; real files have less than a megabyte
 Node = TypeVar("Node")  # a group of a file, or a folder
@@ -98,6 +101,28 @@ def _address(group: h5py.Group) -> tuple[int, int]:
     return info.fileno, info.addr
 
 
+def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None:
+    """Refuse a dataset that is not stored in the file, or with a filter that neither h5py nor hdf5plugin has."""
+    properties = dataset.id.get_create_plist()
+    if properties.get_layout() == h5py.h5d.VIRTUAL:  # libhdf5 crashes on one that is its own source
+        source = next((source.file_name for source in dataset.virtual_sources()), "nothing")
+        raise InputError(f"{path} has a virtual dataset ('{where}' -> {source})", ALL_IN_FILE, COPY)
+    if properties.get_external_count():
+        source = dataset.external[0][0]
+        raise InputError(f"{path} has data in another file ('{where}' -> {source})", ALL_IN_FILE, COPY)
+    for number in range(properties.get_nfilters()):
+        code, _, _, name = properties.get_filter(number)
+        if h5py.h5z.filter_avail(code):
+            continue
+        with suppress(ImportError):
+            import hdf5plugin  # noqa: F401 - adds filters to libhdf5
+        if not h5py.h5z.filter_avail(code):
+            called = FILTERS.get(code) or name.decode(errors="replace") or "unknown"
+            found = f"{path} is compressed with the filter {called} ({code})"
+            remedy = "install it (pip install hdf5plugin), or write the file again with compression='gzip'"
+            raise InputError(found, "gzip, or a filter of the package hdf5plugin", remedy)
+
+
 def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
     """Return all groups and datasets of an HDF5 file; refuse data in other files, and links in a circle."""
     nodes = []
@@ -111,8 +136,9 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
             continue
         links[address] = []
         nodes.append(group)
+        parent = group.name.rstrip("/")
         for name in group:
-            where = f"{group.name.rstrip('/')}/{name}"
+            where = f"{parent}/{name}"
             try:
                 link = group.get(name, getlink=True)
             except TypeError as error:  # a user-defined kind of link
@@ -127,11 +153,7 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
                 links[address].append((_address(node), where))
                 groups.append(node)
             elif isinstance(node, h5py.Dataset):
-                others = [name for name, _, _ in node.external or ()]
-                if node.is_virtual:
-                    others += [source.file_name for source in node.virtual_sources() if source.file_name != "."]
-                if others:
-                    raise InputError(f"{path} has data in another file ('{where}' -> {others[0]})", ALL_IN_FILE, COPY)
+                _require_stored(node, where, path)
                 nodes.append(node)
     # Without external links, soft links stay in this file; they may dangle.
     for group, name, where in soft:

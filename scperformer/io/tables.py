@@ -18,16 +18,23 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 
+from scperformer.base.child import EXTRA_MEMORY
 from scperformer.base.errors import InputError
-from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene
+from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, unquoted
 from scperformer.io.mtx import MAX_LINE, open_bytes
 from scperformer.io.safety import READ_ERRORS, damaged
 
 DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
 NUM_SNIFFED = 20  # lines that must agree on the delimiter
 MAX_COMMENTS = 1000  # lines above the header
+MAX_LINES = 5_000_000
+MAX_COLUMNS = 2**18  # pandas takes 40 microseconds for each of them in each block of rows
+MIN_ROWS = 64  # in a block
+MAX_UNPACKED = 500  # ratio of the bytes of a table to those of its gzip file; a table of 99.5 % zeros has 300
+MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "None", "null"})
 BUFFER_BYTES = 2**20
 TABLE_VALUES_AT_ONCE = 4 * 2**20  # values that are dense in memory
+AS_H5AD = "write it as h5ad"
 TABLE_OF_NUMBERS = "a table of numbers with the names of genes and cells in the first row and column"
 
 CELLS_BY_GENES = "cells_by_genes"
@@ -56,15 +63,18 @@ class Layout(NamedTuple):
     corner: str  # the field above the row names; R's write.table leaves it out
     header: list[str]  # the first row without the corner
     num_comments: int  # number of lines above the first row
+    rows: list[list[str]]  # the first rows below it
 
 
-class _LineLimiter(io.RawIOBase):
-    """The bytes of a file; a line of `MAX_LINE` bytes or more is refused before it is in memory."""
+class _Limiter(io.RawIOBase):
+    """The bytes of a file; lines that are too long or too many are refused before they are in memory."""
 
     def __init__(self, file: IO[bytes], path: Path):
         self.file = file
         self.path = path
         self.length = 0  # length of the incomplete line so far
+        self.num_lines = 0
+        self.left = EXTRA_MEMORY + MAX_UNPACKED * path.stat().st_size  # bytes
 
     def readable(self) -> bool:
         return True
@@ -73,9 +83,17 @@ class _LineLimiter(io.RawIOBase):
         chunk = self.file.read(min(len(buffer), MAX_LINE))
         buffer[: len(chunk)] = chunk
         ends = [place for place in (chunk.find(b"\n"), chunk.find(b"\r")) if place >= 0]
+        self.num_lines += chunk.count(b"\n")
+        self.left -= len(chunk)
+        found = ""
         if self.length + min(ends, default=len(chunk)) >= MAX_LINE:
-            found = f"{self.path} with a line of {MAX_LINE:,} characters or more"
-            raise InputError(found, TABLE_OF_NUMBERS, "check its content")
+            found = f"a line of {MAX_LINE:,} characters or more"
+        elif self.num_lines > MAX_LINES:
+            found = f"more than {MAX_LINES:,} lines"
+        elif self.left < 0:
+            found = f"text that is more than {MAX_UNPACKED} times as large when it is unpacked"
+        if found:
+            raise InputError(f"{self.path} with {found}", TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}")
         last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)
         return len(chunk)
@@ -86,7 +104,7 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
     """Open a table as text in UTF-8 or UTF-16; with a layout, below the header. Errors are about the table."""
     try:
         with open_bytes(path) as file:
-            buffered = io.BufferedReader(_LineLimiter(file, path), BUFFER_BYTES)
+            buffered = io.BufferedReader(_Limiter(file, path), BUFFER_BYTES)
             is_utf_16 = buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
             text = io.TextIOWrapper(buffered, encoding="utf-16" if is_utf_16 else "utf-8-sig", newline="")
             if below is not None:
@@ -107,12 +125,14 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
 
 
 def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
-    """Recognise the layout of a table, which errors call `expected`; lines with # above the header are comments."""
+    """Recognise the layout of a table, which errors call `expected`.
+
+    Lines that begin with # above the header are comments, but the last one is the header if its fields fit the rows.
+    """
     with _open_table(path) as stream:
-        is_comment = (line.lstrip('"').startswith("#") for line in stream)
-        num_comments = sum(1 for _ in takewhile(bool, islice(is_comment, MAX_COMMENTS)))
+        comments = list(takewhile(lambda line: line.lstrip('"').startswith("#"), islice(stream, MAX_COMMENTS)))
     with _open_table(path) as stream:
-        lines = list(islice(stream, num_comments, num_comments + NUM_SNIFFED))
+        lines = list(islice(stream, len(comments), len(comments) + NUM_SNIFFED))
     tried: dict[str, list[list[str]]] = {}
     for delimiter in DELIMITERS:
         try:
@@ -134,8 +154,44 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
     # Labels may contain blanks and commas, by chance as many in each row.
     delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
     first, *rows = tried[delimiter]
-    corner, header = (first[0], first[1:]) if len(first) == len(rows[0]) else ("", first)
-    return Layout(delimiter, corner, header, num_comments)
+    width = len(rows[0])
+    if width > MAX_COLUMNS:
+        found = f"{path} with {width:,} columns"
+        raise InputError(found, f"{expected}, and at most {MAX_COLUMNS:,} columns", AS_H5AD)
+    last = next(csv.reader(comments[-1:], delimiter=delimiter), [])
+    has_numbers = any(field.strip().replace(".", "", 1).isdecimal() for field in first[1:])  # a row, not the header
+    if has_numbers and len(last) in (width, width - 1) and len(first) == width:
+        rows.insert(0, first)
+        first = [last[0].lstrip("#"), *last[1:]]
+        del comments[-1]
+    corner, header = (first[0], first[1:]) if len(first) == width else ("", first)
+    return Layout(delimiter, corner, unquoted(header), len(comments), rows)
+
+
+def _texts(layout: Layout) -> np.ndarray:
+    """Whether each field of a row is text in all first rows, not a number or missing; boolean."""
+
+    def is_text(field: str) -> bool:
+        return any(map(str.isalpha, field)) and not re.fullmatch(r"[-+]?(\d[\d.]*e[-+]?\d+|inf)", field, re.IGNORECASE)
+
+    columns = zip(*layout.rows, strict=True)
+    return np.array([set(column) - MISSING != set() and all(map(is_text, column)) for column in columns], dtype=bool)
+
+
+def _refuse_long(layout: Layout, is_text: np.ndarray, path: Path) -> None:
+    """Refuse a table with a row for each gene of each cell: a column of genes, one of cells, and one of values."""
+    names = [layout.corner, *layout.header][-3:]
+    columns = list(zip(*layout.rows, strict=True))[-3:]
+    places = np.flatnonzero(is_text[-3:])
+    if len(is_text) not in (3, 4) or is_text.sum() != 2 or len(places) != 2:
+        return
+    gene, cell = sorted(places, key=lambda place: -axis_shares(columns[place])[0])
+    if axis_shares(columns[gene])[0] < AXIS_SHARE or axis_shares(columns[cell])[1] < AXIS_SHARE:
+        return
+    value = names[3 - gene - cell]
+    found = f"{path}, a long table with a row for each gene of each cell"
+    remedy = f"pivot it, with pandas by .pivot(index='{names[cell]}', columns='{names[gene]}', values='{value}')"
+    raise InputError(found, TABLE_OF_NUMBERS, f"{remedy}.fillna(0)")
 
 
 def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
@@ -167,16 +223,21 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
 def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     """Read the cells of a table of text, and columns about cells or genes into obs or var; also return notes."""
     layout = sniff(path)
+    is_text = _texts(layout)
+    _refuse_long(layout, is_text, path)
     reason = "as requested"
     if orientation == "auto":
         with _open_table(path, layout) as stream:
-            first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in stream]
+            first_fields = [line.partition(layout.delimiter)[0].strip("\"'\r\n") for line in stream]
         orientation, reason = find_orientation(first_fields, layout.header, path)
     cells_in_rows = orientation == CELLS_BY_GENES
     about = ABOUT_CELLS if cells_in_rows else ABOUT_GENES
     plain = [re.sub(r"\W+", "_", name.strip().lower()) for name in layout.header]
     is_annotation = np.array([about.fullmatch(name) is not None for name in plain], dtype=bool)
+    if not is_text[1:].all():
+        is_annotation |= is_text[1:]
     rows, x, annotations = _parse(path, layout, is_annotation)
+    rows = unquoted(rows)
     columns = [name for name, annotates in zip(layout.header, is_annotation, strict=True) if not annotates]
     notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"orientation={orientation} ({reason})"]
     if layout.num_comments:
@@ -229,7 +290,7 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
     annotations: list[pd.DataFrame] = []
     # An annotation may contain text in later blocks, so it is read as text.
     dtype = {0: str} | {int(place) + 1: str for place in np.flatnonzero(is_annotation)}
-    size = max(1, TABLE_VALUES_AT_ONCE // len(header))
+    size = max(MIN_ROWS, TABLE_VALUES_AT_ONCE // len(header))
     with _open_table(path, layout) as stream:
         chunks = pd.read_csv(
             stream, header=None, sep=layout.delimiter, dtype=dtype, na_filter=False, low_memory=False, chunksize=size

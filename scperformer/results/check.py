@@ -16,7 +16,7 @@ from typing import Any
 from anndata import AnnData
 
 from scperformer.annotation.columns import require_not_annotated
-from scperformer.base.errors import InputError, one_line
+from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.messages import shortened
 from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
@@ -148,9 +148,11 @@ class Checker:
                 self._check_expression(opened, path, result)
             if isinstance(source, str) and not output.exists():
                 require_absent(output, overwrite=False)  # refuses a folder that cannot be written
-        except InputError as error:
-            result["problem"] = str(error)
-            result["fixes"] = list(error.fixes)
+        except (InputError, MemoryError) as error:
+            problem = as_input_error(error)
+            assert problem is not None
+            result["problem"] = str(problem)
+            result["fixes"] = list(problem.fixes)
         if isinstance(source, str):
             more = ["output=NEW_NAME"] if output.exists() else []
             result["fixes"] = [self._next_command(step, path, *more, fix) for fix in result["fixes"]]

@@ -1,10 +1,13 @@
 """Annotations written block by block into a copy of a file, which is otherwise bit for bit the same."""
 
+import warnings
+
 import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from conftest import make_counts
 from support.inputs import nullable, write_nullable
 
@@ -93,7 +96,7 @@ def test_a_file_without_obs_columns_obsm_and_uns(counts_adata, write, tmp_path):
     with h5py.File(source, "r+") as file:
         del file["obsm"], file["uns"]
     write_copy(source, tmp_path / "out.h5ad", annotation_of(counts_adata.n_obs))
-    result = read_cells(tmp_path / "out.h5ad")
+    result = read_cells(tmp_path / "out.h5ad", everything=True)
     assert list(result.obs) == ["new_label", "new_confidence", "new_low_quality"]
     assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_details", "new_proba"], ["new"])
 
@@ -176,3 +179,33 @@ def test_a_matrix_without_its_values_is_damaged(rich, write, tmp_path):
         file["layers/counts/data"] = h5py.SoftLink("/nowhere")
     with pytest.raises(InputError, match="is damaged"):
         write_copy(source, tmp_path / "out.zarr", annotation_of(rich.n_obs))
+
+
+NAMES = {
+    "columns that differ in case": lambda cells: cells.obs.assign(Sample=["x", "y"] * 60, sample=["u", "v"] * 60),
+    "a name of two dots": lambda cells: cells.obs.assign(**{"..": 1}),
+    "a name of zarr": lambda cells: cells.obs.assign(**{".zarray": 1}),
+    "another name of zarr": lambda cells: cells.obs.assign(**{".zgroup": 1}),
+    "a long name": lambda cells: cells.obs.assign(**{"x" * 300: 1}),
+    "line breaks and slashes": lambda cells: cells.obs.assign(**{"a\nb": 1, "a\\b": 2, "é": 3, "e\u0301": 4}),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_any_names_of_an_h5ad_file_end_in_zarr_that_can_be_read_or_in_one_line(case, counts_adata, write, tmp_path):
+    counts_adata.obs = NAMES[case](counts_adata)
+    counts_adata.uns["A"], counts_adata.uns["a"] = {"x": 1}, {"y": 2}
+    source = write(counts_adata)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", zarr.errors.ZarrUserWarning)  # about our mark in the folder
+        if case in ("a name of zarr", "another name of zarr", "a long name"):
+            match = "a name that zarr cannot have.*rename it, or write the output as .h5ad"
+            with pytest.raises(InputError, match=match):
+                write_copy(source, tmp_path / "out.zarr", annotation_of(counts_adata.n_obs))
+            assert not (tmp_path / "out.zarr").exists()
+            return
+        write_copy(source, tmp_path / "out.zarr", annotation_of(counts_adata.n_obs))
+        found = ad.read_zarr(tmp_path / "out.zarr")
+    expected = counts_adata.obs.rename(columns={"..": "..|"})
+    pd.testing.assert_frame_equal(found.obs[expected.columns], expected, check_categorical=False, check_dtype=False)
+    assert (found.uns["A"], found.uns["a"]) == ({"x": 1}, {"y": 2})

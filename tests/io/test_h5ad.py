@@ -1,5 +1,6 @@
 """h5ad files: reading and writing, damaged files, matrices that stay on disk."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import anndata as ad
@@ -8,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
+import zarr
+from anndata import AnnData
 from anndata.tests.helpers import assert_equal
 from support.inputs import nullable, same, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
@@ -24,7 +27,82 @@ OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad
 
 def test_read_equals_anndata(rich, write):
     path = write(rich)
-    assert_equal(read_cells(path), ad.read_h5ad(path), exact=True)
+    assert_equal(read_cells(path, everything=True), ad.read_h5ad(path), exact=True)
+
+
+def write_both(adata, folder, kind):
+    path = folder / f"run.{kind}"
+    (adata.write_h5ad if kind == "h5ad" else adata.write_zarr)(path)
+    return path, h5py.File(path, "r+") if kind == "h5ad" else zarr.open_group(path, use_consolidated=False)
+
+
+@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
+def test_elements_that_a_step_does_not_need_are_not_read(kind, rich, tmp_path):
+    path, file = write_both(rich, tmp_path, kind)
+    for name in ("uns", "obsm"):
+        file[f"{name}/new"] = np.zeros(3)
+        file[f"{name}/new"].attrs.update({"encoding-type": "from-the-future", "encoding-version": "1"})
+    if kind == "h5ad":
+        file.close()
+    else:
+        zarr.consolidate_metadata(path)
+    found = read_cells(path)
+    for name in ("uns", "obsm", "varm", "obsp", "varp"):
+        assert not getattr(found, name), name
+    expected = AnnData(rich.X, rich.obs, rich.var, layers=dict(rich.layers), raw=rich.raw)
+    expected.strings_to_categoricals()
+    assert_equal(found, expected, exact=True)
+
+
+AWKWARD = {
+    **{"encoding-type": "awkward-array", "encoding-version": "0.1.0", "length": 120},
+    "form": '{"class": "NumpyArray", "primitive": "int64", "form_key": "node0"}',
+}
+
+
+@pytest.mark.skipif(find_spec("awkward") is not None, reason="awkward arrays can be read")
+@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
+def test_an_element_for_which_a_package_is_missing(kind, rich, tiny_model, command, tmp_path):
+    path, file = write_both(rich, tmp_path, kind)
+    group = file.create_group("obsm/ragged")
+    group["node0-data"] = np.arange(120)
+    group.attrs.update(AWKWARD)
+    if kind == "h5ad":
+        file.close()
+    else:
+        zarr.consolidate_metadata(path)
+    ran = command("predict", path, f"model_path={tiny_model}", "output=out.zarr")
+    assert ran.code == 0, ran.err
+    assert f"{path} is read without /obsm/ragged: it needs a package" in ran.err
+    assert {"X_umap", "X_scperformer"} <= set(ad.read_zarr(tmp_path / "out.zarr").obsm)
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "output=new.model"]
+    for step in (["preprocess", path, "output=prepared.h5ad"], ["train", path, *options]):
+        ran = command(*step)
+        assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
+def test_a_file_that_takes_more_memory_than_the_machine_has(kind, rich, tmp_path, monkeypatch, command):
+    path, _ = write_both(rich, tmp_path, kind)
+    num_bytes = rich.layers["dense"].nbytes
+    monkeypatch.setattr("scperformer.io.h5ad.machine_memory", lambda: num_bytes)
+    with pytest.raises(InputError, match=r"takes 0.0 GiB of memory; expected at most 0.0 GiB, as this machine has"):
+        read_cells(path)
+    (tmp_path / "good").mkdir()
+    good, _ = write_both(AnnData(rich.X, rich.obs[["cell_type"]], rich.var), tmp_path / "good", kind)
+    ran = command("check", path, good, "label_key=cell_type")
+    found, found_good = ran.out.split(f"{good}\n")  # a row for each file
+    assert "as this machine has" in found
+    assert "as this machine has" not in found_good
+
+
+def test_a_zarr_store_that_declares_far_more_than_it_stores(rich, tmp_path):
+    path, file = write_both(rich, tmp_path, "zarr")
+    for number in range(3):
+        file.create_array(f"uns/{number}", shape=(2**27,), chunks=(2**20,), dtype="f4", fill_value=1)
+    zarr.consolidate_metadata(path)
+    with pytest.raises(InputError, match=r"is damaged \(it takes far more memory than its size explains\)"):
+        read_cells(path)
 
 
 def test_read_old_format_without_warnings(recwarn):
@@ -91,7 +169,7 @@ def test_damaged_content_is_an_error(counts_adata, tmp_path, damage):
 def test_write_h5ad_round_trip(rich, tmp_path):
     path = tmp_path / "new" / "folder" / "out.h5ad"
     write_h5ad(rich, path)
-    assert_equal(read_cells(path), rich, exact=True)
+    assert_equal(read_cells(path, everything=True), rich, exact=True)
     with pytest.raises(InputError, match="exists"):
         write_h5ad(rich, path)
 

@@ -75,6 +75,31 @@ def test_a_dataset_that_declares_far_more_than_it_stores(cells, tmp_path):
         require_readable(path)
 
 
+@linux
+def test_datasets_that_together_declare_far_more_than_they_store(cells, tmp_path):
+    path = WRITERS["h5ad"](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        for number in range(4):
+            file.create_dataset(f"uns/{number}", shape=(2**27 - 1,), chunks=(2**20,), dtype="f4", fillvalue=1.0)
+    with pytest.raises(InputError, match=r"is damaged \(it takes far more memory than its size explains\)"):
+        require_readable(path)
+
+
+@linux
+def test_a_long_string_that_is_repeated(cells, tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5_guard, "STRINGS_AT_ONCE", 100)
+    monkeypatch.setattr(child, "CPU_SECONDS", 30)
+    path = WRITERS["h5ad"](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        texts = file.create_dataset("uns/texts", data=np.array(["x" * 2**20] + ["y"] * 2000, dtype=object))
+        place = texts.id.get_offset()
+    content = bytearray(path.read_bytes())
+    content[place : place + 16 * 2001] = content[place : place + 16] * 2001  # all entries refer to the long string
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"is damaged \(it takes far more memory than its size explains\)"):
+        require_readable(path)
+
+
 ENDS = {
     "crash": (lambda path: os.kill(os.getpid(), signal.SIGSEGV), "it crashes the HDF5 library, SIGSEGV"),
     "memory": (lambda path: bytearray(2 * child.EXTRA_MEMORY), "far more memory than its size explains"),

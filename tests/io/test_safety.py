@@ -1,5 +1,6 @@
 """Nothing outside an input is read, and nothing in it is executed."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -45,8 +46,50 @@ def test_nothing_in_another_file_is_read(kind, add, cells, tmp_path):
     with h5py.File(path, "r+") as file:
         add(file, tmp_path / "secret.h5")
     for read in (read_cells, require_readable):
-        with pytest.raises(InputError, match=r"another file \('/uns/.*away' -> .*secret.h5\)"):
+        with pytest.raises(InputError, match=r"(another file|a virtual dataset) \('/uns/.*away' -> .*secret.h5\)"):
             read(path)
+
+
+OWN_SOURCE = {"another dataset": ("obs/leak", "/obs/_index"), "itself": ("obs/leak", "/obs/leak"), "X": ("X", "/X")}
+
+
+@pytest.mark.parametrize("case", OWN_SOURCE)
+@pytest.mark.parametrize("step", [["check"], ["train", "label_key=label"], ["report"], ["evaluate", "truth_key=label"]])
+def test_virtual_datasets_of_the_file_itself_are_refused(case, step, cells, command, tmp_path):
+    """libhdf5 crashes on a dataset that is its own source."""
+    path = write_h5ad(cells, tmp_path)
+    name, source = OWN_SOURCE[case]
+    with h5py.File(path, "r+") as file:
+        if name in file:
+            del file[name]
+        shape = cells.shape if name == "X" else (cells.n_obs,)
+        layout = h5py.VirtualLayout(shape=shape, dtype="f4")
+        layout[:] = h5py.VirtualSource(".", source, shape=shape)
+        file.create_virtual_dataset(name, layout).attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+        if name != "X":
+            file["obs"].attrs["column-order"] = [*file["obs"].attrs["column-order"], "leak"]
+    ran = command(step[0], path, *step[1:])
+    assert ran.code == 2
+    assert (
+        f"{path} has a virtual dataset ('/{name}' -> .); expected a file that holds all of its data"
+        in ran.out + ran.err
+    )
+
+
+def test_a_filter_that_is_not_installed_is_named(cells, tmp_path):
+    path = write_h5ad(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        kind = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        kind.set_chunk((cells.n_obs,))
+        kind.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))
+        space = h5py.h5s.create_simple((cells.n_obs,))
+        made = h5py.h5d.create(file["obs"].id, b"depth", h5py.h5t.IEEE_F32LE, space, kind)
+        made.write_direct_chunk((0,), bytes(4 * cells.n_obs), filter_mask=0)
+    if h5py.h5z.filter_avail(32015) or importlib.util.find_spec("hdf5plugin"):
+        assert require_readable(path) == "h5ad"
+        return
+    with pytest.raises(InputError, match=r"the filter Zstandard \(32015\); .* \(pip install hdf5plugin\), or write"):
+        read_cells(path)
 
 
 def test_links_within_a_file_are_followed(cells, tmp_path):

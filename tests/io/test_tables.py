@@ -120,7 +120,7 @@ def test_hostile_names_are_plain_strings(tmp_path):
 
 
 TABLES = {
-    "text in a column": ("c,CD3D,note\na,1,T cell\nb,2,B cell\n", "column 'note' of .* with 'T cell'"),
+    "text in a column": ("c,CD3D,note\na,1,T cell\nb,2,3\n", "column 'note' of .* with 'T cell'"),
     "missing value": ("c,CD3D,CD4\na,1,NA\nb,2,3\n", "column 'CD4' .* 'NA'"),
     "decimal commas": ("c;CD3D;CD4\na;1,5;2\nb;2;3\n", "column 'CD3D' .* '1,5'"),
     "a long row": ("c,CD3D,CD4\na,1,2\nb,1,2,3\n", r"is not a table .*: 3, 3, 4\)"),
@@ -225,3 +225,86 @@ def test_a_very_long_later_line_is_refused(end, tmp_path, monkeypatch):
             continue
         with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
             read_cells(path)
+
+
+BOMBS = {
+    "lines": ("MAX_LINES", 1000, "more than 1,000 lines"),
+    "columns": ("MAX_COLUMNS", 2, "3 columns"),
+    "unpacked": ("EXTRA_MEMORY", -500 * 2**20, "text that is more than 500 times as large when it is unpacked"),
+}
+
+
+@pytest.mark.parametrize("orientation", ["auto", "cells_by_genes"])
+@pytest.mark.parametrize("case", BOMBS)
+def test_a_table_that_is_too_large_is_refused_before_it_is_read(case, orientation, tmp_path, monkeypatch):
+    limit, value, found = BOMBS[case]
+    path = tmp_path / "run.csv.gz"
+    lines = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(999))]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert read_cells(path, orientation).shape == (999, 2)
+    path.write_bytes(gzip.compress("\n".join([*lines, "cell_999,1,1", ""]).encode()))
+    monkeypatch.setattr(tables, limit, value)
+    with pytest.raises(InputError, match=f"run.csv.gz with {found}"):
+        read_cells(path, orientation)
+
+
+def made_table(num_cells: int = 25) -> pd.DataFrame:
+    cells = [f"AAACATACAACC{'ACGT'[i % 4]}{'ACGT'[i // 4 % 4]}{'ACGT'[i // 16]}-1" for i in range(num_cells)]
+    return table(cells, GENES["known symbols"])
+
+
+HEADERS = {
+    "alone": ("#cell,", ""),
+    "below a comment": ("#cell,", "# counts, of genes\n"),
+    "as a field that is quoted": ('"#cell",', ""),
+    "a comment that fits": ("cell,", "# a comment, with, as many, commas,\n"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_a_header_that_begins_with_a_hash(case, tmp_path):
+    corner, comment = HEADERS[case]
+    expected = made_table()
+    (tmp_path / "a.csv").write_text(comment + corner + expected.to_csv().removeprefix(","))
+    assert same(read_cells(tmp_path / "a.csv"), ad.AnnData(expected.astype(float)))
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_quotes_around_names_are_removed(quote, tmp_path):
+    expected = made_table()
+    quoted = expected.rename(index=lambda name: f"{quote}{name}{quote}", columns=lambda name: f"{quote}{name}{quote}")
+    for name, frame in (("a.tsv", quoted), ("b.tsv", quoted.T)):
+        frame.to_csv(tmp_path / name, sep="\t")
+        assert same(read_cells(tmp_path / name), ad.AnnData(expected.astype(float)))
+
+
+def test_columns_of_text_among_numbers_describe_cells_or_genes(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    expected = made_table()
+    with_text = expected.copy()
+    with_text.insert(2, "who did it", ["Anna", "Bob", "NA", "Eva", "1 or 2"] * 5)
+    with_text.to_csv(tmp_path / "a.csv")
+    found = read_cells(tmp_path / "a.csv")
+    assert same(found, ad.AnnData(expected.astype(float)))
+    assert list(found.obs["who did it"]) == list(with_text["who did it"])
+    assert "about cells, not genes: 'who did it'" in caplog.text
+    of_genes = expected.T.assign(remark="some text")
+    of_genes.to_csv(tmp_path / "b.csv")
+    assert list(read_cells(tmp_path / "b.csv").var["remark"]) == ["some text"] * 4
+    with_text["who did it"] = ["x", "0"] + ["1"] * 23  # a damaged gene
+    with_text.to_csv(tmp_path / "c.csv")
+    with pytest.raises(InputError, match=r"column 'who did it' of .*c.csv with 'x', not a number"):
+        read_cells(tmp_path / "c.csv")
+
+
+@pytest.mark.parametrize("columns", [["cell", "gene", "count"], ["gene", "cell", "count"], ["count", "gene", "cell"]])
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_long_table_is_named(columns, with_index, tmp_path):
+    frame = made_table().rename_axis("cell").reset_index().melt("cell", var_name="gene", value_name="count")
+    frame.sort_values("cell")[columns].to_csv(tmp_path / "a.csv", index=with_index)
+    match = r"a long table .* by .pivot\(index='cell', columns='gene', values='count'\).fillna\(0\)"
+    with pytest.raises(InputError, match=match):
+        read_cells(tmp_path / "a.csv")
+    # A sample with a text about each gene is no long table.
+    made_table(1).T.assign(remark="kinase").to_csv(tmp_path / "b.csv")
+    assert read_cells(tmp_path / "b.csv").shape == (1, 4)
