@@ -595,7 +595,7 @@ def report(
     cells
         Annotated cells in memory, or annotated files.
     output
-        The page; None: report.html beside the first file. Cells in memory need it.
+        The page; None: FILE.report.html beside the first file. Cells in memory need it.
     evaluation
         From `evaluate`, or its folder: the page then shows it.
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from scperformer.results.explain import Explanation
 
 File = str | os.PathLike[str]
+PANEL = (5.6, 4.8)  # width and height of a panel of an embedding in inches
+MARGIN = 0.9  # inches between panels, beside legends
 
 
 def _column(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
@@ -60,6 +62,19 @@ def _finish(axes: Axes, show: bool, save: File | None) -> Axes:
     if show:
         pyplot.show()
     return axes
+
+
+def _make_room_for_legends(panels: Sequence[Axes], shape: tuple[int, int]) -> None:
+    """Set the size of a figure of panels, rows x columns, so that the widest legend fits between them."""
+    figure = panels[0].get_figure(root=True)
+    assert figure is not None
+    legends = (legend for axes in panels if (legend := axes.get_legend()) is not None)
+    gap = MARGIN + max((legend.get_window_extent().width for legend in legends), default=0) / figure.dpi
+    width, height = shape[1] * (PANEL[0] + gap), shape[0] * (PANEL[1] + MARGIN)
+    figure.set_size_inches(width, height)
+    ends = {"left": MARGIN / 2 / width, "right": 1 - (gap - MARGIN / 2) / width}
+    ends |= {"bottom": MARGIN / 2 / height, "top": 1 - MARGIN / 2 / height}
+    figure.subplots_adjust(**ends, wspace=gap / PANEL[0], hspace=MARGIN / PANEL[1])
 
 
 def embedding(
@@ -125,13 +140,18 @@ def embedding(
             colour = _colours(adata, obs, name, key_added)
             cells.obs[name] = cells.obs[name].cat.remove_unused_categories()
             cells.uns[f"{name}_colors"] = [colour[category] for category in cells.obs[name].cat.categories]
-    limits = [(0, 1) if name == f"{key_added}_confidence" else (None, None) for name in columns]
-    lowest, highest = (list(ends) for ends in zip(*limits, strict=True))
-    options = {"vmin": lowest, "vmax": highest, "show": False}
-    options |= {"ncols": ncols, "wspace": 0.5} if ax is None else {"ax": ax}
-    made: Axes | list[Axes] = sc.pl.embedding(cells, basis.removeprefix("X_"), color=columns, **options)
-    _finish(made[0] if isinstance(made, list) else made, show, save)
-    return made
+    shape = -(-len(columns) // ncols), min(ncols, len(columns))
+    grid = pyplot.subplots(*shape, squeeze=False)[1].ravel().tolist() if ax is None else [ax]
+    made: list[Axes] = grid[: len(columns)]
+    for name, axes in zip(columns, made, strict=True):
+        limits = {"vmin": 0, "vmax": 1} if name == f"{key_added}_confidence" else {}
+        sc.pl.embedding(cells, basis.removeprefix("X_"), color=name, ax=axes, show=False, **limits)
+    if ax is None:
+        _make_room_for_legends(made, shape)
+        for empty in grid[len(columns) :]:
+            empty.remove()
+    _finish(made[0], show, save)
+    return made[0] if len(made) == 1 else made
 
 
 def composition(

@@ -1,6 +1,7 @@
 """Write files and folders so that they appear complete or not at all, and remove only folders that we have made."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -182,6 +183,35 @@ def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> I
             raise
         _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)  # not earlier: until here it may be the only copy
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Claim an output while it is made; refuse one that another process has claimed, on this or another machine.
+
+    The claim is a lock of a file beside it, which ends with the process, even if it is killed. Network disks that are
+    mounted without locks, and folders that cannot be written, have none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    claim = path.with_name(f".scperformer-claim-{path.name}")
+    with ExitStack() as at_end:
+        with suppress(OSError):
+            while True:
+                file = at_end.enter_context(claim.open("a+", encoding="ascii"))
+                try:  # processes that are forked do not inherit a lock of this kind, and cannot keep it
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except (BlockingIOError, PermissionError) as error:
+                    file.seek(0)
+                    found = f"{path}, which {file.read() or 'another process'} is writing"
+                    remedy = f"wait until it has ended, or {ANOTHER_OUTPUT}"
+                    raise InputError(found, "one process for an output", remedy) from error
+                if claim.exists() and os.path.samestat(os.fstat(file.fileno()), claim.stat()):
+                    break  # else its last owner has removed it since it was opened
+            at_end.callback(claim.unlink, missing_ok=True)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+        yield
 
 
 def _sync(path: Path) -> None:

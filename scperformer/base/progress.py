@@ -6,6 +6,8 @@ with progress("sample.h5ad", total=8000, unit="cells") as shown:
         shown.update(len(cells))
 """
 
+import importlib
+import importlib.util
 import logging
 import shutil
 import sys
@@ -20,6 +22,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 120.0  # in a log, and before the first line of a block
+NOTEBOOK_DELAY = 1.0  # seconds
 LINE = "{desc}: {n:,} of {total:,}{unit} in {elapsed}, {remaining} left"
 
 
@@ -33,7 +36,7 @@ class _Log:
 
 @contextmanager
 def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tqdm]:
-    """Show the progress of a block: a bar on a terminal, log lines elsewhere; nothing if the log is off.
+    """Show the progress of a block: a bar on a terminal or in a notebook, else log lines; nothing if the log is off.
 
     `text` is what the block does, or the name of its file. `total` is the number of steps, which `update` of the
     yielded bar counts in `unit`s; None: unknown, and then a log has one line, if the block lasts.
@@ -41,7 +44,12 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tq
     # The level is ERROR in all but the first process of a distributed training.
     style: dict[str, Any] = {"disable": log.getEffectiveLevel() >= logging.ERROR}
     with ExitStack() as at_end:
-        if sys.stderr.isatty() or "ipykernel" in sys.modules:
+        bar: type[tqdm] = tqdm
+        if "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
+            bar = importlib.import_module("tqdm.notebook").tqdm
+            # A saved notebook keeps a line of each bar: only of blocks that last and tell their steps.
+            style |= {"delay": NOTEBOOK_DELAY, "disable": style["disable"] or total is None}
+        elif sys.stderr.isatty():
             ours = logging.getLogger("scperformer")
             at_end.enter_context(logging_redirect_tqdm([ours if ours.handlers else logging.getLogger()]))
             # A terminal may report the size 0, for which tqdm shows nothing; Python's function replaces it by 80 x 24.
@@ -57,7 +65,7 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tq
             timer.start()
             at_end.callback(timer.cancel)
             style["disable"] = True
-        yield at_end.enter_context(tqdm(desc=text, total=total, unit=f" {unit}", leave=False, **style))
+        yield at_end.enter_context(bar(desc=text, total=total, unit=f" {unit}", leave=False, **style))
 
 
 def say(text: str) -> None:

@@ -9,7 +9,7 @@ Shape letters: T profiles, N cells, G genes.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +36,9 @@ from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.h5ad import BackedH5ad, open_stored
 from scperformer.io.read import open_cells, require_readable
 from scperformer.io.rows import Rows
-from scperformer.io.safety import reading
+from scperformer.io.safety import quiet_anndata, reading
+from scperformer.labels.joining import MAP, replicate_types
+from scperformer.labels.ontology import read_pairs
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.batch_effect import gene_factors, label_means
@@ -66,8 +68,10 @@ def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path)
         return False
     if not len(cells.obs.columns):  # rows are named by types, neither by barcodes nor by numbers
         names = list(map(str, cells.obs_names))
-        like_types = axis_shares(names)[1] < AXIS_SHARE and not any(map(str.isdecimal, names))
-        return like_types and 1 < len(set(names)) <= MAX_LABELS
+        type_of = replicate_types(set(names))
+        types = sorted({type_of.get(name, name) for name in names})
+        like_types = axis_shares(types)[1] < AXIS_SHARE and not any(map(str.isdecimal, types))
+        return like_types and 1 < len(types) <= MAX_LABELS
     if cfg.label_key not in cells.obs:
         return False
     num_labels = label_texts(cells.obs[cfg.label_key]).nunique()
@@ -94,10 +98,12 @@ def added_profiles(cfg: ReferenceOptions) -> list[Path]:
     return found if len(files) - len(found) == 1 else []
 
 
-def reference_with_profiles(source: Sample, profiles: Sequence[Sample], cfg: ReferenceOptions) -> Reference:
+def reference_with_profiles(
+    source: Sample, profiles: Sequence[Sample], cfg: ReferenceOptions, apart: Container[str] = ()
+) -> Reference:
     """Make a reference of cells, which `profiles` complete, or of cells that are simulated of profiles alone."""
     if not profiles and not has_profiles(source.adata, cfg, source.path):
-        return make_reference(source, cfg)
+        return make_reference(source, cfg, apart)
     values: dict[str, Any] = {"input_kind": "counts", "input_total": None, "input_base": "auto"}
     if profiles:
         values = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
@@ -108,7 +114,8 @@ def reference_with_profiles(source: Sample, profiles: Sequence[Sample], cfg: Ref
         made = simulate_cells(source.adata, cfg, source.path)
         labels = sorted(set(made.obs[cfg.label_key]))
     findings = detect_expression(made, "X", **values)
-    reference = make_reference(Sample(made, source.path, findings=findings), replace(cfg, source="X", **values))
+    reference = make_reference(Sample(made, source.path, findings=findings), replace(cfg, source="X", **values), apart)
+    labels = [label for label in labels if label in reference.label_names]  # others were joined to one of them
     num = len(reference.label_names)
     note = f"all cells of {len(labels)} of {num} labels are simulated from profiles ({listed(labels)})"
     log.warning("%s: held-out ones among them are easier than real cells", note)
@@ -204,11 +211,22 @@ def _read_together(
 
 
 def _labelled(profiles: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
-    """Return the profiles with a label; without any column in obs, the names of the rows become the labels."""
-    profiles = profiles.copy()
+    """Return the profiles with a label; without any column in obs, the names of the rows become the labels.
+
+    Names that differ in a number at their end, as R and pandas make names unique, are one label.
+    """
+    with quiet_anndata():  # rows of one type may have its name
+        profiles = profiles.copy()
     if not len(profiles.obs.columns):
-        profiles.obs[cfg.label_key] = profiles.obs_names
+        names = list(map(str, profiles.obs_names))
+        mapped = [] if cfg.label_map is None else [label for label, _ in read_pairs(cfg.label_map, MAP)]
+        if types := replicate_types(set(names).difference(mapped)):
+            shown = listed(f"'{name}' is '{kind}'" for name, kind in types.items())
+            text = "%s: names that differ in a number at the end are one type: %s; label_map=... keeps them apart"
+            log.warning(text, path, shown)
+        profiles.obs[cfg.label_key] = [types.get(name, name) for name in names]
     profiles.obs[cfg.label_key] = deepest_labels(profiles.obs, cfg, path)
+    profiles.obs_names = [f"{path.name} {number}" for number in range(len(profiles.obs))]
     return profiles[profiles.obs[cfg.label_key].notna()].copy()
 
 

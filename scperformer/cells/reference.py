@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -176,11 +176,12 @@ def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd
 
 
 @progress("preparing the reference")
-def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Reference:
+def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart: Container[str] = ()) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 
     Test cells (`data.split=column`) do not influence any filter, mean or fit. The cells of files stay on disk, except
-    for validation cells and a sample of the training cells for linear fits.
+    for validation cells and a sample of the training cells for linear fits. Labels in `apart` are not joined
+    with others.
     """
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
     first = source.path if isinstance(source, Sample) else source[0]
@@ -192,7 +193,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions) -> Re
     is_test = _test_cells(obs, labels, cfg, path)
     if is_test is not None and isinstance(source, Sample):
         # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
-        return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg)
+        return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg, apart)
+    labels = labelling.joined_labels(labels, obs, cfg, path, apart)
     is_unlabelled = _unlabelled(obs, labels, cfg.label_key or "")
     left_out = is_unlabelled if is_test is None else is_unlabelled | is_test
     collection = make_collection(sources, cfg, left_out=left_out)

@@ -1,6 +1,7 @@
 """The labels of a reference: their column, labels with few cells, ontology ids and the label tree."""
 
 import logging
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.splits import values_of
 from scperformer.config.training import DataConfig, ReferenceOptions
+from scperformer.labels.joining import joined_spellings, read_label_map
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import first_container, label_texts, without_no_labels
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree, tree_of_columns
@@ -126,8 +128,8 @@ class Terms:
     release: str | None  # release of the ontology
 
 
-def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
-    """Find the ontology ids of the cells' `labels`, and their tree, from `label_keys` or the ontology; log both."""
+def _given_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> dict[str, str]:
+    """Return the id of each label in the column of ontology ids, or `unknown`; in the order of the names."""
     names = sorted(set(labels.tolist()))
     column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
     given = dict.fromkeys(names, UNKNOWN_TERM)
@@ -137,6 +139,38 @@ def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, pat
     elif cfg.ontology_key is not None:
         remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
         raise InputError(f"no column '{column}' in obs of {path}", "a column with ontology ids", remedy)
+    return given
+
+
+def joined_labels(
+    labels: pd.Series, obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path, apart: Container[str] = ()
+) -> pd.Series:
+    """Return the labels of cells with one name for each type, and log which were joined, or may be of one type.
+
+    The names are those of `label_map`; other labels are joined if they are spellings of one name or names of one term
+    of the ontology. Labels in `apart` are not, nor are any below columns of levels, `label_keys`.
+    """
+    is_known = labels.notna()
+    given = _given_terms(obs[is_known.to_numpy()], labels[is_known].to_numpy(str), cfg, path)
+    joint_of = {} if cfg.label_map is None else read_label_map(cfg.label_map, list(given))
+    free = {label: term for label, term in given.items() if label not in joint_of and label not in apart}
+    joined, unsure = joined_spellings(list(free), list(free.values()), cfg.ontology)
+    if cfg.label_keys:
+        unsure += [[first, label] for label, (first, _) in joined.items()]
+        joined = {}
+    if joined:
+        shown = listed(f"'{label}' is '{first}' ({term})" for label, (first, term) in joined.items())
+        log.warning("spellings of one type are joined: %s; label_map=... keeps labels apart", shown)
+    for alike in unsure:
+        text = "labels that may be one type: %s; if so, join them by label_map=FILE with rows such as %s"
+        log.warning(text, named(labels[labels.isin(alike)].value_counts().to_dict()), ",".join([alike[1], alike[0]]))
+    return labels.map({label: label for label in given} | {old: first for old, (first, _) in joined.items()} | joint_of)
+
+
+def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
+    """Find the ontology ids of the cells' `labels`, and their tree, from `label_keys` or the ontology; log both."""
+    given = _given_terms(obs, labels, cfg, path)
+    names = list(given)
     terms, ontology = find_terms(names, list(given.values()), cfg.ontology)
     num_known = sum(term != UNKNOWN_TERM for term in terms)
     shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scperformer.base.outputs import new_file, require_absent
+from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.config.options import SEED, FileOptions, option
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 USAGE = "report ANNOTATED..."
 EXAMPLES = """\
-  scperformer report sample.annotated.h5ad output=report.html
+  scperformer report sample.annotated.h5ad          # -> sample.annotated.report.html
   scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html"""
 
 
@@ -28,7 +28,7 @@ class ReportConfig(FileOptions):
 
     evaluation: str | None = None  # the folder that `evaluate` has written
     key_added: str = "scperformer"  # prefix of the annotation, if predict had another
-    output: str | None = None  # null: report.html beside the first input
+    output: str | None = None  # null: FIRST_INPUT.report.html beside it
     cells: int = option(12000, (lambda num: num >= 10, "10 or more"))  # cells on the map; fewer for speed
     sample_key: str | None = None  # obs column with the sample of each cell; null: each file is a sample
     seed: int = option(0, SEED)  # seed of the map, for another one
@@ -43,12 +43,14 @@ def write_page(
     cfg: ReportConfig, evaluation: "Evaluation | None" = None, cells: "AnnData | None" = None
 ) -> tuple[Path, str]:
     """Write the page, also of cells and evaluations in memory; return its path and the HTML of its first screen."""
+    from scperformer.io.read import default_output
     from scperformer.results.evaluate import read_evaluation
     from scperformer.results.read_annotations import Failed, of_cells, read_annotated
     from scperformer.results.report import render, require_same_samples
 
     start = time.perf_counter()
-    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
+    first = next((path for path in cfg.inputs if not path.endswith(FAILED_SUFFIX)), cfg.inputs[0])
+    output = Path(cfg.output or default_output(first, ".report.html"))
     require_absent(output, cfg.overwrite)
     failed: list[Failed] = []
     key = cfg.key_added

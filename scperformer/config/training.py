@@ -210,6 +210,9 @@ class ReferenceOptions(DataOptions):
     # source of Cell Ontology ids: packaged (a table of ours), none, or a CL file (.obo)
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
+    # a CSV or TSV file with a label and what it is to be called in each row: one name joins labels, and a label under
+    # its own name stays apart; see docs/labels.md#spellings
+    label_map: str | None = None
     # with several donors: obs column of the batch, donor or study; whole batches are held out to estimate accuracy
     batch_key: str | None = None
     # with few labelled cells: files without labels, such as the query; `model=performer` also learns gene vectors from
@@ -269,8 +272,6 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
 
     # train a model for each study and join them; auto: with several files; true: also for the batches of one file
     studies: str = choice("auto", "true", "false")
-    # with several studies: a CSV or TSV file with a label and its joint label in each row; see docs/training.md
-    label_map: str | None = None
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
     # reference cells stored in the model folder, for refits; 0, if cells must not leave your institute: no refits
@@ -288,8 +289,6 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
         head_fits = not self.model.encoder or is_coexpression == is_weighted or is_settled_later
         expected = "weighted with model=performer or pooled, or another head with model=tiny, base or scbert"
         require(head_fits, "head.name", self.head.name, expected)
-        has_studies = self.studies == "true" or (self.studies == "auto" and len(self.inputs) > 1)
-        require(has_studies or self.label_map is None, "label_map", self.label_map, "several files, or studies=true")
         uses_unlabelled = self.model.encoder and is_coexpression and self.init is None
         expected = "no files without model=performer or pooled, and none beside init"
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)

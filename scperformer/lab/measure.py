@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from scperformer.annotation.predict import annotate_cells
 from scperformer.base.metrics import score
-from scperformer.cells.reference_labels import deepest_labels
+from scperformer.cells.reference_labels import deepest_labels, joined_labels
 from scperformer.cells.splits import TEST
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions
@@ -48,7 +48,7 @@ def score_on_test_cells(model: Model, cfg: TrainOptions) -> dict[str, float]:
     calls: list[str] = []
     for name in cfg.inputs:
         cells = read_cells(Path(name), cfg.orientation)
-        labels = deepest_labels(cells.obs, cfg, name)
+        labels = joined_labels(deepest_labels(cells.obs, cfg, name), cells.obs, cfg, name)
         is_test = ((label_texts(cells.obs[cfg.data.split_key]) == TEST) & labels.notna()).to_numpy()
         if is_test.any():
             cells = cells[is_test].copy()

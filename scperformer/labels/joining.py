@@ -1,15 +1,21 @@
-"""The labels of several studies joined: the same type under one name, and coarse labels over the fine ones."""
+"""Labels joined: spellings of one type, numbered samples of one, the labels of several studies."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
-from scperformer.labels.ontology import find_terms, joined_by_terms, read_pairs
+from scperformer.labels.ontology import find_terms, joined_by_terms, packaged_ontology, read_pairs, spelling
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
+HYPHEN_OR_SIGN = re.compile(r"\d-(?!positive)")  # CD27-IgD+ may be CD27+ IgD+ or CD27- IgD+
+# Endings of names that R, pandas and people add to samples of one type; T1 and Th17 are types.
+REPLICATE = re.compile(
+    r"(?P<type>.*?[^\W_])(?:(?P<mark>[._-])|[\s._-]rep(?:licate)?[\s._-]?)(?P<number>\d+)", re.IGNORECASE
+)
 MAP = "a CSV or TSV table with a label of a study and its joint label in each row"
 
 
@@ -46,6 +52,52 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
             found = f"two joint labels of '{label}' in {path} ('{joint_of[label]}' and '{joint}')"
             raise InputError(found, "one joint label for each label", "leave one of them out")
     return joint_of
+
+
+def replicate_types(names: Collection[str]) -> dict[str, str]:
+    """Return the type of each name that differs from another one only in a number at the end: B, B.1, B_2, B_rep3.
+
+    Two types of the table have several such names, or one is numbered as R does it (B, B.1). Numbers behind a hyphen
+    need a name without, and no number is taken from a type of the packaged ontology, such as Th.17.
+    """
+    of_type: dict[str, list[str]] = {name: [name] for name in sorted(names)}
+    for name in sorted(names):
+        match = REPLICATE.fullmatch(name)
+        if match is None or packaged_ontology().term(match["type"] + match["number"]) is not None:
+            continue
+        if match["mark"] != "-" or match["type"] in names:
+            of_type.setdefault(match["type"], []).append(name)
+    several = {kind: found for kind, found in of_type.items() if len(found) > 1}
+    if len(several) < 2 and not any({kind, f"{kind}.1"} <= set(found) for kind, found in several.items()):
+        return {}
+    return {name: kind for kind, found in several.items() for name in found if name != kind}
+
+
+def joined_spellings(
+    labels: Sequence[str], given: Sequence[str], source: str
+) -> tuple[dict[str, tuple[str, str]], list[list[str]]]:
+    """Find labels of one study that are one type: names of one term of the ontology `source`, or spellings of one name.
+
+    Returns the shortest name of each other one and its id (or `unknown`), and groups of labels that may be one type:
+    they have the same id, but not by their names, or one has + where another has a hyphen.
+    """
+    terms, ontology = find_terms(labels, given, source)
+    groups: dict[tuple[str, str], list[str]] = {}
+    of_term: dict[str, list[str]] = {}
+    for label, term in sorted(zip(labels, terms, strict=True), key=lambda pair: (len(pair[0]), pair[0])):
+        name = spelling(label) if any(map(str.isalpha, label)) else label  # -1 and 1 are two clusters
+        groups.setdefault((term, (ontology and ontology.term(label)) or name), []).append(label)
+        if term != UNKNOWN_TERM:
+            of_term.setdefault(term, []).append(label)
+    joined: dict[str, tuple[str, str]] = {}
+    unsure = []
+    for (term, _), (first, *others) in groups.items():
+        if any(map(HYPHEN_OR_SIGN.search, [first, *others])) and any("+" in label for label in [first, *others]):
+            unsure += [[first, *others]] if term == UNKNOWN_TERM else []
+        else:
+            joined |= dict.fromkeys(others, (first, term))
+    kept = ([label for label in alike if label not in joined] for alike in of_term.values())
+    return joined, [*unsure, *(alike for alike in kept if len(alike) > 1)]
 
 
 def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | None = None) -> JointLabels:

@@ -59,7 +59,7 @@ def spelling(text: str) -> str:
     marker are left out, so that "CD8-positive, alpha-beta T cells" and "CD8+ alpha beta T" are the same.
     """
     key = re.sub("[\u2010-\u2015\u2212]", "-", unicodedata.normalize("NFKC", text).casefold())
-    key = re.sub(r"-(?=[\s,/)]|$)", " negative ", key)  # CD16- is not CD16
+    key = re.sub(r"-(?=[\s,/)_]|$)", " negative ", key)  # CD16- is not CD16
     key = re.sub(r"(?<=\w)\+(?=\W|$)|(?<=\d)\+|[- ]positive\b", " ", key)
     words = re.sub(r"[-_,\s]+", " ", key).strip()
     words = re.sub(r"(?<=[^\W\d]{2})s$", "", re.sub(r"\bcells\b", "cell", words))

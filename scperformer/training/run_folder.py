@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -162,9 +162,10 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     """Open the run folder `<output>.run` for a training; yield None if `resume=true` finds the finished model.
 
     `paths` are the files of cells; none: cells in memory. `init_hash` is of the model from which the training starts.
-    After an error of the user or a signal the folder is removed, unless it has a checkpoint from which the run can be
-    resumed. The folder of an earlier run waits under another name until this run has ended, and comes back if this run
-    leaves nothing. At the end the checkpoints are removed, and the logs stay.
+    Another process that trains this output is refused until this one has ended. After an error of the user or a signal
+    the folder is removed, unless it has a checkpoint from which the run can be resumed. The folder of an earlier run
+    waits under another name until this run has ended, and comes back if this run leaves nothing. At the end the
+    checkpoints are removed, and the logs stay.
     """
     real = [path.resolve() for path in paths]
     if twice := next((path for place, path in enumerate(paths) if real[place] in real[:place]), None):
@@ -176,19 +177,26 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     if not is_first:
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
+    if is_first and not _may_be_finished(cfg, output):
+        _require_place(output, folder, cfg.overwrite)
+    with outputs.claimed(folder) if is_first else nullcontext():
+        data = (checksum(*paths) if paths else "") + init_hash
+        data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
+        with _opened(Run(cfg, output, folder, data, is_first)) as run:
+            yield run
+
+
+@contextmanager
+def _opened(run: Run) -> Iterator[Run | None]:
+    """Open the folder of a run for `training_run`, which has claimed it."""
+    cfg, output, folder, is_first = run.cfg, run.output, run.folder, run.is_first
     earlier = folder.with_name(f".scperformer-old-{folder.name}")
     if is_first and earlier.exists():  # a process was killed
         unwanted = earlier if has_progress(folder) else folder
         outputs.remove_folder(unwanted, RUN)
         if earlier.exists():
             earlier.rename(folder)
-    may_be_finished = cfg.resume and (output / INFO).is_file()
-    if is_first and not may_be_finished:
-        _require_place(output, folder, cfg.overwrite)
-    data = (checksum(*paths) if paths else "") + init_hash
-    data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
-    run = Run(cfg, output, folder, data, is_first)
-    if may_be_finished:
+    if _may_be_finished(cfg, output):
         # The record tells: the model in the place of the output may be of an earlier run.
         if run.read().get("finished") and not run.differences():
             log.info("%s is finished: nothing to resume", output)
@@ -204,7 +212,7 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
                     folder.rename(earlier)
                 with outputs.new_folder(folder, RUN):  # it appears together with its mark
                     pass
-            run.remember(options=_run_options(cfg), reference_sha256=data, finished=False)
+            run.remember(options=_run_options(cfg), reference_sha256=run.data, finished=False)
             yield run
     except BaseException as error:
         if isinstance(error, Diverged):  # resume=true must not continue from here
@@ -225,6 +233,10 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
         with suppress(InputError):
             outputs.remove_folder(earlier, RUN)
         _remove_progress(folder)
+
+
+def _may_be_finished(cfg: NetworkOptions, output: Path) -> bool:
+    return cfg.resume and (output / INFO).is_file()
 
 
 def has_progress(folder: Path) -> bool:

@@ -35,7 +35,8 @@ from scperformer.config.training import TrainOptions
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
 from scperformer.io.read import read_cells
-from scperformer.labels.joining import JointLabels, StudyLabels, join_labels
+from scperformer.labels.joining import MAP, JointLabels, StudyLabels, join_labels
+from scperformer.labels.ontology import read_pairs
 from scperformer.model.arrays import HeldOut
 from scperformer.model.confidence import calibration
 from scperformer.model.inference import torch_state_kept
@@ -91,12 +92,13 @@ def _train_each(
     own = replace(cfg, label_map=None, batch_key=cfg.batch_key if has_files else None)
     names = list(studies)
     options = [replace(own, inputs=[name]) for name in names]
+    mapped = [] if cfg.label_map is None else [label for label, _ in read_pairs(cfg.label_map, MAP)]
     references = []
     for cells, each in zip(studies.values(), options, strict=True):
         if isinstance(cells, Path):  # a large file stays on disk
-            references.append(load_reference([cells], choose_storage(each, [cells])))
+            references.append(load_reference([cells], choose_storage(each, [cells]), apart=mapped))
         else:
-            references.append(make_reference(Sample(cells, Path(each.inputs[0])), each))
+            references.append(make_reference(Sample(cells, Path(each.inputs[0])), each, mapped))
     parts = zip(names, references, strict=True)
     labels = [StudyLabels(name, reference.label_names, reference.terms.ids) for name, reference in parts]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)

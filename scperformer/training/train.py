@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,20 +109,22 @@ def source_of(paths: Sequence[Path]) -> dict[str, str]:
     return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
 
 
-def load_reference(source: AnnData | Sequence[Path], cfg: TrainOptions, profiles: Sequence[Path] = ()) -> Reference:
+def load_reference(
+    source: AnnData | Sequence[Path], cfg: TrainOptions, profiles: Sequence[Path] = (), apart: Container[str] = ()
+) -> Reference:
     """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`).
 
-    The files `profiles` complete the labels of cells in memory.
+    The files `profiles` complete the labels of cells in memory. Labels in `apart` are not joined with others.
     """
     if not isinstance(source, AnnData) and cfg.data.in_memory is False:
         if profiles:
             remedy = "leave data.in_memory out, or add studies=true for a model of each file"
             raise InputError(f"profiles beside {source[0]}, which stays on disk", "cells in memory", remedy)
-        return make_reference(source, cfg)
+        return make_reference(source, cfg, apart)
     path = Path("AnnData in memory") if isinstance(source, AnnData) else source[0]
     adata = source if isinstance(source, AnnData) else read_cells(path, cfg.orientation)
     more = [Sample(read_cells(file, cfg.orientation), file) for file in profiles]
-    return reference_with_profiles(Sample(adata, path), more, cfg)
+    return reference_with_profiles(Sample(adata, path), more, cfg, apart)
 
 
 def settled(cfg: Config) -> Config:

@@ -39,6 +39,22 @@ def test_embedding_has_a_panel_for_each_colour(annotated):
     assert (list(annotated.uns), list(annotated.obs)) == entries
 
 
+@pytest.mark.parametrize("ncols", [1, 2, 3])
+def test_legends_of_an_embedding_leave_the_other_panels_free(ncols, annotated):
+    own = annotated.copy()
+    own.obs["long"] = np.resize([f"{number} granulocyte-monocyte progenitor cells" for number in range(20)], own.n_obs)
+    panels = scp.pl.embedding(own, ["long", "confidence", "long", "label"], basis="X_map", ncols=ncols)
+    figure = panels[0].get_figure()
+    figure.draw_without_rendering()
+    legends = [axes.get_legend() for axes in panels if axes.get_legend() is not None]
+    assert len(legends) == 3
+    for legend in legends:
+        box = legend.get_window_extent()
+        others = [axes.get_tightbbox(for_layout_only=True) for axes in panels if axes is not legend.axes]
+        assert box.count_overlaps(others) == 0
+        assert box.x1 < figure.bbox.x1
+
+
 def test_embedding_draws_the_map_of_the_report(annotated):
     [axes, _] = scp.pl.embedding(annotated)
     drawn = axes.collections[0].get_offsets()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from scperformer.base.errors import DiskFull, InputError
 from scperformer.base.outputs import (
     MARK,
     FolderKind,
+    claimed,
     new_file,
     new_folder,
     remove_folder,
@@ -199,6 +201,42 @@ def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
     with new_file(tmp_path / "out.txt") as temporary:
         temporary.write_text("whole")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*kept, "out.txt"])
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from scperformer.base.outputs import claimed
+with claimed(Path(sys.argv[1])):
+    if os.fork() == 0:  # a worker outlives its parent for a while
+        os.close(1)
+        time.sleep(5)
+        os._exit(0)
+    print("claimed", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_an_output_is_claimed_until_its_process_ends_also_by_kill_9(tmp_path):
+    path = tmp_path / "new" / "m.run"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "claimed\n"
+        with pytest.raises(InputError, match=rf"m.run, which process {holder.pid} on .* is writing; .* wait until"):
+            claimed(path).__enter__()
+        holder.send_signal(signal.SIGKILL)
+    for _ in range(2):
+        with claimed(path):
+            assert names(path.parent) == [".scperformer-claim-m.run"]
+        assert names(path.parent) == []
+
+
+def test_a_disk_without_locks_has_no_claims(tmp_path, monkeypatch):
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(outputs.fcntl, "lockf", lockf)
+    with claimed(tmp_path / "m.run"), claimed(tmp_path / "m.run"):
+        pass
 
 
 @pytest.mark.slow

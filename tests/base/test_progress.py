@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 import time
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,26 @@ def test_a_terminal_shows_bars_that_disappear_and_log_lines_above_them(monkeypat
     assert re.search(r"cells:  50%\|.*\| 5/10 ", text)
     assert re.search(r"\r +\ra line\n", text.replace("\x1b[A", ""))
     assert re.search(r"\r +\r$", text)
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_a_notebook_with_widgets_shows_its_own_bars_of_blocks_with_steps(has_widgets, fast, monkeypatch, caplog):
+    """A text bar would be a screen of red lines; without widgets there are lines in the log."""
+    made = []
+
+    class Bar(module.tqdm):
+        def __init__(self, **style):
+            made.append((style["desc"], style["disable"]))
+            super().__init__(**style)
+
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setitem(sys.modules, "tqdm.notebook", SimpleNamespace(tqdm=Bar))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: has_widgets or None)
+    with progress("fitting"), progress("cells", total=10, unit="cells") as cells:
+        time.sleep(0.02)
+        cells.update(5)
+    assert made == ([("fitting", True), ("cells", False)] if has_widgets else [])
+    assert ("cells: 5 of 10 cells" in caplog.text) != has_widgets
 
 
 def test_nothing_is_shown_in_other_processes_of_a_distributed_training(monkeypatch):

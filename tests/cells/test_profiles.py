@@ -116,6 +116,19 @@ def test_rows_of_a_file_without_labels_are_profiles_if_types_name_them(means, na
     assert has_profiles(cells, options(), PATH) == expected
 
 
+@pytest.mark.parametrize("endings", [["", ".1"], ["_rep1", "_rep2"], ["", ""]], ids=str)
+def test_numbered_samples_of_a_type_are_one_type(endings, means, command, tmp_path):
+    """As R and pandas write names that occur twice; names that stay the same get no advice to be made unique."""
+    names = [f"{name}{ending}" for ending in endings for name in means.obs["cell_type"]]
+    means.to_df().iloc[np.arange(6) % 3].set_axis(names).T.to_csv(tmp_path / "bulk.csv")
+    words = [f"{name}={value}" for name, value in OPTIONS.items()]
+    done = command("train", "bulk.csv", "output=m", "orientation=genes_by_cells", *words)
+    assert done.code == 0, done.err
+    assert read_model(tmp_path / "m").labels == ["B cell", "Monocyte", "T cell"]
+    assert ("one type: 'B cell" in done.err) == (endings != ["", ""])
+    assert "nique" not in done.err
+
+
 def test_a_model_of_profiles_annotates_cells(means, counts_adata, write, tmp_path):
     tables = {"profiles.csv": means.obs["cell_type"].tolist(), "twice.tsv": [*means.obs["cell_type"]] * 2}
     paths = [write(means, "profiles.h5ad"), *(tmp_path / name for name in tables)]

@@ -1,11 +1,14 @@
 """Labels of a reference: likely columns, rare labels, ontology ids and the label tree."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
 from scperformer.cells.reference_labels import (
+    joined_labels,
     label_columns,
     read_batches,
     read_terms,
@@ -153,3 +156,66 @@ def test_batches_are_numbered_by_name():
 def test_batches_that_cannot_be_held_out_are_refused(values, match):
     with pytest.raises(InputError, match=match):
         batches_of(*values)
+
+
+# spellings of one type
+
+
+def joined(labels, *options, ids=None):
+    obs = pd.DataFrame({"merged": labels})
+    if ids is not None:
+        obs["merged_ontology_term_id"] = ids
+    cfg = make_config("train", ["inputs=[r.h5ad]", "label_key=merged", *options])
+    return joined_labels(obs["merged"], obs, cfg, "r.h5ad").dropna().tolist()
+
+
+SPELLINGS = [
+    "B",
+    "B cells",
+    "NK",
+    "nk",
+    "CD14+  Mono",
+    "CD14+ Mono",
+    "CD8+ T cell",
+    "CD8 T",
+    "odd one",
+    "Odd-ones",
+    None,
+]
+
+
+def test_spellings_of_one_type_are_joined(caplog):
+    expected = ["B", "B", "NK", "NK", *["CD14+ Mono"] * 2, "CD8 T", "CD8 T", "odd one", "odd one"]
+    assert joined(SPELLINGS) == expected
+    assert "'B cells' is 'B' (CL:0000236)" in caplog.text
+    assert "label_map=... keeps labels apart" in caplog.text
+
+
+def test_labels_of_the_map_are_called_as_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "map.csv").write_text("B cells,B cells\nNK,nk\nnk,NK\nodd one,CD8 T\n")
+    expected = ["B", "B cells", "nk", "NK", *["CD14+ Mono"] * 2, "CD8 T", "CD8 T", "CD8 T", "Odd-ones"]
+    assert joined(SPELLINGS, "label_map=map.csv") == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "match"),
+    [
+        (["CD4 T naive 1", "CD4 T naive 2", "B"], {"ids": ["CL:0000895", "CL:0000895", None]}, "2,CD4 T naive 1"),
+        (["CD27+IgD+", "CD27-IgD+", "B"], {}, r"CD27-IgD\+,CD27\+IgD\+|CD27\+IgD\+,CD27-IgD\+"),
+        (["B", "B cells", "NK"], {"options": ["label_keys=[side,merged]"]}, "B cells,B"),
+    ],
+    ids=["ids of a column", "signs", "levels"],
+)
+def test_labels_that_may_be_one_type_are_named_and_stay(labels, more, match, caplog):
+    assert joined(labels, *more.get("options", ()), ids=more.get("ids")) == labels
+    assert re.search(f"may be one type: .* rows such as .*({match})", caplog.text)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["-1", "1", "0"], ["NKT_4+_Lv", "NKT_4-_Lv"], ["CD4 T 1", "CD4 T 2"], ["CD14+ Mono", "classical monocyte"]],
+)
+def test_clusters_and_other_types_are_not_joined(labels, caplog):
+    assert joined(labels) == labels
+    assert not caplog.text

@@ -64,7 +64,7 @@ def small_disk(tmp_path):
 STEPS = {
     "predict": ("cells.h5ad", ("model_path=model",), "out.h5ad"),
     "train": ("cells.h5ad", TRAIN, "trained"),
-    "report": ("annotated.h5ad", (), "report.html"),
+    "report": ("annotated.h5ad", (), "annotated.report.html"),
 }
 
 

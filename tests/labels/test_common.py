@@ -51,3 +51,12 @@ def test_known_ids_come_before_names():
 
 def test_the_nearest_type_of_the_model_takes_in_a_true_label():
     assert changed(["T cell", "CD4 T"], ["Memory CD4 T"]) == {"Memory CD4 T": "CD4 T"}
+
+
+def test_labels_of_the_model_with_one_id_are_one_unless_the_truth_tells_them_apart():
+    own = ["B", "B cells", "NK", "naive 1", "naive 2"]
+    known = {"naive 1": "CL:0000895", "naive 2": "CL:0000895"}
+    merged = common_labels(own, ["B", "NK"], packaged_ontology(), known)
+    assert merged == {"B": "B", "B cells": "B", "NK": "NK", "naive 1": "naive 1", "naive 2": "naive 1"}
+    merged = common_labels(own, ["B", "naive 1", "naive 2"], packaged_ontology(), known)
+    assert merged == {"B": "B", "B cells": "B", "NK": "NK", "naive 1": "naive 1", "naive 2": "naive 2"}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.labels.joining import StudyLabels, join_labels, read_label_map
+from scperformer.labels.joining import StudyLabels, join_labels, read_label_map, replicate_types
 
 
 def study(name: str, *labels: str, terms: dict[str, str] | None = None) -> StudyLabels:
@@ -79,3 +79,22 @@ def test_studies_that_cannot_be_joined_are_refused():
     other = study("second", "T", terms={"T": "CL:0000236"})
     with pytest.raises(InputError, match="label 'T' as CL:0000084 and, in second, as CL:0000236"):
         join_labels([one, other], "packaged")
+
+
+@pytest.mark.parametrize(
+    ("names", "types"),
+    [
+        (["B", "B.1", "B.2", "NK"], {"B.1": "B", "B.2": "B"}),
+        (["B_1", "B_2", "NK_1", "NK_3", "DC"], {"B_1": "B", "B_2": "B", "NK_1": "NK", "NK_3": "NK"}),
+        (["B_rep1", "B rep2", "T.Rep_1", "T.Rep_2"], {"B_rep1": "B", "B rep2": "B", "T.Rep_1": "T", "T.Rep_2": "T"}),
+        (["B", "B-1", "NK", "NK-1", "NK-2"], {"B-1": "B", "NK-1": "NK", "NK-2": "NK"}),
+        (["T1", "T2", "Th17/Th1", "CD4", "CD8"], {}),
+        (["Th.1", "Th.2", "Th.17", "ILC.2", "ILC.3", "B"], {}),
+        (["ILC-1", "ILC-2", "Th-1", "Th-2"], {}),
+        (["DC_1", "DC_2", "B", "NK"], {}),  # of one type only: its subtypes
+        ([f"cluster_{number}" for number in range(9)], {}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_numbers_at_the_end_of_names_are_samples_of_a_type_if_several_types_have_them(names, types):
+    assert replicate_types(names) == types

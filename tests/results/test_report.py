@@ -216,7 +216,13 @@ def test_evaluation_of_other_files_is_refused(folder, tmp_path):
     other = write_sample(tmp_path, "other", annotated_sample(num_cells=20))
     with pytest.raises(InputError, match=r"evaluates '.*; expected an evaluation of other only, by model pbmc"):
         run_report(ReportConfig(inputs=[other], evaluation=str(folder / "evaluation")))
-    assert not (tmp_path / "report.html").exists()
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_page_is_named_after_its_first_sample(tmp_path):
+    paths = [write_sample(tmp_path, name, annotated_sample(num_cells=40)) for name in ("one", "two")]
+    pages = [run_report(ReportConfig(inputs=[path])).name for path in paths]
+    assert pages == ["one.annotated.report.html", "two.annotated.report.html"]
 
 
 def test_evaluation_of_another_model_is_refused(folder, tmp_path):

@@ -441,6 +441,11 @@ def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
     while not last.is_file():
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    more = {"env": environment, "capture_output": True, "text": True}
+    second = subprocess.run(command(*options, f"output={tmp_path}/cut", "resume=true"), check=False, **more)
+    assert (second.returncode, last.is_file()) == (2, True)
+    assert f"cut.run, which process {process.pid} on" in second.stderr
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut").exists()
