@@ -128,7 +128,7 @@ def _code_of(words: list[str]) -> int:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)  # its jobs
         name = signal.Signals(-code).name
-        log.error("snakemake was ended by %s: run the same command with -- --unlock, then without", name)
+        log.error("snakemake was ended by %s: run the same command with --unlock, then without", name)
         return 128 - code
     return code
 

@@ -137,7 +137,7 @@ def test_a_killed_snakemake_gives_137(hanging):
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 137
     assert said.splitlines()[-1].startswith(
-        "error: snakemake was ended by SIGKILL: run the same command with -- --unlock"
+        "error: snakemake was ended by SIGKILL: run the same command with --unlock"
     )
     wait_for(folder / "job.ended")
     words = process.args[1:-1]  # without -j1
