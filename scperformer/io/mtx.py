@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import re
+from itertools import product
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +15,7 @@ from scipy.io import mminfo, mmread
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
+from scperformer.io.axes import is_cell, is_gene, unquoted
 from scperformer.io.safety import reading
 
 MTX_FILE = re.compile(r"(?P<stem>.*)\.mtx(\.gz)?$", re.IGNORECASE)
@@ -24,11 +26,13 @@ NAMES = (
     ("barcodes.txt", "genes.txt"),  # kb-python
     ("rows.txt", "cols.txt"),  # alevin-fry
     ("mtx_cols", "mtx_rows"),  # Expression Atlas
-    ("cell_metadata.csv", "all_genes.csv"),  # Parse; a .csv has a header
+    ("cell_metadata.csv", "all_genes.csv"),  # Parse
     ("barcodes.csv", "genes.csv"),  # of R, as often in GEO, with a first column of row numbers
 )
 GZIP_SIGNATURE = b"\x1f\x8b"
 HEADER_BYTES = 2**20  # the sizes of a matrix are within these
+FIELDS = {b"float": b"real", b"double": b"real", b"int": b"integer"}  # spellings that the standard does not have
+NUM_SNIFFED = 20  # lines of a file of names that show the number of its fields
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
 MAX_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
@@ -72,14 +76,29 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
                 return matrix, cells, genes
     seen = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
     found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {seen})"
-    expected = "files with the name of each cell and of each gene in a line, without a header"
+    expected = "files with the name of each cell and of each gene in a line"
     raise InputError(found, expected, "copy them into the folder, and name them so")
+
+
+class _Spelled:
+    """An mtx file to be read, with the first line as the standard spells it; other programs write `float`, `double`."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        words = file.readline(HEADER_BYTES).lower().split()
+        self.first = b" ".join([b"%%MatrixMarket", *(FIELDS.get(word, word) for word in words[1:])]) + b"\n"
+
+    def read(self, size: int = -1) -> bytes:
+        part, self.first = self.first, b""
+        return part or self.file.read(size)
 
 
 def matrix_size(path: Path) -> tuple[int, int]:
     """Read the numbers of rows and columns from the header of an mtx file, and check its number of entries."""
     with reading(path, "a complete mtx file"), open_bytes(path) as file:
-        num_rows, num_columns, num_entries, layout, field, symmetry = mminfo(io.BytesIO(file.read(HEADER_BYTES)))
+        start = _Spelled(file)
+        header = io.BytesIO(start.read() + start.read(HEADER_BYTES))
+        num_rows, num_columns, num_entries, layout, field, symmetry = mminfo(header)
     if (layout, symmetry) != ("coordinate", "general") or field == "complex":
         found = f"{path} is a matrix of the kind '{layout} {field} {symmetry}'"
         raise InputError(found, "coordinate, real or integer, general", "write it with scipy.io.mmwrite")
@@ -89,19 +108,44 @@ def matrix_size(path: Path) -> tuple[int, int]:
 
 
 def _read_names(path: Path) -> pd.DataFrame:
-    with reading(path, "text in UTF-8 without a header"), open_bytes(path) as file:
+    """Read the fields of all lines of a file of names, a header among them, without the quotes around them."""
+    with reading(path, "text in UTF-8"), open_bytes(path) as file:
         content = file.read(MAX_NAMES_BYTES + 1)
         if len(content) > MAX_NAMES_BYTES:
             found = f"{path} of more than {MAX_NAMES_BYTES:,} bytes when unpacked"
             raise InputError(found, "names", "check its content")
         if b"\0" in content:  # pandas would cut a name there
             raise ValueError("a null character")
-        options = {"dtype": object, "na_filter": False}
-        if ".csv" in path.name.lower():
-            table = pd.read_csv(io.BytesIO(content), **options)
-            table = table.drop(columns=[name for name in table if str(name).startswith("Unnamed:")])
-            return table.iloc[:, :2].set_axis(range(min(2, table.shape[1])), axis=1)
-        return pd.read_csv(io.BytesIO(content), sep="\t", header=None, quoting=csv.QUOTE_NONE, **options)
+        separator, quoting = (",", csv.QUOTE_MINIMAL) if ".csv" in path.name.lower() else ("\t", csv.QUOTE_NONE)
+        first_lines = content.split(b"\n", NUM_SNIFFED)[:NUM_SNIFFED]
+        columns = range(1 + max(line.count(separator.encode()) for line in first_lines))  # a header may have fewer
+        options = {"header": None, "names": columns, "index_col": False, "dtype": object, "na_filter": False}
+        table = pd.read_csv(io.BytesIO(content), sep=separator, quoting=quoting, **options)
+    return table.apply(unquoted) if any(quote in content for quote in (b'"', b"'")) else table
+
+
+def _headers(shape: tuple[int, int], genes: pd.DataFrame, cells: pd.DataFrame) -> tuple[int, int, bool] | None:
+    """Return the numbers of header lines, 0 or 1, above genes and cells with which they fit the matrix, and its layout.
+
+    The layout is whether genes are in rows. A line that names a gene or a cell is no header.
+    """
+    may_have = [
+        [0] if table.iloc[:1].map(lambda field: is_gene(field) or is_cell(field)).to_numpy().any() else [0, 1]
+        for table in (genes, cells)
+    ]
+    for of_genes, of_cells in sorted(product(*may_have), key=sum):
+        size = len(genes) - of_genes, len(cells) - of_cells
+        if shape in (size, size[::-1]):
+            return of_genes, of_cells, shape == size
+    return None
+
+
+def _without_numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of a table of names that are not empty, without a first column of row numbers."""
+    table = table.loc[:, (table != "").any()]
+    numbers = [list(map(str, range(start, start + len(table)))) for start in (0, 1)]
+    is_numbered = table.shape[1] > 1 and table.iloc[:, 0].tolist() in numbers
+    return table.iloc[:, 1:] if is_numbered else table
 
 
 def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
@@ -110,16 +154,24 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     shape = matrix_size(matrix)
     cells = _read_names(cell_file)
     genes = _read_names(gene_file)
-    genes_in_rows = shape == (len(genes), len(cells))
-    if not genes_in_rows and shape != (len(cells), len(genes)):
+    if (fitting := _headers(shape, genes, cells)) is None:
         found = f"{matrix} of {shape[0]} x {shape[1]} beside {len(cells)} barcodes and {len(genes)} features"
         expected = "a matrix with one row for each feature and one column for each barcode, or the other way round"
-        raise InputError(found, expected, "take the three files of one sample, without headers")
-    with reading(matrix, "a complete mtx file"), open_bytes(matrix) as file:
-        x = sparse.csr_matrix(mmread(file))
-    columns = ["gene_ids", "symbols", "feature_types"] if genes.shape[1] > 1 else ["symbols"]
-    var = genes.iloc[:, :3].set_axis(columns[: genes.shape[1]], axis=1).set_index("symbols").rename_axis(index=None)
-    obs = pd.DataFrame(index=pd.Index(cells[0].to_numpy(), dtype=object))
-    adata = AnnData(x.T.tocsr() if genes_in_rows else x, obs=obs, var=var)
+        raise InputError(found, expected, "take the three files of one sample")
+    of_genes, of_cells, genes_in_rows = fitting
     notes = ["genes in rows" if genes_in_rows else "cells in rows", f"names in {cell_file.name}, {gene_file.name}"]
-    return adata, notes
+    tables = []
+    for table, num, names in ((genes, of_genes, gene_file), (cells, of_cells, cell_file)):
+        tables.append(_without_numbers(table.iloc[num:]))
+        notes += [f"without the first line of {names.name}, a header"] * num
+        if tables[-1].columns[0] != 0:
+            notes.append(f"without the row numbers of {names.name}")
+    genes, cells = tables
+    with reading(matrix, "a complete mtx file"), open_bytes(matrix) as file:
+        x = sparse.csr_matrix(mmread(_Spelled(file)))
+    columns = ["gene_ids", "symbols", "feature_types"] if genes.shape[1] > 1 else ["symbols"]
+    num_columns = 2 if ".csv" in gene_file.name.lower() else 3  # the third one of Parse is the genome
+    genes = genes.iloc[:, :num_columns]
+    var = genes.set_axis(columns[: genes.shape[1]], axis=1).set_index("symbols").rename_axis(index=None)
+    obs = pd.DataFrame(index=pd.Index(cells.iloc[:, 0].to_numpy(), dtype=object))
+    return AnnData(x.T.tocsr() if genes_in_rows else x, obs=obs, var=var), notes

@@ -149,3 +149,78 @@ def test_folders_of_other_tools(write, cells, tmp_path):
     rows = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in mtx.find_matrix(path)]
     assert checksum(path) == hashlib.sha256("".join(rows).encode()).hexdigest()
     assert default_output(folder, ".h5ad") == tmp_path / "run.h5ad"
+
+
+def write_names(cells, folder, of_cells, of_genes, ending="tsv"):
+    """Write the matrix and two files of names, given by their lines; the genes are in rows."""
+    folder.mkdir()
+    scipy.io.mmwrite(folder / "matrix.mtx", sparse.coo_matrix(cells.X.T))
+    for name, lines in (("barcodes", of_cells), ("genes", of_genes)):
+        (folder / f"{name}.{ending}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def numbered(names, start=1):
+    return [f"{number}\t{name}" for number, name in enumerate(names, start)]
+
+
+def quoted(names):
+    return ["\t".join(f'"{field}"' for field in name.split("\t")) for name in names]
+
+
+# The lines of the cells and of the genes, from their names and pairs of id and symbol.
+AS_R_WRITES = {
+    "quotes": lambda cells, genes: (quoted(cells), quoted(genes)),
+    "quotes around cells": lambda cells, genes: (quoted(cells), genes),
+    "single quotes": lambda cells, genes: ([f"'{cell}'" for cell in cells], genes),
+    "row numbers": lambda cells, genes: (numbered(cells), numbered(genes)),
+    "row numbers from 0": lambda cells, genes: (numbered(cells, 0), genes),
+    "row numbers and quotes": lambda cells, genes: (quoted(numbered(cells)), quoted(numbered(genes))),
+    "a header of genes": lambda cells, genes: (cells, ["ENSEMBL\tSYMBOL", *genes]),
+    "a header of cells": lambda cells, genes: (["barcode", *cells], genes),
+    "headers": lambda cells, genes: (["x", *cells], ["gene_id\tgene_name", *genes]),
+    "write.table": lambda cells, genes: (['"x"', *quoted(numbered(cells))], ['"id"\t"name"', *quoted(numbered(genes))]),
+    "a header with more fields": lambda cells, genes: (["barcode\tnothing", *cells], genes),
+    "a comment after each cell": lambda cells, genes: ([f"{cell}\tsample 1" for cell in cells], genes),
+}
+
+
+@pytest.mark.parametrize("case", AS_R_WRITES)
+def test_names_as_r_writes_them(case, cells, tmp_path, caplog):
+    caplog.set_level("INFO", "scperformer")
+    pairs = [f"{gene_id}\t{name}" for gene_id, name in zip(cells.var["gene_ids"], cells.var_names, strict=True)]
+    found = read_cells(write_names(cells, tmp_path / "run", *AS_R_WRITES[case](list(cells.obs_names), pairs)))
+    assert same(found, cells)
+    assert list(found.var["gene_ids"]) == list(cells.var["gene_ids"])
+    assert ("a header" in caplog.text) == ("header" in case or case == "write.table")
+    assert ("without the row numbers of" in caplog.text) == ("row numbers" in case or case == "write.table")
+
+
+def test_csv_files_of_names_with_and_without_a_header(cells, tmp_path):
+    names, genes = list(cells.obs_names), list(cells.var_names)
+    with_header = write_names(cells, tmp_path / "a", ["x", *names], ['"","x"', *(f'"{g}","{g}"' for g in genes)], "csv")
+    without = write_names(cells, tmp_path / "b", names, genes, "csv")
+    for folder in (with_header, without):
+        assert same(read_cells(folder), cells)
+
+
+def test_a_line_too_many_that_names_a_cell_is_no_header(cells, tmp_path):
+    names = list(cells.obs_names)
+    folder = write_names(cells, tmp_path / "run", [names[-1], *names], list(cells.var_names))
+    with pytest.raises(InputError, match="of 60 x 30 beside 31 barcodes and 60 features"):
+        read_cells(folder)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["coordinate float general", "coordinate double general", "coordinate int general", "Coordinate REAL General"],
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_other_spellings_of_the_header(header, zipped, cells, tmp_path):
+    target = write_mtx(cells, tmp_path, zipped=False)
+    _, *lines = (target / "matrix.mtx").read_bytes().splitlines()
+    content = b"\n".join([f"%%MatrixMarket matrix {header}".encode(), *lines])
+    (target / "matrix.mtx").write_bytes(gzip.compress(content) if zipped else content)
+    assert same(read_cells(target), cells)
+    found = read_cells(target / "matrix.mtx")
+    assert found.X.sum() == cells.X.sum()
