@@ -179,6 +179,6 @@ def test_what_does_not_fit_is_refused(pbmc, command, words, message):
 def test_cells_of_another_species_are_refused_without_the_advice_to_call_them_mouse(names):
     cells = ad.AnnData(np.random.default_rng(0).poisson(1, (50, 300)).astype(np.float32))
     cells.var_names = names
-    with pytest.raises(InputError, match="expected genes of human or mouse: .* for another species, train") as error:
+    with pytest.raises(InputError, match=r"expected genes of human or mouse: .* for another species, train") as error:
         rank_tissues(cells, OPTIONS)
     assert not error.value.fixes
