@@ -91,7 +91,7 @@ def require_tissue(ranking: Ranking, path: str) -> None:
         nearest = [f"{name} {score:.2f}" for name, score in zip(ranking.names[:2], ranking.scores, strict=False)]
         found = f"cells in {path} that resemble no tissue of the collection (the nearest are {' and '.join(nearest)})"
         remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=FOLDER"
-        raise InputError(found, f"a resemblance of {least:g} or more", remedy)
+        raise InputError(found, f"a correlation of {least:g} or more", remedy)
 
 
 def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, bool]:
@@ -103,12 +103,16 @@ def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, 
 
 
 def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
-    """Rank the tissues by their resemblance to the cells of an open file; capitals may be of both species."""
+    """Rank the tissues by how well their profiles fit the cells of an open file; capitals may be of both species."""
     findings, rows = find_expression(cells, cfg, path)
     var = gene_table(cells, findings)
     samples = []  # for each species: some cells, the genes that the file has, and whether its symbols are in capitals
-    found = f"fewer than {MIN_PANEL} known genes in {path}"
-    problem = InputError(found, "genes of human or mouse", "check their names")
+    names = list(map(str, var.index))
+    remedy = "check their names; for another species, train a model on its labelled cells"
+    if cfg.species == "auto" and guess_species(names) == "other":
+        found = f"genes of another species in {path} (e.g. '{names[-1]}')"
+        raise InputError(found, "genes of human or mouse", remedy)
+    problem = InputError(f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", remedy)
     for species in ("human", "mouse") if cfg.species == "auto" else (cfg.species,):
         in_capitals = species == "mouse" and _in_capitals(var.index)
         try:
@@ -155,7 +159,7 @@ def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: 
         own_G = spread_G * has_gene_PG[is_own][0]
         top = np.argsort(-own_G)[: min(NUM_GENES, np.count_nonzero(own_G))]
         if how == CELLS:
-            scores[of_tissue] = _resemblance(x_NG[:, top], logs_PG[is_own][:, top])
+            scores[of_tissue] = _median_correlation(x_NG[:, top], logs_PG[is_own][:, top])
         else:
             profiles = centred((logs_PG[is_own] - mean_G)[:, top])
             scores[of_tissue] = float((profiles @ centred((file_G - mean_G)[None, top])[0]).max())
@@ -163,7 +167,7 @@ def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: 
     return Ranking(order, [scores[name] for name in order], how, in_capitals)
 
 
-def _resemblance(cells_NG: np.ndarray, profiles_PG: np.ndarray) -> float:
+def _median_correlation(cells_NG: np.ndarray, profiles_PG: np.ndarray) -> float:
     """Return the median correlation of centred cells with the nearest centred profile."""
     own_NG = centred(cells_NG - cells_NG.mean(axis=0))
     mean_G = profiles_PG.mean(axis=0)

@@ -9,18 +9,19 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.memory import GIVEN_BACK, freed_memory
-from scperformer.base.messages import did_you_mean
+from scperformer.base.messages import MIN_SIMILARITY, did_you_mean
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
 from scperformer.cli import bench
 from scperformer.cli.compose import command_line, hand_to_hydra, make_config
 from scperformer.cli.help import help_text, program_text
-from scperformer.cli.steps import BENCH, STEPS
+from scperformer.cli.steps import BENCH, STEPS, USUAL_STEPS
 from scperformer.cli.train import print_estimate
 from scperformer.cli.words import ESTIMATE, PLUGIN, own_presets, plugin_words, sort_words
 
@@ -148,7 +149,8 @@ def run_words(words: list[str]) -> int:
             words = words[2:]
         step, *rest = words
         if step not in STEPS:
-            remedy = f"{did_you_mean(step, STEPS)}'scperformer --help' shows examples"
+            near = next(iter(get_close_matches(step.lower(), [*STEPS, *USUAL_STEPS], 1, MIN_SIMILARITY)), step)
+            remedy = f"{did_you_mean(USUAL_STEPS.get(near, near), STEPS)}'scperformer --help' shows examples"
             raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
         own_words = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
         for place, word in enumerate(own_words):

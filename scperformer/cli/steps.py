@@ -25,6 +25,12 @@ _MODULES = (
 )
 # The file of each step: `run`, and its USAGE and EXAMPLES for the help.
 STEPS: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
+USUAL_STEPS = {
+    "annotate": "predict",
+    "classify": "predict",
+    "transfer": "predict",
+    "fit": "train",
+}  # as others call them
 # The options of each step; `bench` takes those of `train`.
 SCHEMAS: dict[str, type] = {
     name: vars(module)[f"{name.capitalize()}Config"] for name, module in STEPS.items() if name != BENCH

@@ -91,11 +91,12 @@ def map_genes(
         file_species = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (file_species, model_species) and file_species != model_species
         if differ and 2 * len({*plain} & {*model_plain}) < len(model):
-            found = f"gene names in {path} that look {file_species} (e.g. '{plain[len(plain) // 2]}') "
-            found += f"for a model whose genes look {model_species} (e.g. '{model_genes[len(model_genes) // 2]}')"
+            look = {"human": "human", "mouse": "mouse", "other": "like neither human nor mouse"}
+            found = f"gene names in {path} that look {look[file_species]} (e.g. '{plain[len(plain) // 2]}') for a "
+            found += f"model whose genes look {look[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
             remedy = "use a model of the same species"
             fixes = []
-            if model_species != "other":
+            if "other" not in (file_species, model_species):
                 remedy += f", or add species={model_species} if these are {model_species} genes"
                 fixes.append(f"species={model_species}")
             has_symbols = bool(columns) or id_kind(plain) == "symbol"

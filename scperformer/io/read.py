@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 SUPPORTED_KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
+FROM_R = "write it from R as h5ad, with anndataR::write_h5ad"
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 NAMES_AT_ONCE = 2**16  # cell names that are read at a time
 NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
@@ -46,7 +47,7 @@ CELL_RANGER_NAME = re.compile(r"(sample_)?(filtered|raw)_feature_bc_matrix")  # 
 UNSUPPORTED = (
     ((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "an archive", "unpack it; save Excel as CSV"),
     ((HDF5_SIGNATURE,), "HDF5 compressed with gzip", "unpack it with gunzip"),
-    ((b"RDX", b"X\n\x00\x00"), "a file of R", "write it from R as h5ad (zellkonverter::writeH5AD)"),
+    ((b"RDX", b"X\n\x00\x00"), "a file of R", FROM_R),
     ((b"\xff\xfe", b"\xfe\xff"), "text in UTF-16", "convert it: 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"),
 )
 
@@ -108,7 +109,7 @@ def _hdf5_kind(path: Path) -> str:
         if matrix_groups(file):
             return "10x h5"
     found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
-    remedy = "convert it with SeuratDisk::Convert(..., dest='h5ad')" if "assays" in parts else SAVE
+    remedy = FROM_R if "assays" in parts else SAVE
     raise InputError(found, SUPPORTED_KINDS, remedy)
 
 

@@ -128,6 +128,8 @@ def test_flags_that_are_refused(words, message):
     ("words", "remedy"),
     [
         (["predcit", "a.h5ad"], "did you mean 'predict'? "),
+        (["anotate", "a.h5ad"], "did you mean 'predict'? "),
+        (["analyse", "a.h5ad"], "did you mean 'analyze'? "),
         (["predict", "a.h5ad", "model_pth=mine"], "did you mean model_path? "),
         (["train", "a.h5ad", "label_key=x", "model.dept=2"], "did you mean model.depth? "),
         (["train", "a.h5ad", "label_key=x", "seed=1,2"], "or train once for each value by 'scperformer bench'"),

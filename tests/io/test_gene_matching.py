@@ -170,7 +170,7 @@ def test_another_species_is_refused_and_the_remedy_offered():
         map_genes(MOUSE, SYMBOLS, path="m.h5ad")
     with pytest.raises(InputError, match=r"look human .* look mouse .*species=human to match"):
         map_genes(SYMBOLS, MOUSE)
-    with pytest.raises(InputError, match=r"look other .*species=human if these are human genes\.$"):
+    with pytest.raises(InputError, match=r"look like neither human nor mouse .*: use a model of the same species\.$"):
         map_genes(["ENSRNOG00000061316", "ENSRNOG00000029897"], SYMBOLS)
     with pytest.raises(InputError, match="look mouse") as error:
         map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], SYMBOLS)

@@ -91,7 +91,7 @@ def test_a_tar_archive_of_an_hdf5_file_is_refused_as_an_archive(cells, tmp_path)
         require_readable(tmp_path / "cells.tar")
 
 
-FOREIGN_HDF5 = {"mod": "MuData", "assays": "SeuratDisk", "some": "holds some"}
+FOREIGN_HDF5 = {"mod": "MuData", "assays": "anndataR", "some": "holds some"}
 
 
 @pytest.mark.parametrize("group", FOREIGN_HDF5)

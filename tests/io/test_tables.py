@@ -135,7 +135,7 @@ TABLES = {
     "utf-16": ("c,CD3D\na,1\n".encode("utf-16"), "is text in UTF-16; .*iconv -f utf-16 -t utf-8"),
     "blank": (" \n\n", "is empty"),
     "a sheet of Excel": (b"PK\x03\x04" + bytes(30), "archive; .*save Excel as CSV"),
-    "RDS": (gzip.compress(b"X\n\x00\x00\x00\x03"), "is a file of R; .*zellkonverter"),
+    "RDS": (gzip.compress(b"X\n\x00\x00\x00\x03"), "is a file of R; .*anndataR"),
     "cut gzip": (gzip.compress(b"c,CD3D\na,1\n" * 1000)[:-20], "is truncated"),
     "tar": (gzip.compress(bytes(257) + b"ustar" + bytes(300)), "is a tar archive"),
     "HDF5 in gzip": (gzip.compress(b"\x89HDF\r\n\x1a\n"), "gunzip"),

@@ -11,6 +11,7 @@ import pytest
 from scipy import sparse
 
 import scperformer as scp
+from scperformer.base.errors import InputError
 from scperformer.cells.profiles import simulated_counts
 from scperformer.cells.which_tissue import MEAN, rank_tissues
 from scperformer.config.options import TissueOptions
@@ -172,3 +173,12 @@ def test_what_does_not_fit_is_refused(pbmc, command, words, message):
     assert ran.code == 2
     assert message in ran.err
     assert not Path("cells.annotated.h5ad").exists()
+
+
+@pytest.mark.parametrize("names", [[f"ENSDARG{i:011}" for i in range(300)], [f"si:dkey-{i}g2.1" for i in range(300)]])
+def test_cells_of_another_species_are_refused_without_the_advice_to_call_them_mouse(names):
+    cells = ad.AnnData(np.random.default_rng(0).poisson(1, (50, 300)).astype(np.float32))
+    cells.var_names = names
+    with pytest.raises(InputError, match=r"expected genes of human or mouse: .* for another species, train") as error:
+        rank_tissues(cells, OPTIONS)
+    assert not error.value.fixes
