@@ -10,7 +10,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import shortened
+from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import gene_columns
 from scperformer.cells.mixtures import find_mixture
@@ -191,7 +191,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
         assert candidate.shown is not None
         names = np.array([str(name) for name in var.index], dtype=object)
         genes = np.arange(len(names)) if is_gene is None else np.flatnonzero(is_gene)
-        is_none = no_genes(candidate.shown, candidate.shown_rows, names[genes])
+        is_none, is_doubtful = no_genes(candidate.shown, candidate.shown_rows, names[genes])
         if is_none.any() and not is_none.all():
             is_gene = np.isin(np.arange(len(names)), genes[~is_none])
             candidate = judge(source, Rows(x, is_gene))
@@ -200,7 +200,8 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError(found, "arrays that fit each other", "write the file again") from error
-    return replace(candidate, is_gene=is_gene, left_out=left_out)
+    doubtful = [shortened(name) for name in names[genes[is_doubtful]]]
+    return replace(candidate, is_gene=is_gene, left_out=left_out, doubtful=doubtful)
 
 
 def _choose(
@@ -256,6 +257,10 @@ def _interpret(
         remedy = "put counts into X or layers['counts'], or say what the values are, for example input_kind=linear, "
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
         raise InputError(found, "counts, or logarithms of values that were normalised once", remedy)
+    if candidate.doubtful and not is_told:
+        found = f"columns in {source} of {path} that may be no genes: {listed(map(repr, candidate.doubtful))}"
+        remedy = "drop these columns, or set input_kind=... if they are genes"
+        raise InputError(found, "genes alone", remedy, [f"input_kind={candidate.kind}"])
     notes = []
     if input_kind not in ("auto", candidate.kind):
         if input_kind == "log1p" and candidate.largest > MAX_LOG:

@@ -14,11 +14,15 @@ MAX_SHARE = 0.02  # of the columns that may be of another kind than the others; 
 MAX_COLUMNS = 20
 MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
 TINY = 1e-12  # in place of 0, where a quotient is taken
-MIN_RATIO = 5.0  # to the largest gene of a cell: that of a column whose values are no expression
+# To the largest gene of a cell: the ratio of a column whose values are no expression, and of one that may be none.
+MIN_RATIO = 5.0
+MIN_DOUBTFUL_RATIO = 3.0
 
 
-def no_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.ndarray:
-    """Return which columns are no genes, boolean G.
+def no_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which columns are no genes, and which may be none: both boolean, G.
+
+    The latter are of another kind among names that are not known, or larger than all genes by less.
 
     Parameters
     ----------
@@ -29,17 +33,21 @@ def no_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.nd
     names
         The names of the columns, G.
     """
-    found = np.zeros(x.shape[1], dtype=bool)
+    none = np.zeros(x.shape[1], dtype=bool)
     if x.shape[0] < MIN_CELLS:
-        return found
+        return none, none
     filled = np.bincount(x.indices, minlength=x.shape[1])
-    odd = np.flatnonzero(_of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled))
-    if not len(odd) or axis_shares(names.tolist())[0] < AXIS_SHARE:
-        return found
+    is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled, MIN_RATIO)
+    may_be_odd = is_odd | _far_larger(x, filled, MIN_DOUBTFUL_RATIO)
+    if not may_be_odd.any():
+        return none, none
+    odd = np.flatnonzero(may_be_odd)
     stored = [str(name).strip() for name in names[odd]]
     plain = without_affixes(stored, "human")
-    found[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
-    return found
+    may_be_odd[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
+    are_known = axis_shares(names.tolist())[0] >= AXIS_SHARE
+    found = is_odd & may_be_odd if are_known else none
+    return found, may_be_odd & ~found
 
 
 def _of_another_kind(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:
@@ -69,8 +77,8 @@ def _numbers_of_rows(x: sparse.csr_matrix, rows: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _far_larger(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:
-    """Return columns that are several times as large as the largest of all smaller columns, in most cells."""
+def _far_larger(x: sparse.csr_matrix, filled: np.ndarray, least: float) -> np.ndarray:
+    """Return columns that are at least so many times as large as the largest of all smaller ones, in most cells."""
     found = np.zeros(x.shape[1], dtype=bool)
     columns = np.flatnonzero(filled >= MIN_FILLED * x.shape[0])
     dense = np.nan_to_num(x[:, columns].toarray())
@@ -80,6 +88,6 @@ def _far_larger(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:
     # The largest of the smaller columns, for each of the largest columns in turn.
     below = np.maximum.accumulate(np.column_stack([rest, dense[:, order[::-1]]]), axis=1)[:, ::-1]
     ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], TINY), axis=0)[:MAX_COLUMNS]
-    if (is_step := ratios >= MIN_RATIO).any():
+    if (is_step := ratios >= least).any():
         found[columns[order[: np.flatnonzero(is_step)[-1] + 1]]] = True
     return found

@@ -80,11 +80,18 @@ def test_a_gene_stays_whatever_its_values(plain, name):
     assert detect_expression(cells).num_genes == plain.n_vars + 1
 
 
-def test_nothing_is_left_out_of_cells_with_other_names(plain):
-    """Where most names are unknown, an unknown name says nothing."""
+def test_columns_that_may_be_no_genes_are_refused(plain):
+    """Where most names are unknown, an unknown name says little; nor does a column that is not much larger."""
     cells = with_columns(plain, "a total")
-    cells.var_names = [f"zgc{number}" for number in range(cells.n_vars)]
-    assert detect_expression(cells).num_genes == plain.n_vars + 1
+    cells.var_names = ["sum of all", *(f"zgc{number}" for number in range(plain.n_vars))]
+    with pytest.raises(InputError, match=r"columns in X of z.h5ad that may be no genes: 'sum of all'; .* drop these"):
+        detect_expression(cells, path="z.h5ad")
+    assert detect_expression(cells, input_kind="counts").num_genes == plain.n_vars + 1  # the user says otherwise
+    cells = with_columns(plain, "a total")
+    x = cells.X.toarray()
+    x[:, 0] = 4 * x[:, 1:].max(axis=1)
+    with pytest.raises(InputError, match="may be no genes: 'sum of all'"):
+        detect_expression(ad.AnnData(x, obs=cells.obs, var=cells.var))
 
 
 def test_negative_values_of_genes_are_refused(plain):

@@ -136,9 +136,7 @@ def test_a_killed_snakemake_gives_137(hanging):
     os.kill(os.getpgid(job), signal.SIGKILL)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 137
-    assert said.splitlines()[-1].startswith(
-        "error: snakemake was ended by SIGKILL: run the same command with --unlock"
-    )
+    assert said.splitlines()[-1].startswith("error: snakemake was ended by SIGKILL: run the same command with --unlock")
     wait_for(folder / "job.ended")
     words = process.args[1:-1]  # without -j1
     unlocked = subprocess.run([sys.executable, *words, "--unlock"], cwd=folder, capture_output=True, check=False)
