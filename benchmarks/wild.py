@@ -4,8 +4,8 @@
     python benchmarks/wild.py --only "two species"
 
 The cells are 200 of PBMC 3k. Each input has the same cells in another form, or sums of them: their labels must be those
-of the plain file, by the packaged model (for references: by a model that is trained on the input) in `--agree` of the
-cells. Inputs that cannot be read right must be refused by one line with exit code 2.
+of the plain file, by the packaged model (for references: by a model that is trained on the input), in 95 % of the
+cells or, with more noise, fewer. Inputs that cannot be read right must be refused by one line with exit code 2.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anndata as ad
 import h5py
@@ -42,12 +42,13 @@ class Input(NamedTuple):
     write: Callable[[ad.AnnData, Path], Path | Written]
     refused: bool = False
     trains: bool = False  # it is a reference
+    least: float = 0.95  # share of cells that must have their label
 
 
 INPUTS: list[Input] = []
 
 
-def wild(kind: str, name: str, **given: bool) -> Callable:
+def wild(kind: str, name: str, **given: Any) -> Callable:
     """Register a function that writes an input into a folder."""
 
     def add(write: Callable) -> Callable:
@@ -147,7 +148,7 @@ def _(cells, folder):
     return saved(logged(made), folder), origin
 
 
-@wild("deeper", "each molecule was read five times")
+@wild("deeper", "each molecule was read five times", least=0.85)  # or 0 to 13 times, by chance
 def _(cells, folder):
     made = cells.copy()
     made.X.data = np.random.default_rng(0).poisson(5 * made.X.data).astype(np.float32)
@@ -353,7 +354,7 @@ def predicted(path: Path, folder: Path, model: object) -> pd.DataFrame | str:
     return pd.read_csv(folder / "calls.csv", index_col=0)
 
 
-def tried(each: Input, cells: ad.AnnData, plain: Path, folder: Path, agree: float) -> tuple[str, bool]:
+def tried(each: Input, cells: ad.AnnData, plain: Path, folder: Path) -> tuple[str, bool]:
     """Return what came of an input, and whether it is right."""
     written = each.write(cells.copy(), folder)
     path, origin = written if isinstance(written, tuple) else (written, cells.obs_names.tolist())
@@ -374,7 +375,7 @@ def tried(each: Input, cells: ad.AnnData, plain: Path, folder: Path, agree: floa
         return "names of cells are lost", False
     if each.trains:
         same = (calls[label] == truth.reindex(calls.index)).mean()
-        return f"{same:.3f} right", same >= agree - 0.15 and not each.refused
+        return f"{same:.3f} right", same >= each.least - 0.15 and not each.refused
     reference = predicted(plain, folder, model)
     own = np.array([name != "" for name in origin])
     expected = truth.loc[[name for name in origin if name]] if each.kind == "deeper" else None
@@ -383,13 +384,12 @@ def tried(each: Input, cells: ad.AnnData, plain: Path, folder: Path, agree: floa
     same = (calls[label].to_numpy(str)[own] == expected.to_numpy(str)).mean()
     are_unknown = (calls["scperformer_call"].to_numpy(str)[~own] == "unknown").all()
     text = f"{same:.3f} the same" + ("" if own.all() else f", others unknown: {are_unknown}")
-    return text, bool(same >= agree and are_unknown and not each.refused)
+    return text, bool(same >= each.least and are_unknown and not each.refused)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="inputs whose kind or name contains this text")
-    parser.add_argument("--agree", type=float, default=0.95, help="share of cells that must have their label")
     arguments = parser.parse_args()
     be_quiet()
     cells = ad.read_h5ad(SOURCE)
@@ -406,7 +406,7 @@ def main() -> None:
                 continue
             folder = Path(temporary) / str(number)
             folder.mkdir()
-            text, is_right = tried(each, cells, plain, folder, arguments.agree)
+            text, is_right = tried(each, cells, plain, folder)
             num, num_right = num + 1, num_right + is_right
             print(f"| {each.kind} | {each.name} | {text} | {'yes' if is_right else '**no**'} |", flush=True)
     print(f"\n{num_right} of {num} right")
