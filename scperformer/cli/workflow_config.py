@@ -14,7 +14,7 @@ from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
-from scperformer.base.messages import did_you_mean
+from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.outputs import MARK
 from scperformer.cli.compose import config_from, make_config
 from scperformer.cli.words import option_word, option_words, sort_words, without_interpolation
@@ -138,21 +138,40 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
 
 
 def require_labelled(workflow: Workflow) -> None:
-    """Refuse references that cannot be read or have no labels in obs: before any job, not by the one that trains."""
-    if not workflow.references:
-        return
+    """Refuse a reference without its labels, or a truth without its column: now, not in the job that reads it."""
     from scperformer.cells.reference import read_obs
     from scperformer.cells.reference_labels import deepest_labels
+    from scperformer.io.h5ad import open_stored
+    from scperformer.io.tables import read_texts
 
     words = [option_word("label_key", workflow.cfg.label_key), *workflow.options["train"]]
-    cfg = make_config("train", [option_word("inputs", workflow.references), *words])
-    for path in workflow.references:
-        if require_readable(path) in ("h5ad", "zarr"):
-            try:
-                [obs] = read_obs([Path(path)], cfg)
-            except InputError:  # a file older than anndata 0.8, for example: the job reads it as a whole
-                continue
-            deepest_labels(obs, cfg, path)
+    cfg = make_config("train", ["inputs=[a]", *words])
+    for path in filter(_stays_on_disk, workflow.references):
+        deepest_labels(read_obs([Path(path)], cfg)[0], cfg, path)
+    for row in workflow.samples.values():
+        place, key = row.get("truth", row["path"]), workflow.truth_key
+        if "truth" in row:
+            columns = list(read_texts(Path(place), "a table of true labels")[0].columns)
+        elif "truth_key" in row and _stays_on_disk(place):
+            columns = sorted(open_stored(place).keys()["obs"])
+        else:
+            continue
+        if key not in columns:
+            remedy = (
+                f"{did_you_mean(key, columns)}name it in the column truth_key of the sample sheet, or by label_key="
+            )
+            raise InputError(f"no column '{key}' in {place}", f"the true labels in one of {listed(columns)}", remedy)
+
+
+def _stays_on_disk(path: str) -> bool:
+    """Whether columns of obs can be read alone: not from texts, files of before anndata 0.8 or damaged ones."""
+    from scperformer.io.h5ad import open_stored
+    from scperformer.io.safety import READ_ERRORS
+
+    try:
+        return require_readable(path) in ("h5ad", "zarr") and bool(open_stored(path))
+    except READ_ERRORS:
+        return False
 
 
 def _require_input(path: str, what: str) -> str:

@@ -31,8 +31,10 @@ def user(tmp_path, monkeypatch) -> Path:
     """The working folder: a reference, three samples and a model, without content."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "models"))
-    for name in ("reference.h5ad", "a.h5ad", "b.h5ad", "c.h5ad", "a.csv", "b.csv"):
+    for name in ("reference.h5ad", "a.h5ad", "b.h5ad", "c.h5ad"):
         (tmp_path / name).touch()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("cell,cell_type\ncell0,B cell\n")
     (tmp_path / "model").mkdir()
     write_sheet("samples.tsv", "sample path truth donor", "a a.h5ad a.csv d1", "b b.h5ad b.csv d2", "c c.h5ad ")
     return tmp_path
@@ -98,6 +100,16 @@ def test_references_without_the_labels_are_refused(counts_adata):
     counts_adata.write_zarr("z.zarr")
     with pytest.raises(InputError, match=r"no column 'cell_type' in obs of z\.zarr"):
         require_labelled(read(REFERENCE | {"reference": ["reference.h5ad", "z.zarr"]}))
+
+
+def test_truth_without_its_column_is_refused(counts_adata):
+    require_labelled(read(MODEL))
+    with pytest.raises(InputError, match=r"no column 'type' in a\.csv; expected the true labels in one of cell_type:"):
+        require_labelled(read(MODEL | {"label_key": "type"}))
+    counts_adata.write_h5ad("a.h5ad")
+    write_sheet("samples.tsv", "sample path truth_key", "a a.h5ad cell_typ", "b b.h5ad ")
+    with pytest.raises(InputError, match=r"no column 'cell_typ' in a\.h5ad; .*did you mean 'cell_type'"):
+        require_labelled(read(MODEL))
 
 
 def test_several_references_are_studies():

@@ -85,9 +85,10 @@ def write_sheet(path: Path, *rows: str) -> None:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """A folder with a reference and three samples; dry runs look into the reference alone."""
-    for name in ("a.h5ad", "b.h5ad", "c.h5ad", "a.csv", "b.csv"):
-        (tmp_path / name).touch()
+    """A folder with a reference and three samples; dry runs look for labels alone."""
+    for name in "abc":
+        (tmp_path / f"{name}.h5ad").touch()
+        (tmp_path / f"{name}.csv").write_text("cell,cell_type,type,{wildcards.sample} {x\ncell0,B,B,B\n")
     labels = pd.DataFrame({"cell_type": ["B", "T"], "type": ["B", "T"]}, index=["cell0", "cell1"])
     ad.AnnData(np.eye(2, dtype=np.float32), obs=labels).write_h5ad(tmp_path / "reference.h5ad")
     (tmp_path / "model").mkdir()
