@@ -2,9 +2,12 @@
 
 import hashlib
 import os
+import re
 import stat
 from itertools import islice
 from pathlib import Path
+
+from scperformer.base.messages import did_you_mean
 
 MAX_NAMES = 2000  # beside a missing file, to find the one that was meant
 
@@ -23,6 +26,13 @@ def sha256(path: str | Path) -> str:
     """Return the SHA-256 of a file, as 64 hexadecimal digits."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def how_to_find(path: str | Path) -> str:
+    """Return the remedy for a file that does not exist: the name that was meant, or to download a URL."""
+    if re.match(r"\w{2,}:/", str(path)):
+        return "download it first, and give the path of the copy"
+    return f"{did_you_mean(Path(path).name, names_beside(Path(path)))}check the path"
 
 
 def names_beside(path: Path) -> list[str]:

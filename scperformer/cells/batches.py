@@ -11,7 +11,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
-from scperformer.cells.splits import values_of
+from scperformer.cells.splits import batches_of
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.texts import first_container, label_texts
@@ -41,13 +41,13 @@ def read_query_batches(
 ) -> Batches:
     """Return the batches of an open file by a column of obs, sorted, or numbered as the given `names`.
 
-    A column that is missing, has cells without a value, more than 200 values or others than `names` is refused.
+    A column that is missing, or has more than 200 values or others than `names`, is refused.
     """
     remedy = "set batch_key=... to the column of batches, or leave it out"
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         obs = _columns(cells, [key])
         obs = obs if key in obs else cells.obs  # the message names its columns
-        values = values_of(obs, key, "batch_key", remedy, np.ones(len(obs), dtype=bool), path).to_numpy(str)
+        values = batches_of(obs, key, path)
     known, of_cell = np.unique(values, return_inverse=True)
     if len(known) > MAX_BATCHES:
         raise InputError(f"{len(known):,} values in obs['{key}'] of {path}", f"at most {MAX_BATCHES:,}", remedy)

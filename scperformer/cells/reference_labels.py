@@ -11,7 +11,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
-from scperformer.cells.splits import values_of
+from scperformer.cells.splits import batches_of
 from scperformer.config.training import DataConfig, ReferenceOptions
 from scperformer.labels.joining import joined_spellings, read_label_map
 from scperformer.labels.ontology import find_terms, joined_by_terms
@@ -107,8 +107,7 @@ def read_batches(
     if key is None:
         return [], None
     remedy = "set batch_key=... to the column of batches, or leave it out"
-    values = values_of(obs, key, "batch_key", remedy, np.ones(len(obs), dtype=bool), path)
-    names, batches = np.unique(values.to_numpy(str), return_inverse=True)
+    names, batches = np.unique(batches_of(obs, key, path), return_inverse=True)
     if len(names) < 2:
         found = f"one value ('{names[0]}') in obs['{key}'] of the labelled cells"
         raise InputError(found, "two or more batches, of which whole ones are held out", remedy)

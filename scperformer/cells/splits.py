@@ -19,6 +19,7 @@ TRAIN = "train"
 VAL = "val"
 TEST = "test"
 SIDES = (TRAIN, VAL, TEST)
+NO_BATCH = "no value"  # of cells whose batch is missing
 NUM_ORDERS_TRIED = 20  # random orders of groups; the split with a share nearest to the requested share is taken
 # Cells that are loaded although the others stay on disk. More cells would hardly change the results.
 MAX_FIT_CELLS = 20_000  # for statistics
@@ -99,6 +100,15 @@ def values_of(
         found = f"{missing} labelled cells of {path} without a value in obs['{key}']"
         raise InputError(found, "a value for each labelled cell", remedy)
     return values
+
+
+def batches_of(obs: pd.DataFrame, key: str, path: str | Path) -> np.ndarray:
+    """Return the batch of each cell by a column of obs, as text; cells without a value are a batch of their own."""
+    remedy = "set batch_key=... to the column of batches, or leave it out"
+    values = values_of(obs, key, "batch_key", remedy, np.zeros(len(obs), dtype=bool), path)
+    if missing := int(values.isna().sum()):
+        log.warning("%d cells of %s without a value in obs['%s'] are one batch, '%s'", missing, path, key, NO_BATCH)
+    return values.fillna(NO_BATCH).to_numpy(str)
 
 
 def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -13,21 +14,25 @@ from typing import Any
 
 import anndata as ad
 import h5py
+import numpy as np
 import pandas as pd
 from anndata import AnnData
 from anndata.io import read_elem, sparse_dataset
+from scipy import sparse
 
 from scperformer.base.child import EXTRA_MEMORY
 from scperformer.base.errors import InputError
 from scperformer.base.memory import machine_memory
 from scperformer.base.outputs import new_file
 from scperformer.io.hdf5_guard import MAX_COMPRESSION, open_hdf5
+from scperformer.io.rows import native
 from scperformer.io.safety import IORegistryError, quiet_anndata, reading, reason_of
 from scperformer.io.writing import write_anndata
 
 log = logging.getLogger(__name__)
 
 BESIDE = ("varm", "obsm", "obsp", "varp", "uns")  # elements of an AnnData that most steps do not need
+SPARSE_ARRAYS = ("data", "indices", "indptr")
 TEXT_BYTES = 100  # of a short text in Python
 PREPARED_KEY = "scperformer_prepared"  # key of uns with the record of `preprocess`
 WRITE_ERROR = re.compile("key '(.*)' of .* to /(.*)")  # anndata's note on an element that it could not write
@@ -60,12 +65,27 @@ def _require_memory(nodes: Iterable[Any], path: str | Path) -> None:
         raise InputError(found, f"at most {limit / 2**30:,.1f} GiB, as this machine has", remedy)
 
 
+def _read(node: Any) -> Any:
+    """Read an element as anndata does, with numbers in the byte order of this machine."""
+    is_sparse = not is_array(node) and all(is_array(node.get(name)) for name in SPARSE_ARRAYS)
+    if is_sparse and not all(node[name].dtype.isnative for name in SPARSE_ARRAYS):
+        kind = sparse.csc_matrix if str(node.attrs["encoding-type"]).startswith("csc") else sparse.csr_matrix
+        return kind(tuple(native(node[name][:]) for name in SPARSE_ARRAYS), shape=tuple(node.attrs["shape"]))
+    values = read_elem(node)
+    if isinstance(values, pd.DataFrame):
+        foreign = [name for name, kind in values.dtypes.items() if isinstance(kind, np.dtype) and not kind.isnative]
+        return values.astype({name: values.dtypes[name].newbyteorder("=") for name in foreign}) if foreign else values
+    return native(values) if isinstance(values, np.ndarray) else values
+
+
 def open_zarr(path: str | Path) -> Any:
     """Open a zarr store that `require_readable` has accepted; refuse arrays that declare far more than they store."""
     import zarr  # takes a while to import
 
     root = zarr.open_group(str(path), mode="r")
-    arrays = [node for _, node in root.members(max_depth=None) if isinstance(node, zarr.Array)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Object at .* is not recognized")  # our mark in a folder
+        arrays = [node for _, node in root.members(max_depth=None) if isinstance(node, zarr.Array)]
     if sum(max(0, array.nbytes - MAX_COMPRESSION * array.nbytes_stored()) for array in arrays) > EXTRA_MEMORY:
         raise ValueError("it takes far more memory than its size explains")
     return root
@@ -101,16 +121,16 @@ def _read_parts(file: Any, path: str | Path, everything: bool) -> AnnData:
         # anndata allocates a matrix of the declared shape, however large, before it reads the values.
         if is_sparse and node["indptr"].shape[0] - 1 not in node.attrs["shape"]:
             raise ValueError(f"the shape of {node.name} does not fit its values")
-    made: dict[str, Any] = {name: read_elem(node) for name, node in parts.items()} | {name: {} for name in groups}
+    made: dict[str, Any] = {name: _read(node) for name, node in parts.items()} | {name: {} for name in groups}
     for (name, key), node in members.items():
         if name in ("layers", "obsm") and not is_array(node) and not node.attrs:
             log.warning("%s is read without %s: anndata cannot read names with a slash", path, node.name)
             continue
         try:
-            made[name][key] = read_elem(node)
+            made[name][key] = _read(node)
         except ImportError as error:
             log.warning("%s is read without %s: it needs a package (%s)", path, node.name, reason_of(error))
-    return AnnData(**made, raw={name: read_elem(node) for name, node in raw.items()} or None)
+    return AnnData(**made, raw={name: _read(node) for name, node in raw.items()} or None)
 
 
 _lock = threading.RLock()
@@ -154,20 +174,20 @@ class BackedH5ad:
         # Nullable strings are a group of values and a mask.
         self._names = self._index if is_array(self._index) else self._index["values"]
         self.n_obs = int(self._names.shape[0])
-        self.var: pd.DataFrame = read_elem(file["var"])
+        self.var: pd.DataFrame = _read(file["var"])
         self.n_vars = len(self.var)
         self.X = self._matrix("X", self.n_vars)
         layers = file.get("layers", ())
         self.layers: Mapping[str, Any] = {name: self._matrix(f"layers/{name}", self.n_vars) for name in layers}
         self.raw: Any = None
         if "raw/X" in file:
-            raw_var = read_elem(file["raw/var"])
+            raw_var = _read(file["raw/var"])
             self.raw = SimpleNamespace(X=self._matrix("raw/X", len(raw_var)), var=raw_var)
 
     @cached_property
     def obs(self) -> pd.DataFrame:
         """The table of cells."""
-        return read_elem(self.file["obs"])
+        return _read(self.file["obs"])
 
     @cached_property
     def obs_names(self) -> pd.Index:
@@ -179,7 +199,7 @@ class BackedH5ad:
         obs = self.file["obs"]
         existing = list(obs.attrs["column-order"])
         index = pd.RangeIndex(self.n_obs)
-        return pd.DataFrame({name: pd.Series(read_elem(obs[name])) for name in names if name in existing}, index=index)
+        return pd.DataFrame({name: pd.Series(_read(obs[name])) for name in names if name in existing}, index=index)
 
     def names(self, start: int, stop: int) -> list[str]:
         """Return the names of cells `start` to `stop`."""
@@ -203,6 +223,9 @@ class BackedH5ad:
             return None
         stored = self.file[name]
         matrix = stored if is_array(stored) else sparse_dataset(stored)
+        if not matrix.dtype.isnative and not is_array(stored):
+            _require_memory([stored], name)
+            matrix = _read(stored)
         if tuple(matrix.shape) != (self.n_obs, num_genes):
             shape = " x ".join(map(str, matrix.shape))
             raise ValueError(f"{name} is {shape}, but obs and var are {self.n_obs} x {num_genes}")

@@ -13,8 +13,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError, require_utf8
-from scperformer.base.inputs import names_beside, sha256
-from scperformer.base.messages import did_you_mean
+from scperformer.base.inputs import how_to_find, sha256
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_cell
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.h5ad import PREPARED_KEY, BackedH5ad, is_array, open_stored, read_stored
@@ -118,8 +117,7 @@ def require_readable(path: str | Path) -> str:
     path = Path(path)
     require_utf8(path)
     if not path.exists():
-        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
-        raise InputError(f"no file {path}", SUPPORTED_KINDS, remedy)
+        raise InputError(f"no file {path}", SUPPORTED_KINDS, how_to_find(path))
     try:
         if path.is_dir():
             return _folder_kind(path)

@@ -17,6 +17,11 @@ BLOCK_VALUES = 1 << 22  # stored values, or entries of a dense matrix, in a bloc
 MAX_BLOCK_CELLS = 8192
 
 
+def native(values: np.ndarray) -> np.ndarray:
+    """Return numbers in the byte order of this machine, the only one that SciPy and pandas accept."""
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
 class Rows:
     """A matrix, cells x genes, with a block of rows in memory at a time.
 
@@ -35,7 +40,7 @@ class Rows:
         self.by_columns = isinstance(matrix, CSCDataset)  # on disk
         num_columns = matrix.shape[1] if columns is None else columns.sum()
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(num_columns))
-        self.dtype = np.dtype(matrix.dtype)
+        self.dtype = np.dtype(matrix.dtype).newbyteorder("=")
         self._only_block: Matrix | None = None  # the block of a small matrix on disk, kept as several steps read it
         self._selected = None if columns is None else np.flatnonzero(columns)
 
@@ -72,7 +77,7 @@ class Rows:
             if isinstance(self.matrix, CSRDataset):
                 block.check_format(full_check=True)
         else:
-            block = np.asarray(self.matrix[start:stop])
+            block = native(np.asarray(self.matrix[start:stop]))
             block = block.astype(np.float32) if block.dtype == np.float16 else block  # SciPy has no half precision
         return block if self._selected is None else block[:, self._selected]
 

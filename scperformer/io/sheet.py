@@ -4,11 +4,14 @@ import csv
 import io
 import logging
 import os
+import zipfile
 from pathlib import Path
 
+import h5py
+
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import names_beside
-from scperformer.base.messages import NO_COLUMNS, did_you_mean
+from scperformer.base.inputs import how_to_find
+from scperformer.base.messages import NO_COLUMNS
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +22,14 @@ OWN_COLUMNS = ("sample", "path", "truth", "truth_key")
 def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons."""
     path = Path(sheet)
-    if not path.is_file():
-        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
-        raise InputError(f"no sample sheet {sheet}", "a table with the columns sample and path", remedy)
+    expected = "a table with the columns sample and path"
+    if not path.exists():
+        raise InputError(f"no sample sheet {sheet}", expected, how_to_find(path))
+    if path.is_dir() or h5py.is_hdf5(path):
+        found = f"{sheet}, a {'folder' if path.is_dir() else 'file of cells (HDF5)'}, in place of the sample sheet"
+        raise InputError(found, expected, "write a table with a row for it, or leave out the sheet")
+    if zipfile.is_zipfile(path):
+        raise InputError(f"{sheet}, an archive or a sheet of Excel", expected, "save it as CSV UTF-8")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:

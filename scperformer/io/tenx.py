@@ -12,7 +12,7 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.io.hdf5_guard import open_hdf5
-from scperformer.io.rows import Rows
+from scperformer.io.rows import Rows, native
 from scperformer.io.safety import reading, require_valid_indices
 
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
@@ -47,7 +47,8 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
         group = file[name]
         num_genes, num_cells = (int(size) for size in group["shape"][:])
         # The compressed columns of genes x cells are the compressed rows of cells x genes.
-        x = sparse.csr_matrix((group["data"][:], group["indices"][:], group["indptr"][:]), shape=(num_cells, num_genes))
+        arrays = tuple(native(group[name][:]) for name in ("data", "indices", "indptr"))
+        x = sparse.csr_matrix(arrays, shape=(num_cells, num_genes))
         require_valid_indices(x, name, path)
         if "features" in group:
             features = group["features"]
@@ -84,7 +85,7 @@ def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tupl
     columns: dict[str, Any] = {}
     for name, node in group.items():
         if isinstance(node, h5py.Dataset) and node.shape == (size,):
-            columns[name] = node[:] if node.dtype.kind in "biuf" else strings(node)
+            columns[name] = native(node[:]) if node.dtype.kind in "biuf" else strings(node)
     by_lower = {name.lower(): name for name in reversed(columns)}
     chosen = next((by_lower[name] for name in candidates if name in by_lower), None)
     names = range(size) if chosen is None else columns.pop(chosen)

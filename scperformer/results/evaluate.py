@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import names_beside
+from scperformer.base.inputs import how_to_find
 from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, listed, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
@@ -58,8 +58,7 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     place = str(sample.path)
     if table is not None:
         if not Path(table).is_file():
-            remedy = f"{did_you_mean(Path(table).name, names_beside(Path(table)))}check the path"
-            raise InputError(f"no file {table}", "a table of true labels", remedy)
+            raise InputError(f"no file {table}", "a table of true labels", how_to_find(table))
         expected = f"a table with cell names in the first column and true labels in a column '{truth_key}'"
         columns, delimiter = read_texts(Path(table), expected)
         place = f"{table} (separated by {delimiter}s)"

@@ -34,12 +34,16 @@ def test_batches_are_the_values_of_a_column(on_disk, tmp_path):
     assert [of_whole.names[number] for number in of_whole.of_cell] == VALUES
 
 
+def test_cells_without_a_value_are_a_batch(caplog):
+    found = read_query_batches(cells_with({"gap": [None, "", *VALUES[2:]]}), "gap")
+    assert [found.names[number] for number in found.of_cell] == ["no value", "no value", *VALUES[2:]]
+    assert "2 cells of the data without a value in obs['gap'] are one batch, 'no value'" in caplog.text
+
+
 def test_columns_that_are_no_batches_are_refused():
     cells = cells_with({"run": VALUES, "gap": [None, *VALUES[1:]], "many": np.arange(80)})
     with pytest.raises(InputError, match=r"^no column 'ran' in obs of the data; .* did you mean 'run'\?"):
         read_query_batches(cells, "ran")
-    with pytest.raises(InputError, match=r"1 .*cells of the data without a value in obs\['gap'\]"):
-        read_query_batches(cells, "gap")
     with pytest.raises(InputError, match=r"^batch 'c' in obs\['run'\] of the data alone; expected"):
         read_query_batches(cells, "run", names=["a", "b"])
 

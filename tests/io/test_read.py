@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import scanpy
 import zarr
-from support.inputs import NUM_CELLS, WRITERS, same, table, write_loom
+from support.inputs import NUM_CELLS, WRITERS, dense, same, table, write_loom
 
 from scperformer.base.errors import InputError
-from scperformer.io.read import checksum, default_output, read_cells, require_readable
+from scperformer.io.read import checksum, default_output, open_cells, read_cells, require_readable
+from scperformer.io.rows import Rows
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -33,6 +34,40 @@ def test_every_kind_gives_the_same_cells(kind, cells, tmp_path, caplog, recwarn)
     if "table" not in line:
         ids = found.var["Accession" if kind == "loom" else "gene_ids"]
         assert list(ids) == list(cells.var["gene_ids"])
+
+
+def swap_bytes(file) -> None:
+    """Store all numbers of an HDF5 file or a zarr store as big-endian."""
+    for name in list(file):
+        node = file[name]
+        if not hasattr(node, "dtype"):
+            swap_bytes(node)
+        elif node.dtype.kind in "iuf" and node.shape:
+            values, attributes = node[:], dict(node.attrs)
+            del file[name]
+            create = file.create_dataset if isinstance(file, h5py.Group) else file.create_array
+            create(name, data=values.astype(values.dtype.newbyteorder(">"))).attrs.update(attributes)
+
+
+BINARY = [kind for kind in WRITERS if kind.startswith(("h5ad", "zarr", "10x h5", "loom"))]
+
+
+@pytest.mark.parametrize("kind", BINARY)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_big_endian_numbers(kind, is_open, cells, tmp_path):
+    cells.X = cells.X.astype(np.float32)
+    cells.obs["depth"] = np.arange(cells.n_obs) / 2
+    path = WRITERS[kind](cells.copy(), tmp_path)
+    if path.suffix == ".zarr":
+        swap_bytes(zarr.open_group(path, mode="r+", use_consolidated=False))
+        zarr.consolidate_metadata(path)
+    else:
+        with h5py.File(path, "r+") as file:
+            swap_bytes(file)
+    with open_cells(path) if is_open else nullcontext(read_cells(path)) as found:
+        np.testing.assert_array_equal(dense(Rows(found.X).block(0, cells.n_obs)), dense(cells.X))
+        assert list(found.obs_names) == list(cells.obs_names)
+        assert not kind.startswith("h5ad") or found.obs["depth"].groupby(found.obs["depth"]).size().eq(1).all()
 
 
 @pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3"])
@@ -55,6 +90,9 @@ def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_pa
 def test_paths_that_are_not_a_file(tmp_path):
     with pytest.raises(InputError, match=r"no file .*nowhere.*check the path"):
         require_readable(tmp_path / "nowhere")
+    for url in ("https://example.org/run.h5ad", "s3://bucket/run.zarr"):
+        with pytest.raises(InputError, match=r"no file .*: download it first, and give the path of the copy"):
+            require_readable(url)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="neither a file nor a folder"):
         require_readable(tmp_path / "pipe")

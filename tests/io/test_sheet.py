@@ -1,5 +1,8 @@
 """The sample sheet: encodings and separators, paths relative to it, and what it tells about files."""
 
+import zipfile
+
+import h5py
 import pytest
 
 from scperformer.base.errors import InputError
@@ -33,6 +36,13 @@ def test_other_files_are_refused(tmp_path):
         read_sheet(tmp_path / "s.tsv")
     with pytest.raises(InputError, match=r"no sample sheet .*t\.tsv"):
         read_sheet(tmp_path / "t.tsv")
+    with pytest.raises(InputError, match=r"no sample sheet .*download it first"):
+        read_sheet("https://example.org/s.tsv")
+    with h5py.File(tmp_path / "run.h5ad", "w"), zipfile.ZipFile(tmp_path / "s.xlsx", "w"):
+        pass
+    for name, found in (("run.h5ad", r"a file of cells \(HDF5\)"), (".", "a folder"), ("s.xlsx", "a sheet of Excel")):
+        with pytest.raises(InputError, match=found):
+            read_sheet(tmp_path / name)
 
 
 def test_files_are_found_by_their_path_from_any_folder(tmp_path, monkeypatch):
