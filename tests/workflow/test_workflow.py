@@ -255,6 +255,34 @@ def test_a_job_that_refuses_its_input_is_not_tried_again_and_is_the_reason(user:
     assert set(table["log"]) == {"results/logs/train.log"}
 
 
+KILLED = "its job ended without an error: was it killed, perhaps for lack of memory?"
+ENDS = {
+    "killed": ("kill -KILL $$", KILLED),
+    "killed later": ("echo 'read a.h5ad'; kill -KILL $$", f"{KILLED} Its log ends with: read a.h5ad"),
+    "a bug": ("echo 'internal error: TypeError.'; echo 'Please report it.'; exit 1", "internal error: TypeError."),
+    "memory": (
+        "echo 'error: memory ran out; expected more: take it.'; exit 2",
+        "memory ran out; expected more: take it.",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ENDS)
+def test_why_a_job_ended_is_the_reason(user: Path, case: str) -> None:
+    does, reason = ENDS[case]
+    (user / "bin").mkdir()
+    (user / "bin/scperformer").write_text(f"#!/bin/bash\necho >> tried\n{does}\n")
+    (user / "bin/scperformer").chmod(0o755)
+    run = snakemake(
+        user, "--retries", "1", "--config", "model_path=model", "sample_sheet=samples.tsv", "predict_jobs=1"
+    )
+    assert run.returncode == 1
+    assert (user / "tried").read_text() == "\n\n"
+    table = pd.read_csv(user / "results/samples.csv")
+    assert set(table["reason"]) == {reason}
+
+
 @pytest.mark.slow
 def test_a_second_run_is_refused_in_one_line_until_the_first_has_ended(user: Path) -> None:
     (user / "bin").mkdir()

@@ -15,7 +15,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 TABLE = f"{OUT}/samples.csv"
 SHARES = ("unknown_share", "expected_lowest", "expected_highest")  # columns of it, beside the tissue
-ERROR = "error: "  # begins the last line of the log of a step that refuses its input
+ERROR = "error: "  # begins the last line of the log of a step that refuses its input; after `internal`, there is one more
 MEMORY = f"{ERROR}memory ran out"  # begins it as well, but with more memory the step may succeed
 STATE = re.compile(r"SLURM status is: '(\w+)'")
 # By the state that Slurm gives to a job that it ends: what it writes into the log of the job, what it means, and what
@@ -49,14 +49,16 @@ class Failures(logging.Handler):
             self.found.pop(record.job_id, None)
         elif event == LogEvent.JOB_ERROR and record.log:
             own, *others = map(str, record.log)
-            last = "".join(end_of(own)[-1:])
+            lines = end_of(own)
+            last = next((line for line in reversed(lines[-2:]) if line.startswith((ERROR, f"internal {ERROR}"))), "")
             reason, told = last.removeprefix(ERROR), own
             if last.startswith(ERROR) and not last.startswith(MEMORY):
                 workflow.get_rule(record.rule_name).restart_times = 0
             elif ended := ended_by_slurm(record, others):
                 reason, told = ended, "".join(others[:1])
-            elif not last.startswith(ERROR):
-                reason = "its job ended without an error: it was killed, perhaps for lack of memory"
+            elif not last:
+                reason = "its job ended without an error: was it killed, perhaps for lack of memory?"
+                reason += f" Its log ends with: {lines[-1][:200]}" if lines else ""
             self.found[record.jobid] = (own, reason, told)
 
     def of(self, *logs):
