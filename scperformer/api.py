@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.base.errors import InputError
+from scperformer.base.errors import InputError, require_path
 from scperformer.base.progress import say
 from scperformer.cli.check import CheckConfig
 from scperformer.cli.compose import config_from
@@ -93,10 +93,15 @@ def read_arguments(
     if not isinstance(options, Mapping | None):
         raise InputError(f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
     cells = _listed(arguments["cells"], several, step in TAKE_LISTS)
+    for file in (one for one in cells if isinstance(one, str)):
+        require_path(file)
     names = {entry.name for entry in fields(SCHEMAS[step])} - {"cells"}
     given = {name: value for name, value in arguments.items() if name in names} | more
     if "model" not in names and (model := arguments.get("model")) is not None:  # else it is a preset
-        given["model_path"] = model if isinstance(model, str | os.PathLike) else model.path
+        given["model_path"] = getattr(model, "path", model)
+        if not isinstance(given["model_path"], str | os.PathLike):
+            found = f"a model of the type {type(model).__name__}"
+            raise InputError(found, "a folder, a name, or what load or train returned", "give one of these")
     given = {name: value for name, value in given.items() if value is not None and not isinstance(value, AnnData)}
     given |= options or {}
     if isinstance(mechanism := given.get("attention"), type):

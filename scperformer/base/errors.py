@@ -4,9 +4,13 @@ import errno
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 # Control characters, marks that change the direction of text, and bytes of file names that are not UTF-8.
+NO_MEMORY = re.compile("can't allocate memory|failed to map segment|cannot allocate memory", re.IGNORECASE)
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+MAX_PATH = 1000  # characters; Linux allows 4,096, and Python too few folders in each other for that
+MAX_FILE_NAME = 255  # bytes
 MAX_PART_LENGTH = 2000  # characters; a longer part of a message is cut in the middle
 
 
@@ -36,8 +40,14 @@ class InputError(ValueError):
         return type(self), (self.found, self.expected, self.remedy, self.fixes)
 
 
-def require_utf8(path: object) -> None:
-    """Refuse a path that is not valid UTF-8: its name could not be written to files, records and reports."""
+def require_path(path: object) -> None:
+    """Refuse a path that no file can have, or that is not valid UTF-8: it could not be written to files and reports."""
+    if "\0" in str(path):
+        raise InputError(f"a null character in the path {path}", "the path of a file or folder", "check it")
+    if len(str(path)) > MAX_PATH or any(len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts):
+        found = f"a path of {len(str(path)):,} characters"
+        expected = f"at most {MAX_PATH:,} characters, and {MAX_FILE_NAME} bytes in each name"
+        raise InputError(found, expected, "choose a shorter one")
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -74,8 +84,10 @@ def as_input_error(error: BaseException) -> InputError | None:
     """Return a system error (disk, permissions, memory) as an `InputError`; None for other errors."""
     if isinstance(error, InputError):
         return error
-    # torch raises a plain RuntimeError if the system refuses memory.
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+    # torch raises a plain RuntimeError if the system refuses memory, and Python an ImportError for a library.
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error))
+    ):
         remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
         return InputError("memory ran out", "enough memory", remedy)
     if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here

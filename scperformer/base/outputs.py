@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scperformer.base.errors import InputError, as_disk_full, require_utf8
+from scperformer.base.errors import InputError, as_disk_full, require_path
 
 FAILED_SUFFIX = ".failed.json"  # a file beside the outputs for each input that failed: its sample, path and error
 MARK = ".scperformer.json"  # the file in each folder we make that says so
@@ -24,7 +24,6 @@ ANOTHER_OUTPUT = "choose another output=..."
 NUM_SYNC_THREADS = 16  # files that are synced to the disk at the same time
 MAX_REMOVALS = 40  # attempts to remove an unfinished folder
 SECONDS_BETWEEN_REMOVALS = 0.05
-MAX_PATH = 1000  # characters of an output; Linux allows 4,096, and Python too few folders in each other for that
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = 
     With `kind` the output is a folder. An existing one is replaced only if it is of this kind and we have made all of
     it, so that `output=. overwrite=true` never deletes other work.
     """
-    require_utf8(path)
+    require_path(path)
     _require_replaceable(Path(path), overwrite, kind)
     parents = Path(os.path.realpath(path)).parents
     folder = next(parent for parent in parents if parent.exists())
@@ -86,9 +85,6 @@ def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = 
 
 
 def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -> None:
-    if len(str(path)) > MAX_PATH:
-        found = f"an output with a path of {len(str(path)):,} characters"
-        raise InputError(found, f"at most {MAX_PATH:,} characters", "choose a shorter one")
     if not path.exists():
         return
     if kind is None and path.is_dir():

@@ -26,6 +26,8 @@ def without_interpolation(text: str) -> str:
 
 def quoted(value: str) -> str:
     """Return a text as a Hydra value, whatever characters it holds."""
+    if "\0" in value:
+        raise InputError(f"a null character in '{value}'", "text", "remove it")
     # In Hydra's quoted strings backslashes are literal, except for those right before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), without_interpolation(value))
     return f"'{escaped}'"
@@ -35,7 +37,16 @@ def _value(value: Any) -> str:
     """Return a text, a number, true, false or null as a Hydra value."""
     if isinstance(value, str | os.PathLike):
         return quoted(os.fspath(value))
-    return json.dumps(value, default=lambda scalar: scalar.item())  # json does not know the scalars of NumPy
+    return json.dumps(value, default=_scalar)
+
+
+def _scalar(value: Any) -> Any:
+    """Return a scalar of NumPy, which json does not know, as one of Python."""
+    scalar = value.item() if type(value).__module__ == "numpy" else None
+    if isinstance(scalar, bool | int | float | str):
+        return scalar
+    expected = "a text, a number, true, false or None, or a list of these"
+    raise InputError(f"an option of the type {type(value).__name__}", expected, "convert it")
 
 
 def option_word(name: str, value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from scperformer.base.messages import name_problem
 from scperformer.config.options import (
     BELOW_ONE,
     NAME,
@@ -67,7 +68,7 @@ class AnnotationOptions(TissueOptions):
         super().__post_init__()
         expected = "no batch_key beside shift=false, which corrects nothing"
         require(self.shift != "false" or self.batch_key is None, "batch_key", self.batch_key, expected)
-        is_name = "/" not in self.key_added and self.key_added not in (".", "..")
-        require(is_name, "key_added", repr(self.key_added), "a name without '/'")
+        is_name = "/" not in self.key_added and self.key_added not in (".", "..") and not name_problem(self.key_added)
+        require(is_name, "key_added", repr(self.key_added), "a name without '/' or control characters")
         expected = "no alpha beside allow_labels or deny_labels: its sets are for probabilities as they are"
         require(self.alpha is None or not (self.allow_labels or self.deny_labels), "alpha", self.alpha, expected)

@@ -12,7 +12,7 @@ import h5py
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.base.errors import InputError, require_utf8
+from scperformer.base.errors import InputError, require_path
 from scperformer.base.inputs import how_to_find, sha256
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_cell
 from scperformer.io.gene_matching import name_columns
@@ -115,7 +115,7 @@ def _hdf5_kind(path: Path) -> str:
 def require_readable(path: str | Path) -> str:
     """Return the kind of a file or folder, of which only a little is read; refuse others and visibly damaged ones."""
     path = Path(path)
-    require_utf8(path)
+    require_path(path)
     if not path.exists():
         raise InputError(f"no file {path}", SUPPORTED_KINDS, how_to_find(path))
     try:
@@ -202,6 +202,7 @@ def default_output(path: str | Path, ending: str) -> Path:
     `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz`, `run1/matrix.mtx` and `run1/outs/filtered_feature_bc_matrix.h5` all
     have the name `run1`.
     """
+    require_path(path)
     path = Path(path)
     if path.name in ("", ".."):
         path = path.resolve()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from scperformer.base.errors import InputError
 from scperformer.base.metrics import class_scores, confusion_matrix
 from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.saved_model import SavedModel, branch_names, encoder_is_silent, sum_of_branches
@@ -32,18 +33,22 @@ def model_card(saved: SavedModel, files: Iterable[str] = ()) -> str:
         "count": lambda value: f"{value:,}",
         "zip": lambda one, other: zip(one, other, strict=True),
     }
-    scales = saved.metrics.get("scales", {})
-    return environment.get_template("card.md.jinja").render(
-        saved=saved,
-        made=saved.provenance,
-        metrics=saved.metrics,
-        fold=saved.metrics.get("out_of_fold"),
-        labels=_label_table(saved),
-        branches=branch_names(saved.metrics.get("encoder", {})),
-        logits=sum_of_branches(scales),
-        encoder_is_silent=encoder_is_silent(scales),
-        pictures={name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")},
-    )
+    try:
+        scales = saved.metrics.get("scales", {})
+        return environment.get_template("card.md.jinja").render(
+            saved=saved,
+            made=saved.provenance,
+            metrics=saved.metrics,
+            fold=saved.metrics.get("out_of_fold"),
+            labels=_label_table(saved),
+            branches=branch_names(saved.metrics.get("encoder", {})),
+            logits=sum_of_branches(scales),
+            encoder_is_silent=encoder_is_silent(scales),
+            pictures={name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")},
+        )
+    except (jinja2.UndefinedError, TypeError, ValueError, KeyError, OverflowError) as error:  # entries of a bundle.json
+        found = f"model {saved.name} with scores or a provenance of another form ({error})"
+        raise InputError(found, "those that 'scperformer train' writes", "train it again") from error
 
 
 def _label_table(saved: SavedModel) -> str:

@@ -105,4 +105,4 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return (_is(value, int) or _is(value, float)) and math.isfinite(value)
+    return (_is(value, int) and abs(value) < 2**63) or (_is(value, float) and math.isfinite(value))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from scperformer.base.errors import InputError
+from scperformer.base.errors import InputError, require_path
 from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean, name_problem
 from scperformer.base.outputs import FolderKind, new_folder
@@ -85,6 +85,7 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     if not model_path and not from_environment:
         return PACKAGED_MODEL, "packaged"
     path = Path(model_path or from_environment or "")
+    require_path(path)
     why = "given" if model_path else "from $SCPERFORMER_MODEL"
     imported = library_folder() / path
     if not (path / INFO).is_file() and path.name == str(path) and (imported / INFO).is_file():

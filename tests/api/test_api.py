@@ -73,6 +73,39 @@ def test_wrong_keywords_are_refused_in_one_line(counts_adata, model, named, text
     assert list(counts_adata.obs) == ["cell_type"]
 
 
+HOSTILE = {
+    "bytes": ({"min_confidence": b"x"}, "an option of the type bytes; expected a text"),
+    "an object": ({"threads": object()}, "an option of the type object"),
+    "a function": ({"min_confidence": len}, "an option of the type builtin_function_or_method"),
+    "a complex number": ({"min_confidence": np.complex128(1)}, "an option of the type complex"),
+    "an object in a list": ({"options": {"allow_labels": [object()]}}, "an option of the type object"),
+    "a null character": ({"clusters": "a\0b"}, "a null character in 'a.b'"),
+    "a number as model": ({"model": 3}, "a model of the type int; expected a folder"),
+    "bytes as model": ({"model": b"x"}, "a model of the type bytes"),
+    "an array as model": ({"model": np.zeros(3)}, "a model of the type ndarray"),
+    "a long path of a model": ({"model": "x" * 5000}, "a path of 5,000 characters"),
+    "a long path": ({"condition_of": "x" * 5000}, "a path of 5,000 characters"),
+    "a key with a line break": ({"key_added": "a\nb"}, "expected a name without '/' or control characters"),
+    "a key that clears the terminal": ({"key_added": "\x1b[2J"}, "expected a name without '/' or control characters"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_types_are_refused_in_one_line(case, counts_adata, model):
+    named, text = HOSTILE[case]
+    with pytest.raises(InputError, match=text) as caught:
+        scp.annotate(counts_adata, **{"model": model} | named)
+    assert str(caught.value).isprintable()
+    assert list(counts_adata.obs) == ["cell_type"]
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "x" * 300, "x/" * 2000])
+@pytest.mark.parametrize("step", [scp.annotate, scp.check, scp.report, scp.explain, scp.embed])
+def test_paths_that_no_file_can_have(step, path):
+    with pytest.raises(InputError, match=r"a null character in the path|a path of [\d,]+ characters"):
+        step(path)
+
+
 def test_cells_in_memory_need_an_output(counts_adata, model):
     for call in (lambda: scp.train(counts_adata, "cell_type"), lambda: scp.pretrain(counts_adata)):
         with pytest.raises(InputError, match=r"no output beside cells in memory.*add output="):

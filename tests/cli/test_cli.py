@@ -258,6 +258,7 @@ def machine_error(error: Exception):
             2,
             "error: memory ran out; expected",
         ),
+        (ImportError("x.so: failed to map segment from shared object"), 2, "error: memory ran out; expected"),
         (KeyError("a\nb"), 1, "internal error: KeyError: 'a\\nb' (test_cli.py:"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file, save
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
+from scperformer.model.card import model_card
 from scperformer.model.folder import read_model
 
 
@@ -91,6 +93,9 @@ CONTENT = {
     "escape in the encoder": {
         "metrics": {"encoder": dict.fromkeys(["kind", "size", "attention", "device"], "\x1b[2J")}
     },
+    "a number of 400 digits": {"config": {"target_sum": 10**400}},
+    "a number of 64 bits": {"config": {"target_sum": 2**63}},
+    "a scale of 400 digits": {"metrics": {"scales": {"linear": 10**400}}},
     "type of an option": {"config": {"tokens": {"name": "bins", "num_bins": 2.5}}},
 }
 
@@ -108,3 +113,14 @@ def test_content_of_wrong_types(case, model, counts_adata, write, command):
     assert len(line) < 600
     assert line.isprintable()
     assert not Path("sample.annotated.h5ad").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "baseline", "calibration", "num_val_cells"])
+@pytest.mark.parametrize("value", [None, [], {}, "x", 10**400, -1], ids=repr)
+def test_a_card_of_odd_metrics_is_made_or_refused(name, value, model):
+    change(model, metrics={name: value})
+    saved = read_model(model)
+    try:
+        assert model_card(saved).startswith(f"# {saved.name}")
+    except InputError as error:
+        assert re.search("with scores or a provenance of another form .* train it again", str(error))  # noqa: PT017
