@@ -141,6 +141,12 @@ def test_blocks_run(page, example, tmp_path, run, monkeypatch):
             run(line, shutil.copytree(folder, tmp_path / f"{block.line}-{number}", symlinks=True) if alone else folder)
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("tutorial*.md")), ids=name)
+def test_notebooks_name_their_kernel_as_jupyter_demands(page):
+    kernel = next(yaml.safe_load_all(page.read_text(encoding="utf-8").partition("\n# ")[0]))["kernelspec"]
+    assert kernel == {"display_name": "Python 3", "name": "python3"}
+
+
 def test_tissues_are_described():
     """The tables of docs/tissues.md have the tissues and the merged types of the packaged profiles."""
     rows = [

@@ -193,7 +193,7 @@ def claimed(path: Path) -> Iterator[None]:
     with ExitStack() as at_end:
         with suppress(OSError):
             while True:
-                file = at_end.enter_context(claim.open("a+", encoding="ascii"))
+                file = at_end.enter_context(claim.open("a+", encoding="utf-8", errors="replace"))
                 try:  # processes that are forked do not inherit a lock of this kind, and cannot keep it
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except (BlockingIOError, PermissionError) as error:
@@ -201,12 +201,13 @@ def claimed(path: Path) -> Iterator[None]:
                     found = f"{path}, which {file.read() or 'another process'} is writing"
                     remedy = f"wait until it has ended, or {ANOTHER_OUTPUT}"
                     raise InputError(found, "one process for an output", remedy) from error
+                except OSError:  # a disk without locks
+                    break
                 if claim.exists() and os.path.samestat(os.fstat(file.fileno()), claim.stat()):
                     break  # else its last owner has removed it since it was opened
             at_end.callback(claim.unlink, missing_ok=True)
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())  # a disk may be full
         yield
 
 

@@ -160,9 +160,10 @@ def joined_labels(
     if joined:
         shown = listed(f"'{label}' is '{first}' ({term})" for label, (first, term) in joined.items())
         log.warning("spellings of one type are joined: %s; label_map=... keeps labels apart", shown)
-    for alike in unsure:
-        text = "labels that may be one type: %s; if so, join them by label_map=FILE with rows such as %s"
-        log.warning(text, named(labels[labels.isin(alike)].value_counts().to_dict()), ",".join([alike[1], alike[0]]))
+    if unsure:
+        shown = listed(" or ".join(f"'{label}'" for label in alike) for alike in unsure)
+        row = ",".join(reversed(unsure[0][:2]))
+        log.warning("may be one type: %s; if so, join them by label_map=FILE with rows such as %s", shown, row)
     return labels.map({label: label for label in given} | {old: first for old, (first, _) in joined.items()} | joint_of)
 
 

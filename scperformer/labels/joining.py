@@ -57,8 +57,8 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
 def replicate_types(names: Collection[str]) -> dict[str, str]:
     """Return the type of each name that differs from another one only in a number at the end: B, B.1, B_2, B_rep3.
 
-    Two types of the table have several such names, or one is numbered as R does it (B, B.1). Numbers behind a hyphen
-    need a name without, and no number is taken from a type of the packaged ontology, such as Th.17.
+    Two types of the table have several such names, or one is numbered as R does it (B, B.1, B.2). Numbers behind a
+    hyphen need a name without, and no number is taken from a type of the packaged ontology, such as Th.17.
     """
     of_type: dict[str, list[str]] = {name: [name] for name in sorted(names)}
     for name in sorted(names):
@@ -68,7 +68,7 @@ def replicate_types(names: Collection[str]) -> dict[str, str]:
         if match["mark"] != "-" or match["type"] in names:
             of_type.setdefault(match["type"], []).append(name)
     several = {kind: found for kind, found in of_type.items() if len(found) > 1}
-    if len(several) < 2 and not any({kind, f"{kind}.1"} <= set(found) for kind, found in several.items()):
+    if len(several) < 2 and not any({kind, f"{kind}.1", f"{kind}.2"} <= set(found) for kind, found in several.items()):
         return {}
     return {name: kind for kind, found in several.items() for name in found if name != kind}
 

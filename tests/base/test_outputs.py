@@ -237,6 +237,7 @@ def test_a_disk_without_locks_has_no_claims(tmp_path, monkeypatch):
     monkeypatch.setattr(outputs.fcntl, "lockf", lockf)
     with claimed(tmp_path / "m.run"), claimed(tmp_path / "m.run"):
         pass
+    assert names(tmp_path) == []
 
 
 @pytest.mark.slow

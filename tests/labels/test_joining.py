@@ -91,6 +91,7 @@ def test_studies_that_cannot_be_joined_are_refused():
         (["T1", "T2", "Th17/Th1", "CD4", "CD8"], {}),
         (["Th.1", "Th.2", "Th.17", "ILC.2", "ILC.3", "B"], {}),
         (["ILC-1", "ILC-2", "Th-1", "Th-2"], {}),
+        (["Th17", "Th17.1", "Th1", "B"], {}),
         (["DC_1", "DC_2", "B", "NK"], {}),  # of one type only: its subtypes
         ([f"cluster_{number}" for number in range(9)], {}),
     ],

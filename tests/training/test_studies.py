@@ -202,6 +202,21 @@ def test_cells_in_two_studies_do_not_count_as_evidence(studies, tmp_path, caplog
     assert warning in caplog.text
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_spellings_within_a_study_are_joined_unless_the_map_says_what_they_are(mapped, studies, tmp_path):
+    cells = ad.read_h5ad(studies[1])
+    labels = cells.obs["cell_type"].astype(str)
+    cells.obs["cell_type"] = labels.mask((labels == "B") & (np.arange(len(labels)) % 2 == 0), "B cells")
+    cells.write_h5ad(tmp_path / "spelled.h5ad")
+    (tmp_path / "map.csv").write_text("B cells,NK\n")
+    options = as_options(QUICK) | ({"label_map": str(tmp_path / "map.csv")} if mapped else {})
+    files = [studies[0], tmp_path / "spelled.h5ad"]
+    saved = read_model(scperformer.train(files, "cell_type", output=tmp_path / "m", options=options).path)
+    spelled = saved.studies[1]
+    assert ("B cells" in spelled.saved.labels) == mapped
+    assert spelled.meaning[:, saved.labels.index("NK")].any() == mapped
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [
