@@ -130,6 +130,9 @@ def _read_parts(file: Any, path: str | Path, everything: bool) -> AnnData:
             made[name][key] = _read(node)
         except ImportError as error:
             log.warning("%s is read without %s: it needs a package (%s)", path, node.name, reason_of(error))
+    if not everything:  # pandas cannot choose rows of columns of records
+        for name in ("obs", "var"):
+            made[name] = made[name].loc[:, [kind.kind != "V" for kind in made[name].dtypes]]
     return AnnData(**made, raw={name: _read(node) for name, node in raw.items()} or None)
 
 

@@ -43,6 +43,9 @@ def test_elements_that_a_step_does_not_need_are_not_read(kind, rich, tmp_path):
         file[f"{name}/new"] = np.zeros(3)
         file[f"{name}/new"].attrs.update({"encoding-type": "from-the-future", "encoding-version": "1"})
     if kind == "h5ad":
+        record = np.zeros(rich.n_obs, dtype=[("a", "i4"), ("b", "S8")])
+        file.create_dataset("obs/record", data=record).attrs.update(file["obs/score"].attrs)
+        file["obs"].attrs["column-order"] = [*file["obs"].attrs["column-order"], "record"]
         file.close()
     else:
         zarr.consolidate_metadata(path)
