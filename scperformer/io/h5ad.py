@@ -94,8 +94,8 @@ def open_zarr(path: str | Path) -> Any:
 def read_stored(path: str | Path, everything: bool = False) -> AnnData:
     """Read an h5ad file or a zarr store that `require_readable` has accepted into memory.
 
-    Without `everything`, uns and the tables beside X (`BESIDE`) stay empty. With it, elements that cannot be read for
-    lack of a package are left out, and layers whose names have a slash: anndata before 0.13 wrote and cannot read them.
+    Without `everything`, uns and the tables beside X (`BESIDE`) stay empty. With it, elements that need a package or an
+    anndata that is not installed are left out, and layers whose names have a slash, which anndata before 0.13 wrote.
     """
     is_zarr = Path(path).is_dir()
     with reading(path, "a complete AnnData"), quiet_anndata():
@@ -128,8 +128,11 @@ def _read_parts(file: Any, path: str | Path, everything: bool) -> AnnData:
             continue
         try:
             made[name][key] = _read(node)
-        except ImportError as error:
-            log.warning("%s is read without %s: it needs a package (%s)", path, node.name, reason_of(error))
+        except (ImportError, IORegistryError) as error:
+            log.warning("%s is read without %s: it needs another package (%s)", path, node.name, reason_of(error))
+    if not everything:  # pandas cannot choose rows of columns of records
+        for name in ("obs", "var"):
+            made[name] = made[name].loc[:, [kind.kind != "V" for kind in made[name].dtypes]]
     return AnnData(**made, raw={name: _read(node) for name, node in raw.items()} or None)
 
 

@@ -79,10 +79,10 @@ def _problems(info: Mapping[str, Any]) -> Iterator[str]:
     accuracies = scores.get("accuracy", [])
     if not all(_is(part, dict) for part in parts.values()) or not _is(accuracies, list):
         yield "with scores that are no group"
-    numbers = [config.get("min_genes", 0), made.get("expected_accuracy"), *scales.values()]
+    numbers = [config.get("min_genes", 0), made.get("expected_accuracy")]
     numbers += [fold.get("accuracy", "") if fold else 0, scores.get("batch_effect", 0), *accuracies]
     numbers += [part.get(name, 0) for part in (fold, *parts.values()) for name in SCORES]
-    if not all(number is None or _is_number(number) for number in numbers):
+    if not all(map(_is_number, scales.values())) or not all(number is None or _is_number(number) for number in numbers):
         yield "with scales or scores that are not numbers"
 
 

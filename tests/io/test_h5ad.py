@@ -43,6 +43,9 @@ def test_elements_that_a_step_does_not_need_are_not_read(kind, rich, tmp_path):
         file[f"{name}/new"] = np.zeros(3)
         file[f"{name}/new"].attrs.update({"encoding-type": "from-the-future", "encoding-version": "1"})
     if kind == "h5ad":
+        record = np.zeros(rich.n_obs, dtype=[("a", "i4"), ("b", "S8")])
+        file.create_dataset("obs/record", data=record).attrs.update(file["obs/score"].attrs)
+        file["obs"].attrs["column-order"] = [*file["obs"].attrs["column-order"], "record"]
         file.close()
     else:
         zarr.consolidate_metadata(path)
@@ -67,13 +70,16 @@ def test_an_element_for_which_a_package_is_missing(kind, rich, tiny_model, comma
     group = file.create_group("obsm/ragged")
     group["node0-data"] = np.arange(120)
     group.attrs.update(AWKWARD)
+    file["uns/new"] = np.zeros(3)
+    file["uns/new"].attrs.update({"encoding-type": "from-the-future", "encoding-version": "1"})
     if kind == "h5ad":
         file.close()
     else:
         zarr.consolidate_metadata(path)
     ran = command("predict", path, f"model_path={tiny_model}", "output=out.zarr")
     assert ran.code == 0, ran.err
-    assert f"{path} is read without /obsm/ragged: it needs a package" in ran.err
+    assert f"{path} is read without /obsm/ragged: it needs another package" in ran.err
+    assert f"{path} is read without /uns/new: it needs another package" in ran.err
     assert {"X_umap", "X_scperformer"} <= set(ad.read_zarr(tmp_path / "out.zarr").obsm)
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "output=new.model"]
     for step in (["preprocess", path, "output=prepared.h5ad"], ["train", path, *options]):

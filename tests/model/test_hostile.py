@@ -90,6 +90,7 @@ CONTENT = {
     "tree with a cycle": {"tree": {"parents": {"B cell": "x", "x": "B cell"}, "terms": {}}},
     "deep tree": {"tree": {"parents": {f"n{i}": f"n{i + 1}" for i in range(10_000)} | {"B cell": "n0"}, "terms": {}}},
     "scales": {"metrics": {"scales": {"linear": "x"}}},
+    "no scale": {"metrics": {"scales": {"linear": None}}},
     "escape in the encoder": {
         "metrics": {"encoder": dict.fromkeys(["kind", "size", "attention", "device"], "\x1b[2J")}
     },
