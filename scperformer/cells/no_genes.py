@@ -9,7 +9,7 @@ from scipy import sparse
 
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, without_affixes
 
-MIN_CELLS = 5  # with fewer cells, values do not tell
+MIN_CELLS, MIN_COLUMNS = 5, 100  # with fewer, values do not tell
 MAX_SHARE = 0.02  # of the columns that may be of another kind than the others; of a few genes, `MAX_COLUMNS`
 MAX_COLUMNS = 20
 MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
@@ -34,7 +34,7 @@ def no_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple
         The names of the columns, G.
     """
     none = np.zeros(x.shape[1], dtype=bool)
-    if x.shape[0] < MIN_CELLS:
+    if x.shape[0] < MIN_CELLS or x.shape[1] < MIN_COLUMNS:
         return none, none
     filled = np.bincount(x.indices, minlength=x.shape[1])
     is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled, MIN_RATIO)
@@ -45,9 +45,10 @@ def no_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple
     stored = [str(name).strip() for name in names[odd]]
     plain = without_affixes(stored, "human")
     may_be_odd[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
-    are_known = axis_shares(names.tolist())[0] >= AXIS_SHARE
-    found = is_odd & may_be_odd if are_known else none
-    return found, may_be_odd & ~found
+    is_odd &= may_be_odd
+    if axis_shares(names.tolist())[0] < AXIS_SHARE:
+        return none, is_odd
+    return is_odd, may_be_odd & ~is_odd
 
 
 def _of_another_kind(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:

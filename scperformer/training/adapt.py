@@ -37,7 +37,7 @@ from scperformer.model.load import Model, as_model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.resemblance import Resemblance
 from scperformer.model.saved_model import SavedModel, Study, encoder_is_silent
-from scperformer.model.shift import FAR, OTHER, Shift
+from scperformer.model.shift import FAR, FEW, OTHER, Shift
 from scperformer.training.condition import (
     BatchShifts,
     Condition,
@@ -61,9 +61,11 @@ log = logging.getLogger(__name__)
 PAYS_GENES = 0.99
 MAX_CELLS = 4000  # to which a model is refitted
 PAYS_DEPTH = 0.75
-# From this depth on, as a multiple of the reference's, the counts of a query are thinned: genes that no cell of the
-# reference showed at its depth, or showed in other amounts, would speak for wrong labels.
+# From this depth on, as a multiple of the reference's, the counts of a query are thinned if it then resembles the
+# reference more: values that are rare at the depth of the reference would speak for wrong labels.
 DEEPER = 1.5
+MOST_GENES = 0.9  # share of the informative expression, below which a query is a panel here
+MAX_LEFT = 0.7  # of the batch effect of a panel, after thinning
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
 MAX_STEPS = 300  # of its training: twice as many take twice as long, and change the loss of new cells by .002
 
@@ -150,11 +152,8 @@ def adapt_model(
     depth = condition.depth
     if share >= 1:  # all queries that are as deep as the kept cells, or deeper, have one adapted model
         condition = replace(condition, depth=None)
-    if share >= DEEPER and not is_tissue:  # cells of a tissue are simulated
-        text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
-        log.info(text, query.path, share)
-        query = replace(query, share=1 / share)
-        seen = replace(seen, share=1 / share)
+    informative = seen.plan.overlap.informative_share
+    is_deeper = share >= DEEPER and not is_tissue  # cells of a tissue are simulated
     own_accuracy = known_accuracy(saved)
     expected_accuracy = math.nan
     is_adapted = False
@@ -162,8 +161,8 @@ def adapt_model(
         has_depth = saved.provenance.get("depth") in (None, condition.depth)
         if "adapted_from" in saved.provenance and condition.measured.all() and has_depth:
             expected_accuracy = own_accuracy
-    elif not is_tissue and cfg.adapt == "auto" and _is_like_reference(seen, share):
-        depth_of = "depth" if query.share == 1 else "thinned depth"
+    elif not is_tissue and cfg.adapt == "auto" and informative >= PAYS_GENES and share >= PAYS_DEPTH:
+        depth_of = "is deeper" if is_deeper else "depth"
         log.info("%s: the model is used as it is, as the file has its genes and %s", query.path, depth_of)
         expected_accuracy = own_accuracy
     else:
@@ -188,7 +187,19 @@ def adapt_model(
     elif with_shift and (held_out := model.saved.held_out) is not None:
         estimate = partial(find_shift, seen, held_out, saved, kept, means, model)
         shift, factors = estimate()
+        if is_deeper:
+            at_depth = partial(find_shift, replace(seen, share=1 / share), held_out, saved, kept, means, model)
+            thinned, thinned_factors = at_depth()
+            is_deeper = _gains_by_thinning(shift, thinned, informative >= MOST_GENES)
+            if is_deeper:
+                estimate, shift, factors = at_depth, thinned, thinned_factors
         model = with_encoder_weight(model, shift.encoder_weight)
+    else:
+        is_deeper &= informative >= MOST_GENES
+    if is_deeper:
+        text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
+        log.info(text, query.path, share)
+        query, seen = (replace(each, share=1 / share) for each in (query, seen))
     batches = None
     if with_shift and seen.batches is not None:
         if estimate is None:
@@ -243,9 +254,15 @@ def _require_subset(query: Query, whole: Query) -> None:
         raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
 
 
-def _is_like_reference(query: Query, depth_share: float) -> bool:
-    """Return whether a query has nearly the genes and the depth of the reference."""
-    return query.plan.overlap.informative_share >= PAYS_GENES and depth_share >= PAYS_DEPTH
+def _gains_by_thinning(deep: Shift, thinned: Shift, has_its_genes: bool) -> bool:
+    """Return whether a query that is deeper than the reference resembles it more at the depth of the reference.
+
+    Of a panel, this must explain most of the batch effect: in another study it loses more by fewer counts
+    (benchmarks/NOTES.md).
+    """
+    if thinned.batch_effect < MAX_LEFT * deep.batch_effect:
+        return True
+    return has_its_genes and (deep.kind == FEW or thinned.relative_novelty < deep.relative_novelty)
 
 
 def _adapt_members(
