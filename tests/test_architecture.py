@@ -78,17 +78,6 @@ def test_functions_are_neither_shredded_nor_long():
     assert 8 <= statistics.median(lengths) <= 15
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_docstring_of_a_room_lists_its_files(room):
-    text = ast.get_docstring(ast.parse(ROOMS[room].read_text(encoding="utf-8")))
-    listed = {name: " ".join(words.split()) for name, words in re.findall(r"^- (\w+): (.*(?:\n  .*)*)", text, re.M)}
-    files = {path.stem: path for path in ROOMS[room].parent.glob("*.py") if path.stem != "__init__"}
-    assert list(listed) == sorted(files)
-    for name, path in files.items():
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        assert listed[name] == " ".join(docstring.partition("\n\n")[0].split())
-
-
 def test_a_room_imports_only_rooms_below_it():
     """The rules are in pyproject.toml."""
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
