@@ -86,8 +86,6 @@ def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> Mi
     is_foreign = (shares[:, own] < MIN_OWN_SHARE) & (totals.sum(axis=1) > 0)
     others = [f"{num:,} of {name}" for place, (name, num) in enumerate(zip(known, nums, strict=True)) if place != own]
     num_both = int(is_foreign.sum() - np.delete(nums, own).sum())
-    text = (
-        f"genes of {' and '.join(known)}: those of {known[own]} are used, and {nums[own]:,} of {len(totals):,} cells; "
-    )
-    text += f"{', '.join(others)} and {num_both:,} of several species are unknown, and count in no statistic"
+    text = f"genes of {' and '.join(known)}: {known[own]} genes and {nums[own]:,} of {len(totals):,} cells are used; "
+    text += f"{', '.join(others)} and {num_both:,} of several species are unknown and left out of all statistics"
     return Mixture((of_gene == known[own]) | (of_gene == ""), is_foreign, text)

@@ -56,9 +56,7 @@ def test_cells_and_genes_of_the_other_species_are_found(pbmc3k, style, logarithm
     assert gene_table(cells, findings).index.tolist() == [human(gene) for gene in pbmc3k.var_names]
     assert findings.is_foreign.tolist() == [False] * 70 + [True] * 40
     assert findings.droplets is None
-    text = (
-        "genes of human and mouse: those of human are used, and 70 of 110 cells; 30 of mouse and 10 of several species"
-    )
+    text = "genes of human and mouse: human genes and 70 of 110 cells are used; 30 of mouse and 10 of several species"
     assert any(note.startswith(text) for note in findings.notes)
     # the species can be named, and is ignored if none of its cells are there
     assert detect_expression(cells, species="mouse").is_foreign.tolist() == [True] * 70 + [False] * 30 + [True] * 10
