@@ -173,7 +173,7 @@ ABOUT = {
 }
 for about, added in ABOUT.items():
 
-    @wild("no genes", f"{about}, csv")
+    @wild("no genes", f"{about}, csv", refused=about == "missing distances")  # an empty field
     def _(cells, folder, added=added):
         table = pd.concat([pd.DataFrame(added, index=cells.obs_names), cells.to_df().astype(int)], axis=1)
         table.to_csv(folder / "cells.csv")
@@ -184,6 +184,12 @@ for about, added in ABOUT.items():
 def _(cells, folder):
     extra = np.column_stack(list(ABOUT["coordinates"].values()))
     return saved(with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "x", "y"]), folder)
+
+
+@wild("no genes", "missing distances, h5ad")
+def _(cells, folder):
+    extra = ABOUT["missing distances"]["distance"][:, None]
+    return saved(with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "distance"]), folder)
 
 
 @wild("no genes", "codes above logarithms, genes in rows")
