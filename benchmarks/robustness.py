@@ -279,7 +279,7 @@ def run_command(path: Path, ending: str) -> str:
     before = sorted(path.parent.iterdir())
     out = path.parent / f"out{ending}"
     library = path.parent / "library"
-    words = ["predict", str(path), f"output={out}", "adapt=false", "min_overlap=0"]
+    words = ["predict", str(path), f"output={out}", "model_path=pbmc3k", "adapt=false", "min_overlap=0"]
     if is_model:
         words = ["models", "import", str(path), f"output={library}"]
     said = io.StringIO()

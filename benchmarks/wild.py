@@ -1,4 +1,4 @@
-"""Files that other tools read wrongly without a word: 45 inputs, each annotated right or refused in one line.
+"""Files that other tools read wrongly without a word: 43 inputs, each annotated right or refused in one line.
 
     python benchmarks/wild.py
     python benchmarks/wild.py --only "two species"

@@ -23,7 +23,7 @@ from scperformer.base.errors import InputError, as_disk_full
 # Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out deliberately.
 READ_ERRORS = (
     *(OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError),
-    *(EOFError, OverflowError, zlib.error, IORegistryError),
+    *(EOFError, OverflowError, SystemError, zlib.error, IORegistryError),  # SystemError: a damaged length of Blosc
 )
 ALL_IN_FILE = "a file that holds all of its data"
 COPY = "make a copy in which the data themselves are stored"

@@ -225,3 +225,16 @@ def test_damaged_zarr_folders_are_refused(damage, cells, tmp_path):
         (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     with pytest.raises(InputError, match=r"is damaged|a zarr store without obs and var"):
         read_cells(path)
+
+
+def test_a_damaged_length_of_a_compressed_chunk_is_an_error_of_one_line(cells, command, tmp_path):
+    """Python ends in a SystemError where Blosc is to make a text of a negative length."""
+    cells.uns["author"] = "nobody"
+    path = write_zarr(cells, tmp_path, 2)
+    chunk = next(file for file in (path / "uns" / "author").iterdir() if not file.name.startswith("."))
+    content = bytearray(chunk.read_bytes())
+    content[4:8] = b"\xff\xff\xff\xff"
+    chunk.write_bytes(content)
+    ran = command("predict", path, "model_path=pbmc3k", "min_overlap=0", f"output={tmp_path / 'out.h5ad'}")
+    assert (ran.code, (tmp_path / "out.h5ad").exists()) == (2, False)
+    assert "is damaged" in ran.err
