@@ -52,6 +52,7 @@ DELETION = "deletion.csv"
 EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species", "genes")
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
 MAX_TESTED = 500  # cells of the deletion test
+MAX_OTHER_THINNED = 0.2  # of cells that are thinned: their labels are of several draws, and one of these is explained
 MAX_OTHER = 0.01  # share of cells whose label may differ from the file; close calls do on a GPU or in bfloat16
 
 
@@ -209,6 +210,11 @@ def _adapt_as_predict(
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
     adapted = adapt_model(model, query, predict, condition)
+    share = float(facts["condition"].get("thinned_to", 1.0))
+    if not 0 < share <= 1:
+        found = f"condition/thinned_to of {share:g}, in uns['{annotated.key}'] of {path}"
+        raise InputError(found, "a share of the counts above 0", "annotate the file again")
+    adapted = replace(adapted, query=replace(adapted.query, share=share))
     shift = facts.get("shift", {})
     weight = float(shift.get("encoder_weight", 1.0))
     # Not estimated anew, because cells may have been left out since.
@@ -267,7 +273,8 @@ def _draw_sample(
     if constraints := annotated.facts.get("constraints"):
         proba = reweighted(proba, np.asarray(constraints["weights"]))
     is_same = best_labels(proba, families) == codes[rows]
-    if (num_other := int((~is_same).sum())) > MAX_OTHER * len(rows):
+    most = MAX_OTHER if query.share == 1 else MAX_OTHER_THINNED
+    if (num_other := int((~is_same).sum())) > most * len(rows):
         found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{annotated.key}_label'"
         remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
         raise InputError(found, "the same labels by the same model", remedy)

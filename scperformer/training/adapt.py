@@ -223,6 +223,7 @@ def adapt_model(
         "num_genes": num_genes,
         "depth": math.nan if depth is None else depth,
         "depth_share": share,
+        "thinned_to": query.share,
         "key": condition.key,
         "expected_accuracy": expected_accuracy,
         "accuracy_with_all_genes": own_accuracy,

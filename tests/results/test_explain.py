@@ -279,3 +279,20 @@ def test_calls_by_the_profiles_of_a_tissue_are_reproduced(name, monkeypatch, wri
     error = refused("explain", write(annotated), "model_path=pbmc3k")
     assert "expected the same model, not pbmc3k" in error
     assert "leave model_path out" in error
+
+
+def test_cells_of_a_deeper_file_are_explained_as_predict_thinned_them(caplog):
+    """Whether predict thinned them is read from its record, and not decided anew."""
+    cells = ad.read_h5ad(Path(__file__).parents[2] / "data" / "pbmc3k.h5ad")
+    rng = np.random.default_rng(0)
+    types = cells.obs["cell_type"].to_numpy(str)
+    rows = [rng.choice(np.flatnonzero(types == types[row]), 5) for row in rng.integers(0, cells.n_obs, 60)]
+    x = sparse.csr_matrix(np.vstack([cells.X[of_sum].sum(axis=0) for of_sum in rows]), dtype=np.float32)
+    deep = ad.AnnData(x, obs=pd.DataFrame(index=[f"sum{number}" for number in range(60)]), var=cells.var[[]])
+    scperformer.annotate(deep, "pbmc3k")
+    assert deep.uns[KEY]["condition"]["thinned_to"] < 0.3
+    explained = scperformer.explain(deep, "pbmc3k", options={"cells": "all"}).adata
+    assert explained.n_obs > 50
+    deep.uns[KEY]["condition"]["thinned_to"] = 2.0
+    with pytest.raises(InputError, match="condition/thinned_to of 2"):
+        scperformer.explain(deep, "pbmc3k")
