@@ -28,7 +28,8 @@ OPTIONAL = {
     NUMBER: "condition/adapted condition/expected_accuracy condition/depth condition/thinned_to "
     "genes/informative_share tree/num_backed_off encoder/num_decided calibration/num_cells calibration/error "
     "novelty/unknown_fpr shift/relative_novelty shift/batch_effect shift/expected_lowest shift/expected_highest "
-    "shift/encoder_weight tissue/in_capitals tissue/score profiles/resemblance profiles/expected_lowest profiles/expected_highest",
+    "shift/encoder_weight tissue/in_capitals tissue/score profiles/resemblance "
+    "profiles/expected_lowest profiles/expected_highest",
     TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next check/label "
     "check/looks_like check/too_high check/too_low batches/name batches/kind",
     NUMBERS: "input/is_gene calibration/bins/confidence calibration/bins/num_cells shift/gene_factors "
