@@ -1,7 +1,6 @@
 """Write files and folders so that they appear complete or not at all, and remove only folders that we have made."""
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -191,7 +190,9 @@ def claimed(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     claim = path.with_name(f".scperformer-claim-{path.name}")
     with ExitStack() as at_end:
-        with suppress(OSError):
+        with suppress(OSError, ImportError):  # Windows has no fcntl
+            import fcntl
+
             while True:
                 file = at_end.enter_context(claim.open("a+", encoding="utf-8", errors="replace"))
                 try:  # processes that are forked do not inherit a lock of this kind, and cannot keep it

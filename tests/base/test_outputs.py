@@ -1,6 +1,7 @@
 """Files and folders appear complete or not at all."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -234,7 +235,7 @@ def test_a_disk_without_locks_has_no_claims(tmp_path, monkeypatch):
     def lockf(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(outputs.fcntl, "lockf", lockf)
+    monkeypatch.setattr(fcntl, "lockf", lockf)
     with claimed(tmp_path / "m.run"), claimed(tmp_path / "m.run"):
         pass
     assert names(tmp_path) == []
