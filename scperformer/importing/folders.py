@@ -70,7 +70,8 @@ def copy_from_archive(path: Path, target: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as zipped:
-            files = {PurePosixPath(file.filename): file for file in zipped.infolist() if not file.is_dir()}
+            listed = [file for file in zipped.infolist() if file.filename and not file.is_dir()]
+            files = {PurePosixPath(file.filename): file for file in listed}
             if len(files) > MAX_FILES or sum(file.file_size for file in files.values()) > MAX_UNPACKED_BYTES:
                 raise ValueError(f"more than {MAX_FILES:,} files or {MAX_UNPACKED_BYTES:,} bytes")
             found = [place.parent for place in files if place.name == INFO]

@@ -16,6 +16,8 @@ import h5py
 from anndata import AnnData
 from anndata.io import write_elem
 
+from scperformer.base.errors import InputError
+
 PAGE_BYTES = 4096
 MAX_KEPT_BYTES = 2**20  # larger writes are values of arrays, which libhdf5 does not read again
 
@@ -97,4 +99,10 @@ def write_anndata(adata: AnnData, path: Path, **options: Any) -> None:
     if adata.raw is not None:
         adata.strings_to_categoricals(adata.raw.var)
     with hdf5_to_write(path, "w") as file:
-        write_elem(file, "/", adata, dataset_kwargs=options)
+        try:
+            write_elem(file, "/", adata, dataset_kwargs=options)
+        except ValueError as error:
+            if "embedded NULL" not in str(error):
+                raise
+            found = f"a text with a null character ({next(iter(getattr(error, '__notes__', [])), error)})"
+            raise InputError(found, "texts that HDF5 can hold", "write the output as .zarr, or clean it") from error

@@ -95,3 +95,12 @@ def test_sizes_and_numbers_of_files_are_limited(folder, monkeypatch):
     monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", 10**4)
     with pytest.raises(InputError, match="more than 1,000 files or 10,000 bytes"):
         copied(packed(folder))
+
+
+def test_an_entry_without_a_name_is_left_out(folder):
+    path = packed(folder)
+    expected = copied(path)
+    with zipfile.ZipFile(path, "a") as zipped:
+        zipped.writestr("zzz/", b"")
+    path.write_bytes(path.read_bytes().replace(b"zzz/", bytes(4)))
+    assert copied(path) == expected

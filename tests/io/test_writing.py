@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from scperformer.base.errors import InputError
 from scperformer.io.writing import _KeepsErrors, hdf5_to_write, write_anndata
 
 
@@ -90,3 +91,10 @@ def test_an_error_while_hdf5_writes_is_raised_when_the_file_is_closed(tmp_path, 
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         write()
     assert len(written) == 4
+
+
+def test_a_text_with_a_null_character_is_refused(cells, tmp_path):
+    """Zarr can hold it, and HDF5 cannot."""
+    cells.uns["author"] = np.array(["no\0body"], dtype=object)
+    with pytest.raises(InputError, match=r"a text with a null character \(.*author.*; expected texts that"):
+        write_anndata(cells, tmp_path / "cells.h5ad")
