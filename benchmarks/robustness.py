@@ -757,7 +757,7 @@ def content(path: Path) -> str:
         info = json.loads((path / "bundle.json").read_text())
         return str(sorted(info["files"].items()))
     if path.is_dir():  # an output of the workflow, or of predict
-        return "".join(content(file) for file in sorted([*path.glob("annotated/*.h5ad"), *path.glob("*.h5ad")]))
+        return "".join(content(file) for file in sorted([*path.glob("annotated/[!.]*.h5ad"), *path.glob("[!.]*.h5ad")]))
     if path.suffix == ".html":
         text = path.read_text()
         assert text.rstrip().endswith("</html>")
