@@ -58,7 +58,8 @@ def _require_memory(nodes: Iterable[Any], path: str | Path) -> None:
     """Refuse elements that would take more than the memory of this machine."""
     size = 0
     for array in (array for node in nodes for array in _arrays(node)):
-        size += math.prod(array.shape) * (TEXT_BYTES if array.dtype.kind in "OT" else array.dtype.itemsize)
+        shape = array.shape or ()  # None in uns has no shape
+        size += math.prod(shape) * (TEXT_BYTES if array.dtype.kind in "OT" else array.dtype.itemsize)
     if size > (limit := machine_memory()):
         found = f"{path} takes {size / 2**30:,.1f} GiB of memory"
         remedy = "use a machine with more memory, or a part of the file"
