@@ -175,8 +175,10 @@ def make_annotation(
 
     calls = gather_calls(read, options.tree, options.min_confidence, options.families)
     is_cell = query.plan.findings.is_cell
+    num_foreign = 0
     if query.plan.findings.is_foreign is not None:
         calls["empty"] |= query.plan.findings.is_foreign  # they are unknown
+        num_foreign = int(query.plan.findings.is_foreign.sum())
     novelty = calls["scores"].to_numpy()
     if adapted.resemblance is not None:
         novelty = adapted.resemblance.novelty(novelty)
@@ -223,6 +225,10 @@ def make_annotation(
         warning = "; ".join(text for text in (warning, adapted.batches.warning) if text)
     if droplets is not None:
         record["droplets"] = {"floor": droplets.floor, "num_empty": droplets.num_empty}
+    if num_foreign:
+        record["other_species"] = {"num_cells": num_foreign}
+        text = f"{num_foreign:,} cells of another species, or of several, are unknown"
+        warning = "; ".join(each for each in (warning, text) if each)
     called = calls["best"][~unknown].to_numpy()
     warned = [adapted.repeats.warning(cells), "" if droplets is None else droplets.text, *_model_warnings(adapted)]
     warned += [warning, _type_warning(adapted, called, options.tree if options.families is None else None)]

@@ -26,8 +26,9 @@ OPTIONAL = {
     "model/imported/sha256 run/date condition/key shift/kind tissue/name tissue/title tissue/how "
     "check/text batches/key",
     NUMBER: "condition/adapted condition/expected_accuracy condition/depth condition/thinned_to "
-    "genes/informative_share tree/num_backed_off encoder/num_decided calibration/num_cells calibration/error "
-    "novelty/unknown_fpr shift/relative_novelty shift/batch_effect shift/expected_lowest shift/expected_highest "
+    "genes/informative_share tree/num_backed_off encoder/num_decided calibration/num_cells "
+    "calibration/error other_species/num_cells novelty/unknown_fpr shift/relative_novelty shift/batch_effect "
+    "shift/expected_lowest shift/expected_highest "
     "shift/encoder_weight tissue/in_capitals tissue/score profiles/resemblance "
     "profiles/expected_lowest profiles/expected_highest",
     TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next check/label "
@@ -36,7 +37,7 @@ OPTIONAL = {
     "constraints/weights tissue/next_scores profiles/centre profiles/shares profiles/gene_factors check/num_cells "
     "check/difference batches/num_cells batches/batch_effect",
     TABLE: "batches/gene_factors",
-    MAPPING: "run constraints calibration droplets tissue profiles check batches",
+    MAPPING: "run constraints calibration droplets other_species tissue profiles check batches",
 }
 # Entries that are read only beside another, which they need.
 NEEDED = {

@@ -93,7 +93,9 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
             too_high, too_low = (", ".join(names.split(", ")[:NUM_GENES]) for names in genes)
             text = f"Cells called {label} look like {looks_like}"
             warn(text, each, f"{num_cells} cells; too much {too_high}; too little {too_low}")
-        unknown = each["num_unknown"] / each["num_cells"]
+        if num_foreign := int(facts.get("other_species", {}).get("num_cells", 0)):
+            warn("Cells of another species, or of several, are unknown", each, f"{num_foreign:,}")
+        unknown = (each["num_unknown"] - num_foreign) / max(1, each["num_cells"] - num_foreign)
         if each["lost"] and kind != FAR and unknown <= MAX_UNKNOWN:
             lost = listed(f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items())
             warn("More than a fifth of a label is unknown", each, lost)

@@ -102,3 +102,16 @@ def test_human_cells_are_called_as_if_they_were_alone(pbmc3k, pbmc_model, comman
         np.testing.assert_allclose(found["scperformer_confidence"][:70], expected["scperformer_confidence"], atol=1e-5)
         assert (found["scperformer_call"][70:] == "unknown").all()
         assert found["scperformer_low_quality"][70:].all()
+
+
+def test_the_report_says_why_these_cells_are_unknown(pbmc3k, write, command, tmp_path):
+    """Half of the cells are of a mouse: no reason to doubt the tissue of the model."""
+    path = write(mixed(pbmc3k, 45, "genomes"))
+    out = tmp_path / "out.h5ad"
+    ran = command("predict", path, "model_path=pbmc3k", f"output={out}")
+    assert "65 cells of another species, or of several, are unknown" in ran.err
+    assert ad.read_h5ad(out).uns["scperformer"]["other_species"] == {"num_cells": 65}
+    assert command("report", out, f"output={tmp_path / 'page.html'}").code == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Cells of another species, or of several, are unknown: out (65)." in page
+    assert "Is it the right tissue?" not in page
