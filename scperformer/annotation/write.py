@@ -94,7 +94,7 @@ def _write_zarr(cells: AnnData, folder: Path) -> None:
         is_whole = written == {name for name, _ in zarr.open_group(folder, mode="r").members(max_depth=None)}
     except KeyError:
         is_whole = False
-    if not is_whole:  # zarr loses names there that differ in case only; without it, folders are listed
+    if not is_whole:  # consolidated metadata lacks names that differ in case only; readers then list the folders
         (folder / ".zmetadata").unlink()
 
 
@@ -102,11 +102,8 @@ def _places(cells: AnnData) -> set[str]:
     """Return the place of each column and each element of an AnnData in a file."""
     uns: list[tuple[str, Any]] = [("uns", cells.uns)]
     for place, values in uns:
-        uns += (
-            [(f"{place}/{name}", value) for name, value in values.items() if value is not None]
-            if isinstance(values, Mapping)
-            else []
-        )
+        if isinstance(values, Mapping):
+            uns += [(f"{place}/{name}", value) for name, value in values.items() if value is not None]
     names = {"obs": cells.obs, "var": cells.var}
     names |= {place: getattr(cells, place) for place in ("layers", "obsm", "varm", "obsp", "varp")}
     places = {place for place, _ in uns} | {f"{place}/{name}" for place, values in names.items() for name in values}

@@ -3,7 +3,7 @@
 For each block of a tile of tokens, the kernels of fused.py read the means and log-sums of all earlier blocks; `_within`
 adds the keys of the query's own block, with features made in the kernel.
 
-Shape letters: those of fused.py; S blocks of tokens, C tokens of a block.
+Shape letters as in fused.py; S blocks of tokens, C tokens of a block.
 """
 
 import torch
