@@ -156,7 +156,7 @@ def _(cells, folder):
     return saved(made, folder)
 
 
-# --- columns and rows that are no genes --------------------------------------------------------------------------
+# --- columns and rows that are not genes -------------------------------------------------------------------------
 
 RNG = np.random.default_rng(1)
 ABOUT = {

@@ -14,7 +14,7 @@ from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import gene_columns
 from scperformer.cells.mixtures import find_mixture
-from scperformer.cells.no_genes import no_genes
+from scperformer.cells.non_genes import find_non_genes
 from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, evenly_spaced, judge
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
@@ -83,7 +83,7 @@ def _var(adata: AnnData, source: str) -> pd.DataFrame:
 
 
 def gene_table(adata: AnnData, findings: Findings) -> pd.DataFrame:
-    """Return the gene table of the expression: the var of its place without features that are no genes."""
+    """Return the gene table of the expression: the var of its place without features that are not genes."""
     var = _var(adata, findings.source)
     return var if findings.is_gene is None else var[findings.is_gene]
 
@@ -179,7 +179,7 @@ def detect_expression(
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Candidate:
-    """Judge the values of the genes in a place; columns that are no genes by their values are left out, too."""
+    """Judge the values of the genes in a place; columns that are not genes by their values are left out."""
     var = _var(adata, source)
     is_gene, others = gene_columns(var)
     listed_others = ", ".join(f"{num:,} {kind}" for kind, num in others.items())
@@ -191,11 +191,11 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
         assert candidate.shown is not None
         names = np.array([str(name) for name in var.index], dtype=object)
         genes = np.arange(len(names)) if is_gene is None else np.flatnonzero(is_gene)
-        is_none, is_doubtful = no_genes(candidate.shown, candidate.shown_rows, names[genes])
+        is_none, is_doubtful = find_non_genes(candidate.shown, candidate.shown_rows, names[genes])
         if is_none.any() and not is_none.all():
             is_gene = np.isin(np.arange(len(names)), genes[~is_none])
             candidate = judge(source, Rows(x, is_gene))
-            text = "columns that are no genes by their names and values are left out"
+            text = "columns whose names and values are not of genes are left out"
             left_out.append(f"{text}: {', '.join(map(repr, map(shortened, names[genes[is_none]])))}")
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
@@ -258,7 +258,7 @@ def _interpret(
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
         raise InputError(found, "counts, or logarithms of values that were normalised once", remedy)
     if candidate.doubtful and not is_told:
-        found = f"columns in {source} of {path} that may be no genes: {listed(map(repr, candidate.doubtful))}"
+        found = f"columns in {source} of {path} that may not be genes: {listed(map(repr, candidate.doubtful))}"
         remedy = "drop these columns, or set input_kind=... if they are genes"
         raise InputError(found, "genes alone", remedy, [f"input_kind={candidate.kind}"])
     notes = []

@@ -80,7 +80,7 @@ class Candidate:
     shown_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
     left_out: list[str] = field(default_factory=list)  # sentences about the other features
-    doubtful: list[str] = field(default_factory=list)  # names of features that may be no genes
+    doubtful: list[str] = field(default_factory=list)  # names of features that may not be genes
 
     @property
     def typical_genes(self) -> float:

@@ -1,6 +1,6 @@
-"""Columns among the genes that are no genes, such as coordinates, areas, numbers of cells or totals.
+"""Columns among the genes that are not genes, such as coordinates, areas, numbers of cells or totals.
 
-They have no name that a gene has, and values of another kind than those of the genes. They are found in some cells of a
+Their names are not names of genes, and their values differ in kind or size. They are looked for in some cells of a
 file whose other names are of known genes.
 """
 
@@ -14,13 +14,13 @@ MAX_SHARE = 0.02  # of the columns that may be of another kind than the others; 
 MAX_COLUMNS = 20
 MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
 TINY = 1e-12  # in place of 0, where a quotient is taken
-# To the largest gene of a cell: the ratio of a column whose values are no expression, and of one that may be none.
+# Ratio to the largest gene of a cell from which a column is not expression, and from which it may not be.
 MIN_RATIO = 5.0
 MIN_DOUBTFUL_RATIO = 3.0
 
 
-def no_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which columns are no genes, and which may be none: both boolean, G.
+def find_non_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which columns are not genes, and which may not be: both boolean, G.
 
     The latter are of another kind among names that are not known, or larger than all genes by less.
 

@@ -1,4 +1,4 @@
-"""Columns that are no genes are found by their names and values, in tables and h5ad files, counts and logarithms."""
+"""Columns that are not genes are found by their names and values, in tables and h5ad files, counts and logarithms."""
 
 import anndata as ad
 import numpy as np
@@ -55,7 +55,7 @@ def test_they_are_left_out_of_counts(plain, kind):
     assert gene_table(cells, findings).index.tolist() == plain.var_names.tolist()
     assert (findings.kind, findings.num_genes) == ("counts", plain.n_vars)
     names = ", ".join(map(repr, columns(kind)))
-    assert findings.notes == [f"columns that are no genes by their names and values are left out: {names}"]
+    assert findings.notes == [f"columns whose names and values are not of genes are left out: {names}"]
 
 
 def test_rows_about_cells_are_left_out_of_logarithms(plain, tmp_path):
@@ -80,17 +80,17 @@ def test_a_gene_stays_whatever_its_values(plain, name):
     assert detect_expression(cells).num_genes == plain.n_vars + 1
 
 
-def test_columns_that_may_be_no_genes_are_refused(plain):
+def test_columns_that_may_not_be_genes_are_refused(plain):
     """Where most names are unknown, an unknown name says little; nor does a column that is not much larger."""
     cells = with_columns(plain, "a total")
     cells.var_names = ["sum of all", *(f"zgc{number}" for number in range(plain.n_vars))]
-    with pytest.raises(InputError, match=r"columns in X of z.h5ad that may be no genes: 'sum of all'; .* drop these"):
+    with pytest.raises(InputError, match=r"columns in X of z.h5ad that may not be genes: 'sum of all'; .* drop these"):
         detect_expression(cells, path="z.h5ad")
     assert detect_expression(cells, input_kind="counts").num_genes == plain.n_vars + 1  # the user says otherwise
     cells = with_columns(plain, "a total")
     x = cells.X.toarray()
     x[:, 0] = 4 * x[:, 1:].max(axis=1)
-    with pytest.raises(InputError, match="may be no genes: 'sum of all'"):
+    with pytest.raises(InputError, match="may not be genes: 'sum of all'"):
         detect_expression(ad.AnnData(x, obs=cells.obs, var=cells.var))
 
 
