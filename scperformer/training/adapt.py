@@ -134,7 +134,7 @@ def adapt_model(
     if model.members:
         return _adapt_members(model, query, cfg, with_shift, whole)
     saved = model.saved
-    is_tissue = "profiles" in saved.provenance and not saved.weights
+    is_tissue = _is_tissue(saved)
     if is_tissue and not cfg.adapts:
         found = f"adapt=false and the profiles of {saved.name}, which are no fitted model"
         raise InputError(found, "a model named by model_path", "leave adapt=false out")
@@ -153,7 +153,6 @@ def adapt_model(
     if share >= 1:  # all queries that are as deep as the kept cells, or deeper, have one adapted model
         condition = replace(condition, depth=None)
     informative = seen.plan.overlap.informative_share
-    is_deeper = share >= DEEPER and not is_tissue  # cells of a tissue are simulated
     own_accuracy = known_accuracy(saved)
     expected_accuracy = math.nan
     is_adapted = False
@@ -162,7 +161,7 @@ def adapt_model(
         if "adapted_from" in saved.provenance and condition.measured.all() and has_depth:
             expected_accuracy = own_accuracy
     elif not is_tissue and cfg.adapt == "auto" and informative >= PAYS_GENES and share >= PAYS_DEPTH:
-        depth_of = "is deeper" if is_deeper else "depth"
+        depth_of = "is deeper" if share >= DEEPER else "depth"
         log.info("%s: the model is used as it is, as the file has its genes and %s", query.path, depth_of)
         expected_accuracy = own_accuracy
     else:
@@ -172,42 +171,21 @@ def adapt_model(
         seen = query if whole is None else whole.of_genes(condition.measured)
         found_accuracy = model.saved.provenance["expected_accuracy"]
         expected_accuracy = math.nan if found_accuracy is None else float(found_accuracy)
-    shift = factors = resemblance = kept = means = None
-    estimate: Callable[..., tuple[Shift | None, np.ndarray | None]] | None = None  # of a batch
+    kept = means = None
     if reference_cells is not None:
         kept = replace(reference_cells, values=reduced(reference_cells, condition, saved.config["target_sum"], seed=0))
         means = label_means(kept.values, kept.labels, len(saved.labels))
-    if is_tissue:
-        assert kept is not None
-        assert means is not None
-        compare = partial(compare_with_profiles, seen, model.saved, kept, means)
-        factors, resemblance = compare()
-        factors = factors if with_shift else None
-        estimate = lambda *of_batch: (None, compare(*of_batch)[0])  # noqa: E731
-    elif with_shift and (held_out := model.saved.held_out) is not None:
-        estimate = partial(find_shift, seen, held_out, saved, kept, means, model)
-        shift, factors = estimate()
-        if is_deeper:
-            at_depth = partial(find_shift, replace(seen, share=1 / share), held_out, saved, kept, means, model)
-            thinned, thinned_factors = at_depth()
-            is_deeper = _gains_by_thinning(shift, thinned, informative >= MOST_GENES)
-            if is_deeper:
-                estimate, shift, factors = at_depth, thinned, thinned_factors
-        model = with_encoder_weight(model, shift.encoder_weight)
-    else:
-        is_deeper &= informative >= MOST_GENES
-    if is_deeper:
+    compared = _compare_with_reference(seen, model, saved, kept, means, with_shift=with_shift, depth=share)
+    model, shift, factors, batches = compared.model, compared.shift, compared.factors, compared.batches
+    query = replace(query, share=compared.share)
+    if query.share < 1:
         text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
         log.info(text, query.path, share)
-        query, seen = (replace(each, share=1 / share) for each in (query, seen))
-    batches = None
-    if with_shift and seen.batches is not None:
-        if estimate is None:
-            log.warning("%s: no batch is corrected, as the model has no out-of-fold predictions", query.path)
-        else:
-            batches = shifts_of_batches(seen, shift, factors, estimate)
-            assert query.batches is not None
-            batches = replace(batches, batches=query.batches)
+    if with_shift and seen.batches is not None and batches is None:
+        log.warning("%s: no batch is corrected, as the model has no out-of-fold predictions", query.path)
+    if batches is not None:
+        assert query.batches is not None
+        batches = replace(batches, batches=query.batches)
     doublets = None
     if kept is not None and means is not None and depth is not None and (shift is None or shift.kind != FAR):
         doublets = _mixtures(query, kept, means, factors, simulated=is_tissue)
@@ -230,7 +208,7 @@ def adapt_model(
     }
     if whole is not None:
         record |= {"of": Path(whole.path).name, "of_sha256": whole.sha256}
-    adapted = Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=resemblance)
+    adapted = Adapted(model, query, record, shift, factors, repeats=repeats, resemblance=compared.resemblance)
     return replace(adapted, label_means=means, doublets=doublets, batches=batches)
 
 
@@ -253,6 +231,70 @@ def _require_subset(query: Query, whole: Query) -> None:
         raise InputError(found, "the same genes in both", remedy)
     if read != expected:
         raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
+
+
+@dataclass
+class _Comparison:
+    """How a query differs from the reference, and the depth at which its cells are called."""
+
+    model: Model  # whose encoder may weigh less
+    share: float = 1.0  # of the counts of the query
+    shift: Shift | None = None
+    factors: np.ndarray | None = None
+    resemblance: Resemblance | None = None
+    batches: BatchShifts | None = None
+
+
+def _compare_with_reference(
+    seen: Query,
+    model: Model,
+    saved: SavedModel,
+    kept: ReferenceCells | None,
+    means: np.ndarray | None,
+    *,
+    with_shift: bool,
+    depth: float,
+) -> _Comparison:
+    """Compare a query of a `depth`, as a multiple of the reference's, with the kept cells, as `find_shift` has them.
+
+    A query that is deeper is thinned to the depth of the reference, if it then resembles the reference more.
+    """
+    found = _Comparison(model)
+    is_deeper = depth >= DEEPER
+    has_most_genes = seen.plan.overlap.informative_share >= MOST_GENES
+    estimate: Callable[..., tuple[Shift | None, np.ndarray | None]] | None = None  # of a batch
+    if _is_tissue(saved):
+        assert kept is not None
+        assert means is not None
+        is_deeper = False  # its cells are simulated
+        compare = partial(compare_with_profiles, seen, model.saved, kept, means)
+        factors, found.resemblance = compare()
+        found.factors = factors if with_shift else None
+        estimate = lambda *of_batch: (None, compare(*of_batch)[0])  # noqa: E731
+    elif with_shift and (held_out := model.saved.held_out) is not None:
+        estimate = partial(find_shift, seen, held_out, saved, kept, means, model)
+        shift, found.factors = estimate()
+        if is_deeper:
+            at_depth = partial(find_shift, replace(seen, share=1 / depth), held_out, saved, kept, means, model)
+            thinned, factors_at_depth = at_depth()
+            is_deeper = _gains_by_thinning(shift, thinned, has_most_genes)
+            if is_deeper:
+                estimate, shift, found.factors = at_depth, thinned, factors_at_depth
+        found.shift = shift
+        found.model = with_encoder_weight(model, shift.encoder_weight)
+    else:
+        is_deeper &= has_most_genes
+    if is_deeper:
+        found.share = 1 / depth
+    if with_shift and seen.batches is not None and estimate is not None:
+        at_share = replace(seen, share=found.share)
+        found.batches = shifts_of_batches(at_share, found.shift, found.factors, estimate)
+    return found
+
+
+def _is_tissue(saved: SavedModel) -> bool:
+    """Whether a model is the profiles of a tissue, before it is fitted."""
+    return "profiles" in saved.provenance and not saved.weights
 
 
 def _gains_by_thinning(deep: Shift, thinned: Shift, has_its_genes: bool) -> bool:
