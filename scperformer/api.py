@@ -394,7 +394,7 @@ def annotate(
     overwrite: bool = PredictConfig.overwrite,
     replace_annotation: bool = PredictConfig.replace_annotation,
     species: str = PredictConfig.species,
-    min_confidence: float = PredictConfig.min_confidence,
+    min_confidence: float | None = PredictConfig.min_confidence,
     unknown_fpr: float = PredictConfig.unknown_fpr,
     alpha: float | None = PredictConfig.alpha,
     clusters: str | None = PredictConfig.clusters,

@@ -45,7 +45,6 @@ from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
 from scperformer.model.novelty import novelty_share
-from scperformer.model.resemblance import FEW_RESEMBLE
 from scperformer.model.saved_model import both_have_a_part, branch_names
 from scperformer.model.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
 from scperformer.training.adapt import Adapted
@@ -185,10 +184,10 @@ def make_annotation(
     elif model.saved.held_out is not None:
         factor = 1.0 if adapted.members else adapted.novelty_factor(slice(None))
         novelty = novelty_share(novelty / factor, model.saved.held_out.scores)
-    unknown = unknown_cells(calls, novelty, labels, options.unknown_fpr, options.min_confidence)
+    unknown = unknown_cells(calls, novelty, options.is_type, options.unknown_fpr, options.min_confidence)
     checked = check_clusters(adapted, calls["best"].to_numpy(), unknown, is_cell & ~calls["empty"].to_numpy())
     usual = np.where(checked.returned, 0.0, novelty)  # these cells are novel, but not for their type
-    unknown = unknown_cells(calls, usual, labels, options.unknown_fpr, options.min_confidence)
+    unknown = unknown_cells(calls, usual, options.is_type, options.unknown_fpr, options.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
     obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
     details = {"margin": calls["margin"]} | levels
@@ -357,13 +356,9 @@ def _trust_in_profiles(
     lowest = max(0.0, float(calls["confidence"].mean()) - AROUND)
     highest = min(1.0, float(calls["family"].mean()) + AROUND)
     warning = ""
-    if not resemblance >= FEW_RESEMBLE:
+    if saved.others:
         lowest = highest = math.nan
-        warning = (
-            f"these cells are not of {saved.name} (median resemblance {resemblance:.2f}): do not use their labels, "
-        )
-        warning += "and name the tissue or a model by tissue=... or model_path=..."
-    elif unknown_share >= MANY_UNKNOWN:
+    if unknown_share >= MANY_UNKNOWN:
         warning = f"{unknown_share:.0%} of the cells resemble no type of {saved.name}"
         warning += ": malignant cells, or types that it lacks"
     expected = profiles_text(lowest, highest)

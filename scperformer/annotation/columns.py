@@ -22,7 +22,6 @@ from scperformer.cells.query import Query
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import cluster_labels, leiden
-from scperformer.labels.texts import means_no_label
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
 from scperformer.model.confidence import calibration
@@ -103,16 +102,15 @@ def gather_calls(
 
 
 def unknown_cells(
-    calls: pd.DataFrame, novelty: np.ndarray, labels: Sequence[str], unknown_fpr: float, min_confidence: float
+    calls: pd.DataFrame, novelty: np.ndarray, is_type: np.ndarray, unknown_fpr: float, min_confidence: float
 ) -> np.ndarray:
     """Return which of N cells are unknown, boolean.
 
     These are as novel as at most a share `unknown_fpr` of held-out cells of the reference, have a call below
-    `min_confidence`, express no gene of the model, or have a label that means none, as imported models may.
+    `min_confidence`, express no gene of the model, or have a label that is not a type, of which `is_type` is False.
     """
-    no_labels = np.array([means_no_label(label) for label in labels])
     unknown = (1 - novelty <= unknown_fpr) | (calls["call_confidence"] < min_confidence) | calls["empty"]
-    return unknown.to_numpy() | no_labels[calls["best"]]
+    return unknown.to_numpy() | ~is_type[calls["best"]]
 
 
 def lost_cells(labels: np.ndarray, unknown: np.ndarray) -> dict[Any, tuple[int, int]]:

@@ -19,11 +19,13 @@ from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import AUTO_CLUSTERS, RESOLUTION, USUAL_RESOLUTION
 from scperformer.labels.constraints import allowed_labels
 from scperformer.labels.ontology import find_terms, joined_by_terms
-from scperformer.labels.texts import label_texts
+from scperformer.labels.texts import label_texts, means_no_label
 from scperformer.labels.tree import LabelTree
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
+
+OF_PROFILES = 0.5  # confidence below which calls by profiles back off to a family of types
 
 
 @dataclass(kw_only=True)
@@ -34,6 +36,7 @@ class LabelOptions:
     tree: LabelTree | None
     families: np.ndarray | None  # of labels that are called together, int64 C (model/tissues.py)
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
+    is_type: np.ndarray  # boolean, C: False for a label whose cells are unknown
     min_confidence: float
     unknown_fpr: float
     alpha: float | None
@@ -75,12 +78,16 @@ def find_label_options(
                     raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
         elif key is not None:
             clusters = _read_clusters(cells, key, path)
+    min_confidence = cfg.min_confidence
+    if min_confidence is None:
+        min_confidence = 0.0 if saved.families is None else OF_PROFILES
     return LabelOptions(
         terms=terms,
         tree=tree,
         families=saved.families,
         allowed=allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels),
-        min_confidence=cfg.min_confidence,
+        is_type=np.array([not means_no_label(label) and label not in saved.others for label in saved.labels]),
+        min_confidence=min_confidence,
         unknown_fpr=cfg.unknown_fpr,
         alpha=cfg.alpha,
         clusters=key,

@@ -1,4 +1,11 @@
-"""Which tissue a file is of: the one whose profiles differ from each other as the cells of the file do.
+"""Which tissue a file is of: the one that explains its cells by types that occur in no other tissue.
+
+Most cells of most files are of types that occur everywhere: leukocytes, vessels, fibroblasts. They say nothing about
+the tissue, and the tissue with most of them would fit best. So each cell is compared with the specific types of a
+tissue, and with the common types of all tissues. The evidence for the tissue is what its specific types gain.
+
+There are four answers. A tissue has evidence. The cells are leukocytes, and blood, spleen, marrow or thymus fits them
+better than the common types. Nothing is specific, and the cells are called by common types. Or nothing fits.
 
 Cells are centred by the mean of the file, and profiles by the mean of the same mixture of types. The chemistry and the
 ambient RNA of the file, which all of its cells share, have then no part in their correlation. Cells of a single type
@@ -7,8 +14,9 @@ have little left; the mean of the file is compared with the profiles instead.
 Shape letters: N cells, P profiles, G genes.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,125 +24,152 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError
+from scperformer.base.messages import listed
 from scperformer.cells.detect import gene_table
 from scperformer.cells.query import Query, find_expression, map_to_model
 from scperformer.config.options import TissueOptions
 from scperformer.io.gene_names import guess_species
 from scperformer.io.gene_overlap import MIN_PANEL
+from scperformer.io.gene_table import human_genes
 from scperformer.io.h5ad import BackedH5ad
+from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.resemblance import centred
 from scperformer.model.saved_model import SavedModel
-from scperformer.model.tissues import collection
+from scperformer.model.tissues import AND, COMMON, collection
 
 NUM_CELLS = 500  # of a file, which are compared
 NUM_GENES = 2000  # that vary most between profiles
 NUM_ROUNDS = 3  # of finding the nearest profile of each cell, and the mixture of types
-# Files of tissues in the collection have scores of .23 to .58, cell lines .08 to .11 (benchmarks/tissues.py).
-MIN_SCORE = 0.15
+LEAD = 0.05  # of the correlation with a specific type over that with any common type, from which it counts
+# Mean lead over the cells, beyond LEAD. Files of tissues of the collection have .0095 or more, other ones up to .0072
+# (benchmarks/NOTES.md).
+MIN_EVIDENCE = 0.0085
+MIN_SECOND = 10  # cells of a second tissue
+SIMILAR = 0.2  # correlation of a cell with a common type, from which it is one
+MIN_SIMILAR = 0.2  # share of such cells in files that common types call; cell lines have .14 at most
+VERY_SIMILAR = 0.3  # cell lines have .012 of such cells,
+MIN_VERY_SIMILAR = 0.04  # and a carcinoma with few other cells more
+LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen, marrow or thymus
 # The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.56
-CLOSE = 0.9  # another tissue fits, too, if its score is so much of the first one's
+MAX_TYPES = 3  # listed of each tissue
+BLOOD_CELL = "CL:0000988"  # hematopoietic cell
 TINY = 1e-9  # in place of 0, where a quotient is taken
-# How a tissue was found.
-CELLS = "differences between cells"
+# How a tissue was found, and the share of its score from which another one fits, too.
+SPECIFIC = "specific types"
+BLOOD = "leukocytes"
 MEAN = "mean of the cells"
+UNDETERMINED = "common types"
 GIVEN = "given"
+CLOSE = {SPECIFIC: 0.6, BLOOD: 0.9, MEAN: 0.95}
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The tissues of a species by their resemblance to a file, the nearest first."""
+    """The tissues of a species by their fit to a file, the best first; `UNDETERMINED`: the common types come first."""
 
     names: list[str]
     scores: list[float]
-    how: str  # CELLS or MEAN
-    in_capitals: bool  # mouse symbols in capitals
-
-    @property
-    def is_found(self) -> bool:
-        """Whether the first tissue fits."""
-        return self.scores[0] >= (MIN_SCORE if self.how == CELLS else MIN_MEAN_SCORE)
+    how: str
+    in_capitals: bool = False  # mouse symbols in capitals
+    is_found: bool = True  # whether the first one fits
+    types: dict[str, int] = field(default_factory=dict)  # specific types, with the number of their cells
+    num_cells: int = 0  # that were compared
 
     @property
     def record(self) -> dict[str, Any]:
         """The first tissue and how it was found, as annotations record it, and the next two."""
         record = {"name": self.names[0], "title": collection().title(self.names[0]), "in_capitals": self.in_capitals}
-        record |= {"how": self.how, "score": self.scores[0]}
+        record |= {"how": self.how, "score": self.scores[0], "num_cells": self.num_cells}
+        record |= {"types": np.array(list(self.types), dtype=object), "type_cells": np.array([*self.types.values()], dtype=int)}
         return record | {"next": self.names[1:3], "next_scores": self.scores[1:3]}
 
 
+def is_undetermined(record: Mapping[str, Any]) -> bool:
+    """Return whether common types are in the place of a tissue."""
+    return str(record.get("name", "")) in COMMON.values()
+
+
 def tissue_text(record: Mapping[str, Any]) -> str:
-    """Return a tissue and how it was found, as in "pancreas (adult human) 0.31; next: fetal pancreas 0.17"."""
+    """Return a tissue and how it was found, as in "skeletal muscle (adult mouse), by 38 satellite cells"."""
+    title = record["title"]
     if record["how"] == GIVEN:
-        return f"{record['title']}, as given"
-    text = f"{record['title']} {record['score']:.2f}; "
+        return f"{title}, as given"
+    if is_undetermined(record):
+        return f"not determined, as no type is specific to one: {title}"
+    text = f"{title}, by "
+    if record["how"] == SPECIFIC:
+        found = [f"{num} {name}" for name, num in zip(record["types"], record["type_cells"], strict=True)]
+        text += f"{listed(found)} of {record['num_cells']} cells"
+    else:
+        text += f"the {record['how']} {record['score']:.2f}"
     if close := close_tissues(record):
-        return f"{text}{close} fit{'' if ' and ' in close else 's'}, too"
-    return f"{text}next: {', '.join(_scored(record))}"
+        return f"{text}; {close} fit{'' if ' and ' in close else 's'}, too"
+    return text
 
 
 def close_tissues(record: Mapping[str, Any]) -> str:
     """Return the tissues that fit nearly as well as the one that was found, with their scores; "" if none does."""
-    scores = record.get("next_scores", ())
-    return " and ".join(_scored(record)[: sum(score >= CLOSE * record["score"] for score in scores)])
-
-
-def _scored(record: Mapping[str, Any]) -> list[str]:
+    limit = CLOSE.get(record["how"], 1.0) * record.get("score", 0.0)
     pairs = zip(record.get("next", ()), record.get("next_scores", ()), strict=True)
-    return [f"{name} {score:.2f}" for name, score in pairs]
+    return " and ".join(f"{name} {score / record['score']:.0%}" for name, score in pairs if score >= limit)
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:
     """Refuse a file that resembles no tissue, such as cell lines."""
     if not ranking.is_found:
-        least = MIN_SCORE if ranking.how == CELLS else MIN_MEAN_SCORE
-        nearest = [f"{name} {score:.2f}" for name, score in zip(ranking.names[:2], ranking.scores, strict=False)]
-        found = f"cells in {path} that resemble no tissue of the collection (the nearest are {' and '.join(nearest)})"
+        nearest = " and ".join(ranking.names[:2])
+        found = f"cells in {path} that resemble no tissue of the collection (the nearest are {nearest})"
         remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=FOLDER"
-        raise InputError(found, f"a correlation of {least:g} or more", remedy)
+        raise InputError(found, "cells of a known type", remedy)
 
 
 def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, bool]:
     """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
     findings, _ = find_expression(cells, cfg)
     names = list(map(str, gene_table(cells, findings).index))
-    name = collection().find(str(cfg.tissue), guess_species(names) if cfg.species == "auto" else cfg.species)
+    name = collection().find(str(cfg.tissue), _species(names) if cfg.species == "auto" else cfg.species)
     return name, collection().is_mouse(name) and _in_capitals(names)
 
 
 def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
-    """Rank the tissues by how well their profiles fit the cells of an open file; capitals may be of both species."""
+    """Rank the tissues by how well their profiles fit the cells of an open file."""
     findings, rows = find_expression(cells, cfg, path)
     var = gene_table(cells, findings)
-    samples = []  # for each species: some cells, the genes that the file has, and whether its symbols are in capitals
     names = list(map(str, var.index))
+    species = _species(names) if cfg.species == "auto" else cfg.species
     remedy = "check their names; for another species, train a model on its labelled cells"
-    if cfg.species == "auto" and guess_species(names) == "other":
+    if species == "other":
         found = f"genes of another species in {path} (e.g. '{names[-1]}')"
         raise InputError(found, "genes of human or mouse", remedy)
     problem = InputError(f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", remedy)
-    for species in ("human", "mouse") if cfg.species == "auto" else (cfg.species,):
-        in_capitals = species == "mouse" and _in_capitals(var.index)
+    for each in ("human", "mouse") if species == "unknown" else (species,):
+        in_capitals = each == "mouse" and _in_capitals(names)
         try:
-            plan = map_to_model(var, findings, _genes_as_model(species, in_capitals), cfg, path)
+            plan = map_to_model(var, findings, _genes_as_model(each, in_capitals), cfg, path)
         except InputError as error:  # names of another species
             problem = error
             continue
         query = Query(path, rows, plan, var, cfg)
         if query.measured.sum() >= MIN_PANEL:
             x = query.some(query.spread(NUM_CELLS)).toarray()
-            samples.append((species, x, query.measured, in_capitals))
-    if not samples:
-        raise problem
-    by_cells, by_mean = (
-        max((_ranking(*sample, how) for sample in samples), key=lambda ranking: ranking.scores[0])
-        for how in (CELLS, MEAN)
-    )
-    return by_cells if by_cells.is_found or not by_mean.is_found else by_mean
+            return _ranking(each, x, query.measured, in_capitals)
+    raise problem
 
 
-def _in_capitals(names: pd.Index | list[str]) -> bool:
-    return guess_species([str(name) for name in names]) == "human"
+def _in_capitals(names: list[str]) -> bool:
+    return guess_species(names) == "human"
+
+
+def _species(names: list[str]) -> str:
+    """Return the species of the genes: of symbols in capitals, the one that has more names that the other lacks."""
+    species = guess_species(names)
+    if species != "human":
+        return species
+    orthologs = human_genes().orthologs
+    known = set(names)
+    mouse, human = {name.upper() for name in orthologs}, {name.upper() for name in orthologs.values()}
+    return "mouse" if len(known & (mouse - human)) > len(known & (human - mouse)) else "human"
 
 
 def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:
@@ -145,34 +180,146 @@ def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:
     return SavedModel(name=species, genes=genes, gene_means=means, config={"target_sum": 1e4}, **empty)
 
 
-def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: bool, how: str) -> Ranking:
+@dataclass(frozen=True)
+class _Part:
+    """Profiles that are compared with the cells of a file: those of a tissue, or the common types."""
+
+    name: str
+    labels: np.ndarray
+    is_specific: np.ndarray  # bool P: types that do not occur in every tissue
+    is_blood: np.ndarray  # bool P
+    correlations: np.ndarray  # N x P
+    of_mean: np.ndarray  # P: correlation with the mean of the file
+
+    def best(self, of: np.ndarray) -> np.ndarray:
+        """Return the highest correlation of each cell with some of the profiles, given by a boolean, P."""
+        return self.correlations[:, of].max(axis=1, initial=-1.0)
+
+
+def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: bool) -> Ranking:
     """Rank the tissues of a species, given ln(1 + cp10k) of its genes, of which the file has the `measured` ones."""
-    tissues = collection().tissues(species)
+    common, tissues = _compare(species, x_NG, measured)
+    facts = {"in_capitals": in_capitals, "num_cells": len(x_NG)}
+    for rank in (_by_specific_types, _by_common_types, _by_mean):
+        if ranking := rank(common, tissues):
+            return replace(ranking, **facts)
+    return replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False, **facts)
+
+
+def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
+    """Rank the tissues by what their specific types gain, if one has evidence; a second one may have evidence, too."""
+    known_N = np.maximum.reduce([part.best(~part.is_specific) for part in (common, *tissues)])
+    leads = {part.name: part.best(part.is_specific) - known_N for part in tissues}
+    evidence = {name: _evidence(lead) for name, lead in leads.items()}
+    first = max(evidence, key=evidence.__getitem__)
+    if evidence[first] < MIN_EVIDENCE:
+        return None
+    parts = {part.name: part for part in tissues}
+    types = _types_of(parts[first], leads[first] > LEAD)
+    further = {name: lead - np.maximum(leads[first], 0) for name, lead in leads.items()}
+    second = max(further, key=lambda name: _evidence(further[name]))
+    is_of_second = further[second] > LEAD
+    if _evidence(further[second]) >= MIN_EVIDENCE and is_of_second.sum() >= MIN_SECOND:
+        types |= _types_of(parts[second], is_of_second)
+        evidence = {f"{first}{AND}{second}": evidence.pop(first)} | evidence
+        del evidence[second]
+    return replace(_ordered(evidence, SPECIFIC), types=types)
+
+
+def _by_common_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
+    """Rank blood, spleen, marrow and thymus, or the common types, if these are the types of enough cells."""
+    nearest_N = common.correlations.argmax(axis=1)
+    best_N = np.where(common.is_specific[nearest_N], 0, common.correlations.max(axis=1))
+    if (best_N >= SIMILAR).mean() < MIN_SIMILAR and (best_N >= VERY_SIMILAR).mean() < MIN_VERY_SIMILAR:
+        return None
+    medians = _medians([common, *tissues])
+    blood = [name for name in medians if name in _blood_tissues()]
+    is_better = max(medians[name] for name in blood) > medians[common.name]
+    nearest_N = nearest_N[~common.is_specific[nearest_N]]
+    if common.is_blood[nearest_N].mean() >= LEUKOCYTES and is_better:
+        return _ordered({name: medians[name] for name in blood}, BLOOD)
+    return _ordered(medians, UNDETERMINED, first=common.name)
+
+
+def _by_mean(common: _Part, tissues: list[_Part]) -> Ranking | None:
+    """Rank the tissues by the correlation of their types with the mean of a file of one type."""
+    scores = {part.name: part.of_mean[part.is_specific].max(initial=-1.0) for part in tissues}
+    highest = max(part.of_mean[~part.is_specific].max(initial=-1.0) for part in (common, *tissues))
+    if max(highest, *scores.values()) < MIN_MEAN_SCORE:
+        return None
+    if max(scores.values()) > highest:
+        return _ordered(scores, MEAN)
+    if not common.is_blood[common.of_mean.argmax()]:
+        return _ordered(scores | {common.name: highest}, UNDETERMINED, first=common.name)
+    return _ordered({part.name: part.of_mean.max() for part in tissues if part.name in _blood_tissues()}, MEAN)
+
+
+def _ordered(scores: Mapping[str, float], how: str, first: str | None = None) -> Ranking:
+    names = sorted(scores, key=lambda name: (name != first, -scores[name]))
+    return Ranking(names, [float(scores[name]) for name in names], how)
+
+
+def _evidence(lead_N: np.ndarray) -> float:
+    return float(np.maximum(lead_N - LEAD, 0).mean())
+
+
+def _medians(parts: list[_Part]) -> dict[str, float]:
+    return {part.name: float(np.median(part.correlations.max(axis=1))) for part in parts}
+
+
+def _types_of(part: _Part, of_cell: np.ndarray) -> dict[str, int]:
+    """Return the specific types of a tissue that some cells, given by a boolean, are nearest to, the most first."""
+    labels = part.labels[part.is_specific][part.correlations[of_cell][:, part.is_specific].argmax(axis=1)]
+    return {str(name): int(num) for name, num in pd.Series(labels).value_counts().head(MAX_TYPES).items()}
+
+
+@cache
+def _is_blood(term: str) -> bool:
+    return BLOOD_CELL in packaged_ontology().ancestors(term)
+
+
+@cache
+def _blood_tissues() -> frozenset[str]:
+    """Return the tissues of leukocytes, which get no vessels and fibroblasts from other tissues."""
+    rows = collection().tissues()
+    return frozenset(rows["name"][rows["pool"] == "no"])
+
+
+def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Part, list[_Part]]:
+    """Compare cells with the common types, and with the tissues of a species."""
     sets, logs_PG, has_gene_PG = collection().expression(species)
     spread_G = logs_PG.std(axis=0) * measured
-    mean_G = logs_PG.mean(axis=0)
+    mean_G = logs_PG[collection().is_study(sets)].mean(axis=0)
     totals_G = np.expm1(x_NG).mean(axis=0)
     file_G = np.log1p(totals_G * 1e4 / max(float(totals_G.sum()), TINY))
-    scores = {}
-    for name, of_tissue in zip(tissues["set"], tissues["name"], strict=True):
-        is_own = sets == name
-        own_G = spread_G * has_gene_PG[is_own][0]
-        top = np.argsort(-own_G)[: min(NUM_GENES, np.count_nonzero(own_G))]
-        if how == CELLS:
-            scores[of_tissue] = _median_correlation(x_NG[:, top], logs_PG[is_own][:, top])
-        else:
-            profiles = centred((logs_PG[is_own] - mean_G)[:, top])
-            scores[of_tissue] = float((profiles @ centred((file_G - mean_G)[None, top])[0]).max())
-    order = sorted(scores, key=lambda name: -scores[name])
-    return Ranking(order, [scores[name] for name in order], how, in_capitals)
+
+    def part(name: str, labels: pd.Index, terms: Sequence[str], logs: np.ndarray, has_gene: np.ndarray) -> _Part:
+        of_gene = spread_G * has_gene
+        top = np.argsort(-of_gene)[: min(NUM_GENES, np.count_nonzero(of_gene))]
+        is_specific = np.array([not collection().is_common(term) for term in terms])
+        is_blood = np.array([_is_blood(term) for term in terms])
+        of_mean = centred((logs - mean_G)[:, top]) @ centred((file_G - mean_G)[None, top])[0]
+        correlations = _correlations(x_NG[:, top], logs[:, top])
+        return _Part(name, labels.to_numpy(object), is_specific, is_blood, correlations, of_mean)
+
+    tissues = []
+    for row in collection().tissues(species).itertuples():
+        is_own = sets == row.set
+        terms = collection().terms(row.set)
+        tissues.append(part(row.name, terms.index, terms.tolist(), logs_PG[is_own], has_gene_PG[is_own][0]))
+    common = collection().common_types(species)
+    genes = pd.Index(collection().genes(species))
+    table = common.profiles.reindex(columns=genes).fillna(0)
+    has_gene = genes.isin(common.profiles.columns)
+    return part(common.name, table.index, common.terms, np.log1p(table.to_numpy() / 100), has_gene), tissues
 
 
-def _median_correlation(cells_NG: np.ndarray, profiles_PG: np.ndarray) -> float:
-    """Return the median correlation of centred cells with the nearest centred profile."""
+def _correlations(cells_NG: np.ndarray, profiles_PG: np.ndarray) -> np.ndarray:
+    """Return the correlations of centred cells with profiles, centred by the mixture of the types of the cells."""
     own_NG = centred(cells_NG - cells_NG.mean(axis=0))
     mean_G = profiles_PG.mean(axis=0)
     for _ in range(1 + NUM_ROUNDS):
         correlations_NP = own_NG @ centred(profiles_PG - mean_G).T
         shares_P = np.bincount(correlations_NP.argmax(axis=1), minlength=len(profiles_PG)) / len(cells_NG)
         mean_G = shares_P @ profiles_PG
-    return float(np.median(correlations_NP.max(axis=1)))
+    return correlations_NP

@@ -70,6 +70,11 @@ class SavedModel:
         return None if profiles is None else np.array(profiles["families"], dtype=np.int64)
 
     @property
+    def others(self) -> list[str]:
+        """Labels of common types (model/tissues.py) that do not occur in every tissue; else none."""
+        return list(self.provenance.get("profiles", {}).get("others", ()))
+
+    @property
     def batch_names(self) -> list[str]:
         """The batches of the reference, each of which was held out as a whole; empty if they are not known."""
         return list(self.provenance.get("batches", {}).get("names", ()))

@@ -1,8 +1,11 @@
 """The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each tissue.
 
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
-`profiles.npz`. `pool.tsv` names types that occur in every tissue, and the term that a tissue must lack to get them.
+`profiles.npz`. `pool.tsv` names types that are added to tissues, and the term that a tissue must lack to get them.
 Their names and ids may be broader than their profiles: the macrophage is the interstitial macrophage of the lung.
+
+`common.tsv` names the types by which cells are called where the tissue is not known: those that occur in every tissue,
+and other ones, which are known as such, but not named.
 
 Shape letters: C labels, G genes.
 """
@@ -18,11 +21,15 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
+from scperformer.io.gene_table import human_genes
 from scperformer.labels.ontology import packaged_ontology
+from scperformer.model.common_types import fit_common_types
 
 FOLDER = Path(__file__).parent / "packaged" / "tissues"
 LICENCE = "LICENCE.txt"  # beside them
 STEPS = 12  # of the 8-bit logarithm per power of two, as in data/make_tissues.py
+COMMON = {"human": "common types", "mouse": "mouse common types"}  # in place of a tissue that is not known
+AND = " + "  # between the names of two tissues of one file
 CYCLING = "cycling"  # in place of a term in pool.tsv: labels that begin with it
 PSEUDO = 5.0  # counts per million, added to profiles whose quotient is taken
 MAX_FACTOR = 12.0
@@ -59,7 +66,8 @@ class Tissue:
     studies: pd.DataFrame
     profiles: pd.DataFrame  # C x G, counts per million of these genes; the index has the labels
     terms: list[str]  # Cell Ontology id of each label
-    num_added: int  # labels, the last ones, from other sets
+    num_added: int = 0  # labels, the last ones, from other sets
+    others: tuple[str, ...] = ()  # of common types: labels of types that do not occur in every tissue
 
     @cached_property
     def families(self) -> np.ndarray:
@@ -80,8 +88,12 @@ class Collection:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.sets = pd.read_csv(folder / "sets.tsv", sep="\t", keep_default_na=False).set_index("set", drop=False)
-        self.types = pd.read_csv(folder / "types.tsv", sep="\t")
+        types = pd.read_csv(folder / "types.tsv", sep="\t")
+        by_orthologs = self.sets["orthologs_of"][self.sets["orthologs_of"] != ""]
+        copies = [types[types["set"] == source].assign(set=name) for name, source in by_orthologs.items()]
+        self.types = pd.concat([types, *copies], ignore_index=True)
         self.pool = pd.read_csv(folder / "pool.tsv", sep="\t")
+        self.common = pd.read_csv(folder / "common.tsv", sep="\t")
         self.file = folder / "profiles.npz"
 
     @cached_property
@@ -106,13 +118,39 @@ class Collection:
 
     @cache  # noqa: B019 (there is one collection)
     def expression(self, species: str) -> tuple[pd.Index, np.ndarray, np.ndarray]:
-        """Return all profiles of a species: the set of each, P; ln(1 + cp10k), float32 P x G; measured genes, P x G."""
-        names = self.sets.index[self.sets["species"] == species]
+        """Return all profiles of a species: the set of each, P; ln(1 + cp10k), float32 P x G; measured genes, P x G.
+
+        The last sets are those of the other species, by the orthologs of their genes.
+        """
+        own = self._expression(species)
+        other = self._expression("human" if species == "mouse" else "mouse")
+        places = self._orthologs(species)
+        parts = [own]
+        for row in self.sets[(self.sets["species"] == species) & (self.sets["orthologs_of"] != "")].itertuples():
+            is_of = other[0] == row.orthologs_of
+            values = np.expm1(other[1][is_of][:, places]) * (places >= 0)
+            logs = np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4))
+            parts.append((other[0][is_of].map(lambda _, name=row.set: name), logs, other[2][is_of][:, places] & (places >= 0)))
+        sets, logs, measured = zip(*parts, strict=True)
+        return sets[0].append(list(sets[1:])), np.concatenate(logs), np.concatenate(measured)
+
+    @cache  # noqa: B019
+    def _expression(self, species: str) -> tuple[pd.Index, np.ndarray, np.ndarray]:
+        """Return the profiles of the studies of a species, as `expression` does."""
+        names = self.sets.index[(self.sets["species"] == species) & (self.sets["orthologs_of"] == "")]
         sets = pd.Index(self.types.loc[self.types["set"].isin(names), "set"])
         packed = self._arrays[f"{species}_measured"]
         measured = np.unpackbits(packed, axis=1, count=len(self.genes(species))).astype(bool)[names.get_indexer(sets)]
         values = np.exp2(self._arrays[f"{species}_values"] / np.float32(STEPS)) - 1
         return sets, np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4)), measured
+
+    def _orthologs(self, species: str) -> np.ndarray:
+        """Return the place of the ortholog of each gene of a species among the genes of the other, int64 G; -1: none."""
+        orthologs = human_genes().orthologs
+        if species == "human":
+            orthologs = {human: mouse for mouse, human in orthologs.items()}
+        others = pd.Index(self.genes("human" if species == "mouse" else "mouse"))
+        return others.get_indexer([orthologs.get(gene, "") for gene in self.genes(species)])
 
     @cache  # noqa: B019
     def profiles(self, name: str) -> pd.DataFrame:
@@ -128,9 +166,50 @@ class Collection:
         """Return the Cell Ontology id of each label of a set."""
         return self.types[self.types["set"] == name].set_index("label")["id"]
 
+    def is_study(self, sets: pd.Index) -> np.ndarray:
+        """Return which sets are studies of their species, and no profiles by orthologs."""
+        return (self.sets.loc[sets, "orthologs_of"] == "").to_numpy()
+
+    def is_common(self, term: str) -> bool:
+        """Return whether a type occurs in every tissue, such as leukocytes, vessels and fibroblasts."""
+        return self._common_type(term)[1] != "other"
+
+    @cache  # noqa: B019
+    def _common_type(self, term: str) -> tuple[str, str]:
+        """Return name and use of the first row of common.tsv that is, or contains, a type."""
+        above = packaged_ontology().ancestors(term)
+        rows = self.common.itertuples()
+        return next(((row.name, row.use) for row in rows if row.id in above), ("", "other"))
+
+    @cache  # noqa: B019
+    def common_types(self, species: str) -> Tissue:
+        """Return the common types of a species, fitted to all of its studies, in the place of a tissue."""
+        sets, logs, measured = self._expression(species)
+        types = self.types[self.types["set"].isin(sets)]
+        found = pd.DataFrame([self._common_type(term) for term in types["id"]], columns=["name", "use"])
+        is_used = (~found["use"].eq("broad") & found["name"].ne("") & ~types["label"].str.startswith(CYCLING).to_numpy()).to_numpy()
+        rows = self.common[self.common["name"].isin(found["name"][is_used])]
+        codes = pd.Index(rows["name"]).get_indexer(found["name"][is_used])
+        studies = pd.factorize(sets[is_used])[0]
+        means, is_measured = fit_common_types(logs[is_used], measured[is_used], codes, studies)
+        values = np.expm1(means[:, is_measured])
+        values *= 1e6 / values.sum(axis=1, keepdims=True)
+        table = pd.DataFrame(values, index=pd.Index(rows["name"]), columns=self.genes(species)[is_measured])
+        others = tuple(rows["name"][rows["use"] == "other"])
+        name = COMMON[species]
+        used = self.sets.loc[sets[is_used].unique()]
+        return Tissue(name, self.title(name), used, table, rows["id"].tolist(), others=others)
+
     @cache  # noqa: B019
     def tissue(self, name: str) -> Tissue:
-        """Return a tissue by its name, with types of other sets that its own lacks."""
+        """Return a tissue by its name, with types of other sets that its own lacks.
+
+        The name may be that of the common types of a species, or those of two tissues of one file.
+        """
+        if name in COMMON.values():
+            return self.common_types(next(species for species, common in COMMON.items() if common == name))
+        if AND in name:
+            return self._both(*name.split(AND))
         rows = self.tissues()
         row = rows[rows["name"] == name].iloc[0]
         parts = [(self.profiles(row["set"]), self.terms(row["set"]))]
@@ -144,6 +223,19 @@ class Collection:
         studies = self.sets.loc[list(dict.fromkeys(sources))]
         num_added = len(table) - len(parts[0][0])
         return Tissue(name, self.title(name), studies, table, terms, num_added)
+
+    def _both(self, name: str, second: str) -> Tissue:
+        """Return a tissue with the types that only a second one has."""
+        first = self.tissue(name)
+        row = self.tissues().set_index("name").loc[second]
+        terms = self.terms(row["set"])
+        is_new = [not self.is_common(term) and term not in first.terms for term in terms]
+        added = self._in_scale(row["set"], terms.index[is_new], first.profiles)
+        table = pd.concat([first.profiles, added[~added.index.isin(first.profiles.index)]])
+        table = table.div(table.sum(axis=1), axis=0) * 1e6
+        ids = [*first.terms, *terms[table.index[len(first.terms) :]]]
+        studies = self.sets.loc[list(dict.fromkeys([*first.studies.index, row["set"]]))]
+        return Tissue(f"{name}{AND}{second}", self.title(f"{name}{AND}{second}"), studies, table, ids, first.num_added)
 
     def labels(self, name: str) -> pd.DataFrame:
         """Return the labels of a tissue, its own and the added ones: columns label, term, merged, and set of origin."""
@@ -199,12 +291,19 @@ class Collection:
 
     def title(self, name: str) -> str:
         """Return the name of a tissue with age and species, as in "pancreas (adult human)"."""
+        if name in COMMON.values():
+            return f"{name.removeprefix('mouse ')} ({'mouse' if self.is_mouse(name) else 'human'})"
+        if AND in name:
+            return AND.join(map(self.title, name.split(AND)))
         row = self.tissues().set_index("name").loc[name]
-        return f"{name.removeprefix('mouse ')} ({'adult ' if row['age'] == 'adult' else ''}{row['species']})"
+        how = ", by orthologs" if row["orthologs_of"] else ""
+        return f"{name.removeprefix('mouse ')} ({'adult ' if row['age'] == 'adult' else ''}{row['species']}{how})"
 
     def is_mouse(self, name: str) -> bool:
         """Return whether a tissue is of the mouse."""
-        return bool(self.tissues().set_index("name").loc[name, "species"] == "mouse")
+        if name in COMMON.values():
+            return name == COMMON["mouse"]
+        return bool(self.tissues().set_index("name").loc[name.split(AND)[0], "species"] == "mouse")
 
     def named(self, name: str, species: str | None = None) -> str | None:
         """Return the name of the tissue that a user means, such as "pancreas", or None; species None: not known."""
@@ -213,7 +312,11 @@ class Collection:
         return next((candidate for candidate in candidates if candidate in set(self.tissues()["name"])), None)
 
     def find(self, name: str, species: str | None) -> str:
-        """Return the name of the tissue that a user means, as `named` does, or refuse it."""
+        """Return the name of the tissue that a user means, as `named` does, or of two joined by +; or refuse it."""
+        if name in COMMON.values():
+            return name
+        if AND.strip() in name:
+            return AND.join(self.find(part, species) for part in name.split(AND.strip(), 1))
         found = self.named(name, species)
         if found is None:
             near = did_you_mean(name, self.tissues()["name"])

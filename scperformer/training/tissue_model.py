@@ -66,7 +66,11 @@ def tissue_model(name: str, in_capitals: bool = False) -> Model:
         "seed": SEED,
         "tissue": tissue.title,
         "ontology": TABLE_VERSION,
-        "profiles": {"families": tissue.families.tolist(), "studies": tissue.studies["url"].tolist()},
+        "profiles": {
+            "families": tissue.families.tolist(),
+            "studies": tissue.studies["url"].tolist(),
+            "others": list(tissue.others),
+        },
     }
     saved = SavedModel(
         name=name,

@@ -33,7 +33,7 @@ def test_levels_repeat_the_call_below_it():
     table = gather_calls(lambda: [calls], tree, 0.8)
     np.testing.assert_allclose(table["margin"], [0.1, 0, 0.8])
     np.testing.assert_allclose(table["call_confidence"], [0.9, 0, 0.9])
-    unknown = unknown_cells(table, np.full(3, 0.5), tree.labels, 0.05, 0.8)
+    unknown = unknown_cells(table, np.full(3, 0.5), np.ones(len(tree.labels), dtype=bool), 0.05, 0.8)
     obs, details = name_columns(table, unknown, tree.labels, ["X:1", "X:2", "X:3"], tree)
     assert list(obs["label"]) == ["T", "unknown", "NK"]
     assert list(obs["call"]) == ["lymphocyte", "unknown", "NK"]
