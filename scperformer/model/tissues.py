@@ -30,6 +30,7 @@ LICENCE = "LICENCE.txt"  # beside them
 STEPS = 12  # of the 8-bit logarithm per power of two, as in data/make_tissues.py
 COMMON = {"human": "common types", "mouse": "mouse common types"}  # in place of a tissue that is not known
 AND = " + "  # between the names of two tissues of one file
+MIN_STUDIES = 3  # of a common type; others join a broader one, if there is one
 CYCLING = "cycling"  # in place of a term in pool.tsv: labels that begin with it
 PSEUDO = 5.0  # counts per million, added to profiles whose quotient is taken
 MAX_FACTOR = 12.0
@@ -186,10 +187,10 @@ class Collection:
         """Return the common types of a species, fitted to all of its studies, in the place of a tissue."""
         sets, logs, measured = self._expression(species)
         types = self.types[self.types["set"].isin(sets)]
-        found = pd.DataFrame([self._common_type(term) for term in types["id"]], columns=["name", "use"])
-        is_used = (~found["use"].eq("broad") & found["name"].ne("") & ~types["label"].str.startswith(CYCLING).to_numpy()).to_numpy()
-        rows = self.common[self.common["name"].isin(found["name"][is_used])]
-        codes = pd.Index(rows["name"]).get_indexer(found["name"][is_used])
+        names = self._names_of_common(types)
+        is_used = (names != "").to_numpy() & ~types["label"].str.startswith(CYCLING).to_numpy()
+        rows = self.common[self.common["name"].isin(names[is_used])]
+        codes = pd.Index(rows["name"]).get_indexer(names[is_used])
         studies = pd.factorize(sets[is_used])[0]
         means, is_measured = fit_common_types(logs[is_used], measured[is_used], codes, studies)
         values = np.expm1(means[:, is_measured])
@@ -199,6 +200,19 @@ class Collection:
         name = COMMON[species]
         used = self.sets.loc[sets[is_used].unique()]
         return Tissue(name, self.title(name), used, table, rows["id"].tolist(), others=others)
+
+    def _names_of_common(self, types: pd.DataFrame) -> pd.Series:
+        """Return the row of common.tsv of each type, "" if it is too broad; those of few studies join a broader row."""
+        found = pd.DataFrame([self._common_type(term) for term in types["id"]], columns=["name", "use"], index=types.index)
+        names = found["name"].where(found["use"] != "broad", "")
+        rows = self.common.set_index("name")
+        for row in self.common[self.common["use"] == "common"].itertuples():
+            is_of = names == row.name
+            above = packaged_ontology().ancestors(row.id) - {row.id}
+            broader = rows.index[rows["id"].isin(above) & (rows["use"] == "common")]
+            if types["set"][is_of].nunique() < MIN_STUDIES and len(broader):
+                names[is_of] = broader[0]
+        return names
 
     @cache  # noqa: B019
     def tissue(self, name: str) -> Tissue:
@@ -220,7 +234,7 @@ class Collection:
         table = pd.concat([profiles for profiles, _ in parts])
         table = table.div(table.sum(axis=1), axis=0) * 1e6
         terms = [term for _, ids in parts for term in ids]
-        studies = self.sets.loc[list(dict.fromkeys(sources))]
+        studies = self.sets.loc[[name for name in dict.fromkeys(sources) if name in self.sets.index]]
         num_added = len(table) - len(parts[0][0])
         return Tissue(name, self.title(name), studies, table, terms, num_added)
 
@@ -248,7 +262,7 @@ class Collection:
 
     def _added(self, row: pd.Series) -> list[tuple[str, pd.DataFrame]]:
         """Return the sets and labels (index; columns name, term) that are added to a tissue."""
-        known = self.terms(row["set"])
+        known = self.terms(row["set"]).copy()
         found = []
         if row["adds"]:
             source, _, names = row["adds"].partition(": ")
@@ -257,12 +271,15 @@ class Collection:
             ids = ids[names.split(", ")] if names else ids[~ids.index.isin(known.index)]
             found.append((source, pd.DataFrame({"name": ids.index, "term": ids})))
             known = pd.concat([known, ids])
-        of_species = self.pool[self.pool["set"].map(self.sets["species"]) == row["species"]]
-        for source, labels in of_species.groupby("set", sort=False):
-            is_lacking = [self._is_lacking(lacked, known) for lacked in labels["lacks"]]
-            labels = labels[is_lacking] if source != row["set"] and row["pool"] == "yes" else labels[:0]
-            if len(labels):
-                found.append((source, labels.set_index("label")[["name", "id"]].rename(columns={"id": "term"})))
+        if row["pool"] == "yes":
+            common = self.common_types(row["species"])
+            added = pd.Series(common.terms, index=common.profiles.index).drop(list(common.others))
+            for label, term in added.items():
+                if label in known.index or not self._is_lacking(term, known):
+                    added = added.drop(label)
+                else:
+                    known[label] = term
+            found.append((common.name, pd.DataFrame({"name": added.index, "term": added}, index=added.index)))
         return found
 
     @staticmethod
@@ -281,7 +298,7 @@ class Collection:
         small medians, the ambient RNA, and genes of all types show the difference of the chemistries. A gene that the
         other set does not measure, such as INS of lung, gets the median of the own set.
         """
-        other = self.profiles(source)
+        other = self.common_types("mouse" if self.is_mouse(source) else "human").profiles if source in COMMON.values() else self.profiles(source)
         genes = own.columns.intersection(other.columns, sort=False)
         medians = own.median()
         factors = (medians[genes] + PSEUDO) / (other[genes].median() + PSEUDO)
