@@ -3,6 +3,7 @@
     python benchmarks/tissues.py FOLDER                  # choosing and reporting files, whole and cut
     python benchmarks/tissues.py FOLDER --use choose     # the files by which options are chosen
     python benchmarks/tissues.py FOLDER --mixtures       # cells that the tissue lacks, among cells that it has
+    python benchmarks/tissues.py FOLDER --organs         # 21 files of other organs, in FOLDER/organs
     python benchmarks/tissues.py --sisters               # each tissue annotated by others of its organ; needs no files
 
 FOLDER has the files of `FILES`. Labels of a file and of a tissue are merged, after the calls, to what both mean. The
@@ -10,6 +11,8 @@ other methods get the profiles of the same tissue: logistic regression on the sa
 by Spearman's correlation, as in SingleR without its fine-tuning, and the package singler, if it is installed (1,000
 cells of each file). The quantiles of model/resemblance.py are printed from the choosing files: the resemblance of known
 cells, relative to the usual one of their file, averaged over the files.
+
+`--organs`: see benchmarks/organs.py; with `--use`, files of this use alone.
 
 `--sisters`: cells simulated from each tissue, 50 for each type, are called by tissues of other studies that have such
 types, such as an adult and a fetal one, also of the other species. A call is right if its Cell Ontology term is that of
@@ -23,11 +26,12 @@ from pathlib import Path
 
 import anndata as ad
 import numpy as np
+import organs
 import pandas as pd
 from machine import machine
 from panel import be_quiet
+from rank_correlation import marker_genes, nearest_profile, variable_genes
 from scipy import sparse
-from scipy.stats import rankdata
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
@@ -200,9 +204,11 @@ def by_others(cells: ad.AnnData, tissue: str) -> dict[str, np.ndarray]:
     reference = saved.reference_cells.values[:, places]
     fit = LogisticRegression(C=0.1, max_iter=300, tol=1e-2).fit(_logs(reference), saved.reference_cells.labels)
     profiles = collection().tissue(tissue).profiles.to_numpy()[:, places]
-    top = np.argsort(-np.log1p(profiles).std(axis=0))[:2000]
-    ranks = [_unit(np.stack([rankdata(row) for row in each])) for each in (x[:, top].toarray(), profiles[:, top])]
-    found = {"LR": fit.predict(x), "Spearman": (ranks[0] @ ranks[1].T).argmax(axis=1)}
+    found = {
+        "LR": fit.predict(x),
+        "Spearman": nearest_profile(x, profiles, variable_genes(profiles)),
+        "Spearman, markers": nearest_profile(x, profiles, marker_genes(profiles)),
+    }
     try:
         import singler
     except ImportError:
@@ -227,11 +233,6 @@ def _logs(counts: sparse.csr_matrix) -> sparse.csr_matrix:
     totals = np.maximum(np.asarray(x.sum(axis=1)).ravel(), 1)
     x.data = np.log1p(x.data * np.repeat(1e4 / totals, np.diff(x.indptr)))
     return x
-
-
-def _unit(ranks: np.ndarray) -> np.ndarray:
-    rest = ranks - ranks.mean(axis=1, keepdims=True)
-    return rest / np.linalg.norm(rest, axis=1, keepdims=True)
 
 
 def row_of(folder: Path, file: File, row: str) -> dict[str, object]:
@@ -354,6 +355,7 @@ def main() -> None:
     parser.add_argument("--use", choices=["choose", "report"])
     parser.add_argument("--rows", nargs="*", default=list(ROWS))
     parser.add_argument("--mixtures", action="store_true")
+    parser.add_argument("--organs", action="store_true")
     parser.add_argument("--sisters", action="store_true")
     arguments = parser.parse_args()
     be_quiet()
@@ -365,6 +367,9 @@ def main() -> None:
         parser.error("name the folder of the files")
     if arguments.mixtures:
         print(mixtures(arguments.folder).to_markdown(index=False, floatfmt=".2f"))
+        return
+    if arguments.organs:
+        print(organs.table(arguments.folder, arguments.use).to_markdown(index=False, floatfmt=".3f"))
         return
     lines = []
     for row in arguments.rows:
