@@ -81,7 +81,7 @@ class Collection:
     def __init__(self, folder: Path = FOLDER) -> None:
         self.sets = pd.read_csv(folder / "sets.tsv", sep="\t", keep_default_na=False).set_index("set", drop=False)
         self.types = pd.read_csv(folder / "types.tsv", sep="\t")
-        self.pool = pd.read_csv(folder / "pool.tsv", sep="\t")
+        self.pool = pd.read_csv(folder / "pool.tsv", sep="\t", keep_default_na=False)
         self.file = folder / "profiles.npz"
 
     @cached_property
@@ -166,21 +166,23 @@ class Collection:
             found.append((source, pd.DataFrame({"name": ids.index, "term": ids})))
             known = pd.concat([known, ids])
         of_species = self.pool[self.pool["set"].map(self.sets["species"]) == row["species"]]
-        for source, labels in of_species.groupby("set", sort=False):
+        for source, labels in of_species[of_species["set"] != row["set"]].groupby("set", sort=False):
+            is_meant = [row["tissue"] in only.split("; ") if only else row["pool"] == "yes" for only in labels["only"]]
             is_lacking = [self._is_lacking(lacked, known) for lacked in labels["lacks"]]
-            labels = labels[is_lacking] if source != row["set"] and row["pool"] == "yes" else labels[:0]
+            labels = labels[np.logical_and(is_meant, is_lacking)]
             if len(labels):
                 found.append((source, labels.set_index("label")[["name", "id"]].rename(columns={"id": "term"})))
         return found
 
     @staticmethod
     def _is_lacking(lacked: str, known: pd.Series) -> bool:
-        """Return whether labels with known terms lack a term of pool.tsv; a broader label has its cells already."""
+        """Return whether labels with known terms lack all terms of pool.tsv; a broader label has its cells already."""
         if lacked == CYCLING:
             return not any(label.startswith(CYCLING) for label in known.index)
         ontology = packaged_ontology()
-        broader = ontology.ancestors(lacked)
-        return not any(term in broader or lacked in ontology.ancestors(term) for term in known)
+        narrow = lacked.split("; ")
+        broader = set().union(*map(ontology.ancestors, narrow))
+        return not any(term in broader or not ontology.ancestors(term).isdisjoint(narrow) for term in known)
 
     def _in_scale(self, source: str, labels: Sequence[str], own: pd.DataFrame) -> pd.DataFrame:
         """Return profiles of another set in the scale of a tissue's own set.
