@@ -1,8 +1,9 @@
 """The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each tissue.
 
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
-`profiles.npz`. `pool.tsv` names types that occur in every tissue, and the term that a tissue must lack to get them.
-Their names and ids may be broader than their profiles: the macrophage is the interstitial macrophage of the lung.
+`profiles.npz`. `pool.tsv` names types that occur in every tissue, or `only` in some, and the terms that a tissue must
+lack to get them. Their names and ids may be broader than their profiles: the macrophage is the interstitial macrophage
+of the lung.
 
 Shape letters: C labels, G genes.
 """
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -167,22 +169,10 @@ class Collection:
             known = pd.concat([known, ids])
         of_species = self.pool[self.pool["set"].map(self.sets["species"]) == row["species"]]
         for source, labels in of_species[of_species["set"] != row["set"]].groupby("set", sort=False):
-            is_meant = [row["tissue"] in only.split("; ") if only else row["pool"] == "yes" for only in labels["only"]]
-            is_lacking = [self._is_lacking(lacked, known) for lacked in labels["lacks"]]
-            labels = labels[np.logical_and(is_meant, is_lacking)]
+            labels = labels[[_is_meant(entry, row) and _is_lacking(entry, known) for entry in labels.itertuples()]]
             if len(labels):
                 found.append((source, labels.set_index("label")[["name", "id"]].rename(columns={"id": "term"})))
         return found
-
-    @staticmethod
-    def _is_lacking(lacked: str, known: pd.Series) -> bool:
-        """Return whether labels with known terms lack all terms of pool.tsv; a broader label has its cells already."""
-        if lacked == CYCLING:
-            return not any(label.startswith(CYCLING) for label in known.index)
-        ontology = packaged_ontology()
-        narrow = lacked.split("; ")
-        broader = set().union(*map(ontology.ancestors, narrow))
-        return not any(term in broader or not ontology.ancestors(term).isdisjoint(narrow) for term in known)
 
     def _in_scale(self, source: str, labels: Sequence[str], own: pd.DataFrame) -> pd.DataFrame:
         """Return profiles of another set in the scale of a tissue's own set.
@@ -222,6 +212,20 @@ class Collection:
             remedy = f"{near}'scperformer models list' shows all, or name a model by model_path"
             raise InputError(f"no tissue '{name}'", listed(self.tissues(species)["name"]), remedy)
         return found
+
+
+def _is_meant(entry: Any, row: pd.Series) -> bool:
+    """Return whether a row of pool.tsv is meant for a tissue, a row of the sets."""
+    return row["tissue"] in entry.only.split("; ") if entry.only else row["pool"] == "yes"
+
+
+def _is_lacking(entry: Any, known: pd.Series) -> bool:
+    """Return whether labels with known terms lack all terms of a row of pool.tsv, and any broader than its type."""
+    if entry.lacks == CYCLING:
+        return not any(label.startswith(CYCLING) for label in known.index)
+    ontology = packaged_ontology()
+    broader, lacked = ontology.ancestors(entry.id), entry.lacks.split("; ")
+    return not any(term in broader or not ontology.ancestors(term).isdisjoint(lacked) for term in known)
 
 
 @cache
