@@ -35,7 +35,7 @@ from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.resemblance import centred
 from scperformer.model.saved_model import SavedModel
-from scperformer.model.tissues import AND, COMMON, collection
+from scperformer.model.tissues import AND, BLOOD_CELL, COMMON, collection
 
 NUM_CELLS = 500  # of a file, which are compared
 NUM_GENES = 2000  # that vary most between profiles
@@ -53,7 +53,6 @@ LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen
 # The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.56
 MAX_TYPES = 3  # listed of each tissue
-BLOOD_CELL = "CL:0000988"  # hematopoietic cell
 TINY = 1e-9  # in place of 0, where a quotient is taken
 # How a tissue was found, and the share of its score from which another one fits, too.
 SPECIFIC = "specific types"
@@ -282,7 +281,7 @@ def _is_blood(term: str) -> bool:
 def _blood_tissues() -> frozenset[str]:
     """Return the tissues of leukocytes, which get no vessels and fibroblasts from other tissues."""
     rows = collection().tissues()
-    return frozenset(rows["name"][rows["pool"] == "no"])
+    return frozenset(rows["name"][rows["pool"] != "yes"])
 
 
 def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Part, list[_Part]]:

@@ -24,7 +24,7 @@ MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one w
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 QUANTILES = (0.0, 0.376, 0.434, 0.524, 0.605, 0.695, 0.769, 0.879, 0.974, 1.125, 1.8)
 USUAL = 0.75  # quantile of the resemblance of the cells of a file; types that the tissue lacks are below it
-MIN_USUAL = 0.5
+MIN_USUAL = 0.25
 FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of another tissue
 TINY = 1e-9  # in place of 0, where a quotient is taken
 

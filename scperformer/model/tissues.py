@@ -1,11 +1,9 @@
 """The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each tissue.
 
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
-`profiles.npz`. `pool.tsv` names types that are added to tissues, and the term that a tissue must lack to get them.
-Their names and ids may be broader than their profiles: the macrophage is the interstitial macrophage of the lung.
-
-`common.tsv` names the types by which cells are called where the tissue is not known: those that occur in every tissue,
-and other ones, which are known as such, but not named.
+`profiles.npz`. `common.tsv` names the types that occur in every tissue. They are fitted to all studies of a species, and
+added to tissues that lack them. Where the tissue is not known, cells are called by them alone; other types, also of
+this table, are then known as such, but not named.
 
 Shape letters: C labels, G genes.
 """
@@ -31,7 +29,8 @@ STEPS = 12  # of the 8-bit logarithm per power of two, as in data/make_tissues.p
 COMMON = {"human": "common types", "mouse": "mouse common types"}  # in place of a tissue that is not known
 AND = " + "  # between the names of two tissues of one file
 MIN_STUDIES = 3  # of a common type; others join a broader one, if there is one
-CYCLING = "cycling"  # in place of a term in pool.tsv: labels that begin with it
+BLOOD_CELL = "CL:0000988"  # hematopoietic cell
+CYCLING = "cycling"  # labels that begin with it are of no common type
 PSEUDO = 5.0  # counts per million, added to profiles whose quotient is taken
 MAX_FACTOR = 12.0
 # Terms whose narrower types differ little: their labels are called together, and the best of them afterwards.
@@ -93,8 +92,7 @@ class Collection:
         by_orthologs = self.sets["orthologs_of"][self.sets["orthologs_of"] != ""]
         copies = [types[types["set"] == source].assign(set=name) for name, source in by_orthologs.items()]
         self.types = pd.concat([types, *copies], ignore_index=True)
-        self.pool = pd.read_csv(folder / "pool.tsv", sep="\t")
-        self.common = pd.read_csv(folder / "common.tsv", sep="\t")
+        self.common = pd.read_csv(folder / "common.tsv", sep="\t", keep_default_na=False)
         self.file = folder / "profiles.npz"
 
     @cached_property
@@ -271,22 +269,27 @@ class Collection:
             ids = ids[names.split(", ")] if names else ids[~ids.index.isin(known.index)]
             found.append((source, pd.DataFrame({"name": ids.index, "term": ids})))
             known = pd.concat([known, ids])
-        if row["pool"] == "yes":
-            common = self.common_types(row["species"])
-            added = pd.Series(common.terms, index=common.profiles.index).drop(list(common.others))
-            for label, term in added.items():
-                if label in known.index or not self._is_lacking(term, known):
-                    added = added.drop(label)
-                else:
-                    known[label] = term
-            found.append((common.name, pd.DataFrame({"name": added.index, "term": added}, index=added.index)))
+        common = self.common_types(row["species"])
+        names = [label for label in common.profiles.index if self._is_added(label, row["pool"], known)]
+        if names:
+            terms = dict(zip(common.profiles.index, common.terms, strict=True))
+            found.append((common.name, pd.DataFrame({"name": names, "term": map(terms.get, names)}, index=names)))
         return found
+
+    def _is_added(self, label: str, pool: str, known: pd.Series) -> bool:
+        """Return whether a tissue with known terms gets a common type: one that it lacks, or leukocytes of its own name.
+
+        Leukocytes of a tissue of few cells are poor profiles, so that those of all studies are added to them.
+        """
+        row = self.common.set_index("name").loc[label]
+        is_blood = BLOOD_CELL in packaged_ontology().ancestors(row["id"])
+        if not row["lacks"] or label in known.index or pool == "no" or (pool == "stroma" and is_blood):
+            return False
+        return row["id"] not in set(known) if is_blood else self._is_lacking(row["lacks"], known)
 
     @staticmethod
     def _is_lacking(lacked: str, known: pd.Series) -> bool:
-        """Return whether labels with known terms lack a term of pool.tsv; a broader label has its cells already."""
-        if lacked == CYCLING:
-            return not any(label.startswith(CYCLING) for label in known.index)
+        """Return whether labels with known terms lack a term of common.tsv; a broader label has its cells already."""
         ontology = packaged_ontology()
         broader = ontology.ancestors(lacked)
         return not any(term in broader or lacked in ontology.ancestors(term) for term in known)

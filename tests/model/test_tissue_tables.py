@@ -63,3 +63,13 @@ def test_every_study_has_all_that_its_licence_asks_for():
     text = (FOLDER / LICENCE).read_text(encoding="utf-8")
     assert "https://creativecommons.org/licenses/by/4.0/" in text
     assert "https://github.com/Nanostring-Biostats/CellProfileLibrary" in text
+
+
+def test_the_pool_is_added_to_the_tissues_that_it_names():
+    added = {name: {*collection().labels(name)["label"]} for name in ("spleen", "mouse brain", "mouse lung", "skin")}
+    assert {"reticular fibroblast", "vascular endothelial cell", "smooth muscle cell"} <= added["spleen"]
+    assert "pericyte" in added["mouse brain"]
+    assert "mesothelial cell" not in added["mouse brain"]
+    assert "mesothelial cell" in added["mouse lung"]
+    assert "monocyte" not in added["skin"]  # its macrophages or dendritic cells have the broader term
+    assert "smooth muscle cell" not in {*collection().labels("mouse pancreas")["label"]}  # it has them, with pericytes
