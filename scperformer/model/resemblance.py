@@ -3,6 +3,10 @@
 The correlation of a cell with a profile, both centred: the cell by the mean of its file, the profile by the mean of the
 same mixture of types. What all cells of the file share, its chemistry and its ambient RNA, has no part in it.
 
+Two correlations name the type of a cell. For the first, the centre is halfway between the mixture of types and the mean
+of all profiles: a file of one lineage has little left about its own mean. The second is Spearman's, over the marker
+genes of the types, as in SingleR (Aran et al. 2019).
+
 A reference of profiles has no cells, whose spread would show how far a cell may be from its type. So the correlation is
 compared with a simulated cell of the type that has as many counts: shallow cells are not novel for that.
 
@@ -14,9 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.special import softmax
+from scipy.stats import rankdata
 
 NUM_GENES = 2000  # that vary most between the profiles
-SHARPNESS = 15.0  # of the probabilities by correlation
+HALFWAY = 0.5  # of the way from the mixture of types to the mean of all profiles
+NUM_MARKERS = 30  # of each type, whose ranks are compared
+# Weights and sharpness of the probabilities by the fit, by correlation and by ranks, from the choosing files
+# (benchmarks/NOTES.md).
+WEIGHTS = (0.4, 0.4, 0.2)
+SHARPNESS = (15.0, 30.0)
 FAMILY_POWER = 2.5  # of the joined probabilities of families, by which they hold on the choosing files
 MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one would make any cell resemble it
 # Share of known cells with at most this resemblance relative to the usual one of their file: the mean over the choosing
@@ -38,19 +48,30 @@ class Resemblance:
     centre: np.ndarray  # float64 G: mean of the file; 0 for genes that are not compared
     shares: np.ndarray  # float64 C: mixture of types
     noise: np.ndarray  # float64 C: counts at which half of the squared length of a cell of the type is noise
+    naming_profiles: np.ndarray  # as `profiles`, centred halfway to the mean of all profiles
+    naming_centre: np.ndarray  # as `centre`, moved as much
+    markers: np.ndarray  # int M: genes whose ranks are compared
+    ranks: np.ndarray  # float64 M x C: ranks of the profiles, mean 0, length 1
     usual: float = 1.0  # resemblance of the cells of the file
 
     def correlations(self, x: csr_matrix) -> np.ndarray:
-        """Return the correlation of cells with each profile, float64 N x C, from ln(1 + cp10k), CSR N x G.
+        """Return the correlation of cells with each profile, float64 N x C, from ln(1 + cp10k), CSR N x G."""
+        return _correlations(x, self.is_compared, self.centre, self.profiles)
 
-        Sparse products treat each cell by itself, so that it does not depend on the others.
+    def joined(self, proba: np.ndarray, x: csr_matrix, families: np.ndarray) -> np.ndarray:
+        """Join the probabilities of a fit, float32 N x C, with those by correlation and by ranks: float32 N x C.
+
+        Those of families, whose numbers are `families`, C, are raised to a power; their labels keep their shares.
         """
-        values = x.astype(np.float64)
-        squares = values.multiply(values) @ self.is_compared - 2 * (values @ self.centre) + self.centre @ self.centre
-        num_genes = self.is_compared.sum()
-        means = (values @ self.is_compared - self.centre.sum()) / num_genes
-        lengths = np.sqrt(np.maximum(squares - num_genes * means**2, TINY))
-        return (values @ self.profiles - self.centre @ self.profiles) / lengths[:, None]
+        correlations = _correlations(x, self.is_compared, self.naming_centre, self.naming_profiles)
+        votes = (proba, *map(_probabilities, (correlations, rank_correlations(x[:, self.markers], self.ranks)), SHARPNESS))
+        both = sum(weight * vote for weight, vote in zip(WEIGHTS, votes, strict=True))
+        sums = np.zeros((len(both), int(families.max()) + 1))
+        for family, values in zip(families, both.T, strict=True):
+            sums[:, family] += values
+        powers = sums**FAMILY_POWER
+        factors = powers / powers.sum(axis=1, keepdims=True) / np.maximum(sums, TINY)
+        return (both * factors[:, families]).astype(np.float32)
 
     def of_cells(self, x: csr_matrix, correlations: np.ndarray) -> np.ndarray:
         """Return the largest resemblance of cells to a type, float64 N; simulated cells have about 1."""
@@ -61,18 +82,46 @@ class Resemblance:
         return 1 - np.interp(resemblance / max(self.usual, MIN_USUAL), QUANTILES, SHARES)
 
 
-def joined(proba: np.ndarray, correlations: np.ndarray, families: np.ndarray) -> np.ndarray:
-    """Join the probabilities of a fit, float32 N x C, with those by correlation: float32 N x C.
+def _probabilities(correlations: np.ndarray, sharpness: float) -> np.ndarray:
+    return softmax(sharpness * correlations, axis=1)
 
-    Those of families, whose numbers are `families`, C, are raised to a power; their labels keep their shares.
+
+def _correlations(x: csr_matrix, is_compared: np.ndarray, centre: np.ndarray, profiles: np.ndarray) -> np.ndarray:
+    """Return the correlations of cells, about a centre, with centred profiles.
+
+    Sparse products treat each cell by itself, so that it does not depend on the others.
     """
-    both = proba / 2 + softmax(SHARPNESS * correlations, axis=1) / 2
-    sums = np.zeros((len(both), int(families.max()) + 1))
-    for family, values in zip(families, both.T, strict=True):
-        sums[:, family] += values
-    powers = sums**FAMILY_POWER
-    factors = powers / powers.sum(axis=1, keepdims=True) / np.maximum(sums, TINY)
-    return (both * factors[:, families]).astype(np.float32)
+    values = x.astype(np.float64)
+    squares = values.multiply(values) @ is_compared - 2 * (values @ centre) + centre @ centre
+    num_genes = is_compared.sum()
+    means = (values @ is_compared - centre.sum()) / num_genes
+    lengths = np.sqrt(np.maximum(squares - num_genes * means**2, TINY))
+    return (values @ profiles - centre @ profiles) / lengths[:, None]
+
+
+def rank_correlations(x: csr_matrix, ranks: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlation of cells with profiles, float64 N x C.
+
+    `x` is CSR N x M, not below 0. `ranks` are those of the profiles, M x C, with mean 0 and length 1. Equal values share
+    the mean of their ranks; the values of 0 are the first ones, so that only the others are sorted.
+    """
+    num_genes = x.shape[1]
+    num_positive = np.diff(x.indptr)
+    cells = np.repeat(np.arange(x.shape[0]), num_positive)
+    order = np.lexsort((x.data, cells))
+    is_first = np.r_[True, (np.diff(x.data[order]) != 0) | (np.diff(cells[order]) != 0)][: len(order)]
+    group = np.cumsum(is_first) - 1
+    places = np.arange(len(order)) - x.indptr[:-1][cells[order]]  # from 0 in each cell
+    of_group = np.bincount(group, places) / np.maximum(np.bincount(group), 1)
+    num_zero = num_genes - num_positive
+    of_zero = (num_zero + 1) / 2
+    own = np.empty(len(order))
+    own[order] = of_group[group]
+    own += num_zero[cells] + 1
+    mean = (num_genes + 1) / 2
+    squares = np.bincount(cells, (own - mean) ** 2, minlength=x.shape[0]) + num_zero * (of_zero - mean) ** 2
+    above_zero = csr_matrix((own - of_zero[cells], x.indices, x.indptr), shape=x.shape)
+    return (above_zero @ ranks) / np.sqrt(np.maximum(squares, TINY))[:, None]
 
 
 def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matrix, labels: np.ndarray) -> Resemblance:
@@ -80,16 +129,28 @@ def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matri
     num_labels = int(labels.max()) + 1
     means = np.stack([np.asarray(simulated[labels == label].mean(axis=0)).ravel() for label in range(num_labels)])
     mixture = shares @ means
+    step = HALFWAY * (means.mean(axis=0) - mixture)
     genes = np.argsort(-means.std(axis=0), kind="stable")[:NUM_GENES]
     is_compared = np.zeros(means.shape[1])
     is_compared[genes] = 1
-    profiles = np.zeros_like(means)
+    profiles, naming = np.zeros_like(means), np.zeros_like(means)
     profiles[:, genes] = centred(means[:, genes] - mixture[genes])
-    of_simulated = Resemblance(profiles.T, is_compared, mixture * is_compared, shares, np.zeros(num_labels))
-    own = of_simulated.correlations(simulated)[np.arange(len(labels)), labels]
+    naming[:, genes] = centred(means[:, genes] - (mixture + step)[genes])
+    own = _correlations(simulated, is_compared, mixture * is_compared, profiles.T)[np.arange(len(labels)), labels]
     expected = np.array([np.median(own[labels == label]) for label in range(num_labels)])
     noise = float(np.median(counts_of(simulated))) * (1 / np.maximum(expected, MIN_EXPECTED) ** 2 - 1)
-    return Resemblance(profiles.T, is_compared, centre * is_compared, shares, noise)
+    markers = np.unique(np.argsort(np.median(means, axis=0) - means, axis=1, kind="stable")[:, :NUM_MARKERS])
+    return Resemblance(
+        profiles=profiles.T,
+        is_compared=is_compared,
+        centre=centre * is_compared,
+        shares=shares,
+        noise=noise,
+        naming_profiles=naming.T,
+        naming_centre=(centre + step) * is_compared,
+        markers=markers,
+        ranks=centred(rankdata(means[:, markers], axis=1)).T,
+    )
 
 
 def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray, of_file: csr_matrix) -> float:

@@ -30,7 +30,6 @@ from scperformer.model.batches import Cells
 from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
 from scperformer.model.load import Model, load_model
-from scperformer.model.resemblance import joined
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
 from scperformer.results import explanation_page as page
@@ -269,7 +268,7 @@ def _draw_sample(
     proba = predict_cells(adapted.model.network, cells, batch_size=64).proba
     families = adapted.model.saved.families
     if adapted.resemblance is not None and families is not None:
-        proba = joined(proba, adapted.resemblance.correlations(as_measured[is_expressed]), families)
+        proba = adapted.resemblance.joined(proba, as_measured[is_expressed], families)
     if constraints := annotated.facts.get("constraints"):
         proba = reweighted(proba, np.asarray(constraints["weights"]))
     is_same = best_labels(proba, families) == codes[rows]

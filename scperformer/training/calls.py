@@ -13,7 +13,6 @@ from scperformer.model.conformal import cell_draws
 from scperformer.model.fusion import fuse
 from scperformer.model.inference import choose_device, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.novelty import Profile
-from scperformer.model.resemblance import joined
 from scperformer.model.shift import tempered
 from scperformer.training.adapt import Adapted
 
@@ -89,7 +88,7 @@ def _call(
         correlations = adapted.resemblance.correlations(x)
         scores = adapted.resemblance.of_cells(x, correlations)
         assert model.saved.families is not None
-        proba = joined(proba, correlations, model.saved.families)
+        proba = adapted.resemblance.joined(proba, x, model.saved.families)
     elif held_out is not None:
         scores = Profile(**held_out.profile).scores(x)
     gains = counts = np.full(x.shape[0], np.nan)
