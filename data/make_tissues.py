@@ -22,7 +22,7 @@ import pandas as pd
 TABLES = Path(__file__).parent
 PACKAGED = TABLES.parent / "scperformer" / "model" / "packaged" / "tissues"
 STEPS = 12  # of the 8-bit logarithm per power of two: 6 %
-MIN_SETS = 8  # a gene is kept if so many sets of the species measure it,
+MIN_SETS = 3  # a gene is kept if so many sets of the species measure it,
 MIN_CPM = 30.0  # one type expresses so much of it,
 NUM_GENES = 12_000  # and it is among these whose log2(1 + CPM) varies most between types
 
