@@ -81,7 +81,20 @@ def main() -> None:
     PACKAGED.mkdir(exist_ok=True)
     np.savez_compressed(PACKAGED / "profiles.npz", **arrays)
     pd.concat(types).to_csv(PACKAGED / "types.tsv", sep="\t", index=False)
-    columns = ["key", "name", "species", "age", "tissue", "adds", "orthologs_of", "pool", "title", "url", "licence", "note"]
+    columns = [
+        "key",
+        "name",
+        "species",
+        "age",
+        "tissue",
+        "adds",
+        "orthologs_of",
+        "pool",
+        "title",
+        "url",
+        "licence",
+        "note",
+    ]
     sets[columns].rename(columns={"key": "set"}).to_csv(PACKAGED / "sets.tsv", sep="\t", index=False)
     print(f"{(PACKAGED / 'profiles.npz').stat().st_size / 1e6:.2f} MB")
 

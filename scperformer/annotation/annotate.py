@@ -37,7 +37,7 @@ from scperformer.annotation.columns import (
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
-from scperformer.cells.which_tissue import GIVEN, tissue_text
+from scperformer.cells.which_tissue import GIVEN, SPECIFIC, close_tissues, is_undetermined, tissue_text
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
@@ -54,7 +54,11 @@ log = logging.getLogger(__name__)
 
 MAX_TEXT = 1000  # characters
 NUM_FIRST_CALLS = 5  # in a text
-AROUND = 0.05  # the expected accuracy by profiles may be so much below the labels' confidence, or above the families'
+# The accuracy by profiles may be so much below the confidence of labels, more if another tissue fits, too, and so much
+# above that of families (benchmarks/NOTES.md).
+BELOW = 0.1
+BELOW_IF_OTHERS_FIT = 0.2
+ABOVE = 0.07
 MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds
 
 
@@ -98,7 +102,7 @@ class Annotation:
         text += f"{self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
         if tissue is not None:
             how = "given" if tissue["how"] == GIVEN else f"found by the {tissue['how']}: {tissue_text(tissue)}"
-            text += f"The tissue was {how}. "
+            text += f"The tissue was {tissue_text(tissue) if is_undetermined(tissue) else how}. "
             profiles = self.record["profiles"]
             if not math.isnan(profiles["expected_lowest"]):
                 text += f"{profiles_text(profiles['expected_lowest'], profiles['expected_highest'])}. "
@@ -140,7 +144,13 @@ class Annotation:
 
 
 def make_annotation(
-    cells: AnnData | BackedH5ad, adapted: Adapted, options: LabelOptions, key: str, read_raw: Read, seconds: float
+    cells: AnnData | BackedH5ad,
+    adapted: Adapted,
+    options: LabelOptions,
+    key: str,
+    read_raw: Read,
+    seconds: float,
+    tissue: dict[str, Any] | None = None,
 ) -> Annotation:
     """Make the annotation of the cells of an open file, and log a line about it.
 
@@ -152,6 +162,8 @@ def make_annotation(
         Returns the calls of all blocks; it is called several times.
     seconds
         Time that the calls took.
+    tissue
+        How the tissue was found, if it was.
     """
     query = adapted.query
     model = adapted.model
@@ -185,7 +197,7 @@ def make_annotation(
         factor = 1.0 if adapted.members else adapted.novelty_factor(slice(None))
         novelty = novelty_share(novelty / factor, model.saved.held_out.scores)
     unknown = unknown_cells(calls, novelty, options.is_type, options.unknown_fpr, options.min_confidence)
-    checked = check_clusters(adapted, calls["best"].to_numpy(), unknown, is_cell & ~calls["empty"].to_numpy())
+    checked = check_clusters(adapted, calls, unknown, is_cell)
     usual = np.where(checked.returned, 0.0, novelty)  # these cells are novel, but not for their type
     unknown = unknown_cells(calls, usual, options.is_type, options.unknown_fpr, options.min_confidence)
     obs, levels = name_columns(calls, unknown, labels, options.terms, options.tree)
@@ -217,8 +229,12 @@ def make_annotation(
         record["encoder"] = {"num_cells": len(by_encoder), "num_decided": int(by_encoder.sum())}
         kind = branch_names(model.saved.metrics.get("encoder", {}))["encoder"]
         log.info("%s: the %s changed %s of %s labels", path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
-    trust, warning = _trust(adapted, options.unknown_fpr, calls[is_cell], float(unknown[is_cell].mean()))
-    record |= trust | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
+    trust, warning = _trust(adapted, options.unknown_fpr, calls[is_cell], float(unknown[is_cell].mean()), tissue or {})
+    record |= (
+        ({"tissue": tissue} if tissue else {})
+        | trust
+        | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
+    )
     if adapted.batches is not None:
         record["batches"] = adapted.batches.record()
         warning = "; ".join(text for text in (warning, adapted.batches.warning) if text)
@@ -296,7 +312,7 @@ def _type_warning(adapted: Adapted, called: np.ndarray, tree: LabelTree | None) 
 
 
 def _trust(
-    adapted: Adapted, unknown_fpr: float, calls: pd.DataFrame, unknown_share: float
+    adapted: Adapted, unknown_fpr: float, calls: pd.DataFrame, unknown_share: float, tissue: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """Return the record of what to expect of the calls of a sample, and a warning ("" if there is none)."""
     path = adapted.query.path
@@ -305,7 +321,7 @@ def _trust(
     record: dict[str, Any] = {}
     warning = ""
     if adapted.resemblance is not None:
-        return _trust_in_profiles(adapted, unknown_fpr, calls, unknown_share)
+        return _trust_in_profiles(adapted, unknown_fpr, calls, unknown_share, tissue)
     if saved.held_out is None:
         why = "its kept cells are few or simulated"
         if not adapted.record["adapted"]:
@@ -346,21 +362,23 @@ def _trust(
 
 
 def _trust_in_profiles(
-    adapted: Adapted, unknown_fpr: float, calls: pd.DataFrame, unknown_share: float
+    adapted: Adapted, unknown_fpr: float, calls: pd.DataFrame, unknown_share: float, tissue: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """Return the record of what to expect of the calls by profiles of a tissue, and a warning."""
     calls = calls[~calls["empty"]]
     saved = adapted.model.saved
     resemblance = float(calls["scores"].median()) if len(calls) else math.nan
     # The label is one of a family of similar types: the family is right more often than the label.
-    lowest = max(0.0, float(calls["confidence"].mean()) - AROUND)
-    highest = min(1.0, float(calls["family"].mean()) + AROUND)
-    warning = ""
-    if saved.others:
+    fits_another = tissue.get("instead") or (tissue.get("how") == SPECIFIC and close_tissues(tissue))
+    below = BELOW_IF_OTHERS_FIT if fits_another else BELOW
+    lowest = max(0.0, float(calls["call_confidence"].mean()) - below)
+    highest = min(1.0, float(calls["family"].mean()) + ABOVE)
+    if saved.others:  # the tissue is not determined
         lowest = highest = math.nan
+    warned = [instead] if (instead := str(tissue.get("instead", ""))) else []
     if unknown_share >= MANY_UNKNOWN:
-        warning = f"{unknown_share:.0%} of the cells resemble no type of {saved.name}"
-        warning += ": malignant cells, or types that it lacks"
+        text = f"{unknown_share:.0%} of the cells resemble no type of {saved.name}"
+        warned.append(f"{text}: malignant cells, or types that it lacks")
     expected = profiles_text(lowest, highest)
     log.info("%s: resemblance to the types of %s %.2f. %s", adapted.query.path, saved.name, resemblance, expected)
     assert adapted.resemblance is not None
@@ -368,7 +386,7 @@ def _trust_in_profiles(
     record |= {"centre": adapted.resemblance.centre, "shares": adapted.resemblance.shares}  # for explain
     if adapted.gene_factors is not None:
         record["gene_factors"] = adapted.gene_factors
-    return {"profiles": record, "novelty": {"unknown_fpr": unknown_fpr}}, warning
+    return {"profiles": record, "novelty": {"unknown_fpr": unknown_fpr}}, "; ".join(warned)
 
 
 def profiles_text(lowest: float, highest: float) -> str:

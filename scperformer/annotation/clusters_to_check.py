@@ -7,7 +7,7 @@ labels in the reference. If a cluster resembles another family of types than its
 of the labels have no part in it, so that any model can be used.
 
 The same comparison returns labels: a label that would lose many cells as unknown keeps them, if these cells, taken
-together, resemble its type.
+together, resemble its type more than any type of any tissue, and are not called with a low confidence.
 
 Shape letters: K groups of cells, C labels, G genes. Means are counts per 10,000.
 """
@@ -51,6 +51,7 @@ MAX_LISTED = 3
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
 MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
+MIN_CONFIDENCE = 0.6  # their mean confidence, with profiles that of the family
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,19 @@ class Checked:
     column: pd.Categorical | None = None  # what the cells of clusters to check look like, else missing
 
 
-def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_cell: np.ndarray) -> Checked:
+def check_clusters(adapted: Adapted, calls: pd.DataFrame, unknown: np.ndarray, is_cell: np.ndarray) -> Checked:
     """Find the clusters of a query that are to be checked, and the unknown cells that get their label back; log both.
 
     Parameters
     ----------
-    best
-        Index of the label of each cell.
+    calls
+        Of each cell, as `gather_calls` returns them.
     unknown, is_cell
-        The cells that are unknown; those that express a gene of the model and are no empty droplets; boolean.
+        The cells that are unknown, and those that are no empty droplets; boolean.
     """
+    best = calls["best"].to_numpy()
+    confidence = calls["family" if "family" in calls else "confidence"].to_numpy()
+    is_cell = is_cell & ~calls["empty"].to_numpy()
     query = adapted.query.of_genes(adapted.query.measured)
     saved = adapted.model.saved
     genes = np.array(saved.genes)[adapted.query.measured]
@@ -160,7 +164,8 @@ def check_clusters(adapted: Adapted, best: np.ndarray, unknown: np.ndarray, is_c
 
     for label in lost_cells(best[is_cell], unknown[is_cell]):
         cells = unknown & is_cell & (best == label) & (place < 0)
-        if cells.any() and _is_of_type(query, np.flatnonzero(cells), label, profiles, study_G):
+        is_sure = cells.any() and confidence[cells].mean() >= MIN_CONFIDENCE
+        if is_sure and _is_of_type(query, np.flatnonzero(cells), label, profiles, study_G):
             returned |= cells
             text = "%s: %s novel cells keep the label %s, as together they resemble its type"
             log.info(text, query.path, f"{cells.sum():,}", labels[label])
@@ -198,5 +203,8 @@ def _is_of_type(query: Query, rows: np.ndarray, label: int, profiles: Profiles, 
     """Return whether some cells, taken together, resemble the type of a label."""
     x = query.some(rows[evenly_spaced(len(rows), NUM_LOOKED_AT)])
     shares = np.eye(len(profiles.of_labels))[[label]]
-    found = profiles.compare(mean_counts(x)[None] / np.exp(study_G), shares).iloc[0]
-    return bool(found["difference"] == 0 and found["resemblance"] >= MIN_RETURNED)
+    mean = mean_counts(x)[None] / np.exp(study_G)
+    found = profiles.compare(mean, shares).iloc[0]
+    if found["difference"] > 0 or found["resemblance"] < MIN_RETURNED:
+        return False
+    return bool(found["resemblance"] >= profiles.of_other_tissues(mean))

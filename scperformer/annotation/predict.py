@@ -52,8 +52,8 @@ def annotate_cells(adata: AnnData, model: Model | None, cfg: AnnotationOptions, 
     adapted = _adapted_to(adata, model, cfg, whole=whole)
     blocks = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
-    annotation = make_annotation(adata, adapted, options, cfg.key_added, lambda: blocks, seconds)
-    annotation.record |= {"config_json": _as_json(cfg)} | ({"tissue": tissue} if tissue else {})
+    annotation = make_annotation(adata, adapted, options, cfg.key_added, lambda: blocks, seconds, tissue)
+    annotation.record |= {"config_json": _as_json(cfg)}
     annotation.write_into(adata)
     return annotation.text
 
@@ -128,8 +128,8 @@ def annotate_file(
                         yield Calls(**arrays)
 
             seconds = time.perf_counter() - start
-            annotation = make_annotation(cells, adapted, options, cfg.key_added, read, seconds)
-            annotation.record |= {"config_json": _as_json(cfg)} | ({"tissue": tissue} if tissue else {})
+            annotation = make_annotation(cells, adapted, options, cfg.key_added, read, seconds, tissue)
+            annotation.record |= {"config_json": _as_json(cfg)}
             of_condition = adapted.record.get("of_sha256", "")
             identity = identity_of(cfg, model_hash(given), query.sha256, of_condition, sample)
             annotation.record["run"]["identity"] = json.dumps(identity)

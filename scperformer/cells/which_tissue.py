@@ -80,7 +80,10 @@ class Ranking:
         """The first tissue and how it was found, as annotations record it, and the next two."""
         record = {"name": self.names[0], "title": collection().title(self.names[0]), "in_capitals": self.in_capitals}
         record |= {"how": self.how, "score": self.scores[0], "num_cells": self.num_cells}
-        record |= {"types": np.array(list(self.types), dtype=object), "type_cells": np.array([*self.types.values()], dtype=int)}
+        record |= {
+            "types": np.array(list(self.types), dtype=object),
+            "type_cells": np.array([*self.types.values()], dtype=int),
+        }
         return record | {"next": self.names[1:3], "next_scores": self.scores[1:3]}
 
 
@@ -129,6 +132,19 @@ def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, 
     names = list(map(str, gene_table(cells, findings).index))
     name = collection().find(str(cfg.tissue), _species(names) if cfg.species == "auto" else cfg.species)
     return name, collection().is_mouse(name) and _in_capitals(names)
+
+
+def better_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions, given: str, path: str) -> str:
+    """Return the tissue that has evidence, in words, where the given one has much less; "" if none does."""
+    try:
+        ranking = rank_tissues(cells, cfg, path)
+    except InputError:  # genes of another species than the given tissue
+        return ""
+    scores = dict(zip(ranking.names, ranking.scores, strict=True))
+    if ranking.how != SPECIFIC or any(name in given for name in ranking.names[0].split(AND)):
+        return ""
+    is_close = scores.get(given, 0.0) >= CLOSE[SPECIFIC] * ranking.scores[0]
+    return "" if is_close or not ranking.is_found else tissue_text(ranking.record)
 
 
 def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
@@ -198,11 +214,10 @@ class _Part:
 def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: bool) -> Ranking:
     """Rank the tissues of a species, given ln(1 + cp10k) of its genes, of which the file has the `measured` ones."""
     common, tissues = _compare(species, x_NG, measured)
-    facts = {"in_capitals": in_capitals, "num_cells": len(x_NG)}
-    for rank in (_by_specific_types, _by_common_types, _by_mean):
-        if ranking := rank(common, tissues):
-            return replace(ranking, **facts)
-    return replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False, **facts)
+    answers = (rank(common, tissues) for rank in (_by_specific_types, _by_common_types, _by_mean))
+    ranking = next(filter(None, answers), None)
+    ranking = ranking or replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False)
+    return replace(ranking, in_capitals=in_capitals, num_cells=len(x_NG))
 
 
 def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:

@@ -64,7 +64,10 @@ class Resemblance:
         Those of families, whose numbers are `families`, C, are raised to a power; their labels keep their shares.
         """
         correlations = _correlations(x, self.is_compared, self.naming_centre, self.naming_profiles)
-        votes = (proba, *map(_probabilities, (correlations, rank_correlations(x[:, self.markers], self.ranks)), SHARPNESS))
+        votes = (
+            proba,
+            *map(_probabilities, (correlations, rank_correlations(x[:, self.markers], self.ranks)), SHARPNESS),
+        )
         both = sum(weight * vote for weight, vote in zip(WEIGHTS, votes, strict=True))
         sums = np.zeros((len(both), int(families.max()) + 1))
         for family, values in zip(families, both.T, strict=True):

@@ -1,9 +1,9 @@
 """The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each tissue.
 
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
-`profiles.npz`. `common.tsv` names the types that occur in every tissue. They are fitted to all studies of a species, and
-added to tissues that lack them. Where the tissue is not known, cells are called by them alone; other types, also of
-this table, are then known as such, but not named.
+`profiles.npz`. `common.tsv` names the types that occur in every tissue. They are fitted to all studies of a species,
+and added to tissues that lack them. Where the tissue is not known, cells are called by them alone. The other types of
+this table are then known, but not named.
 
 Shape letters: C labels, G genes.
 """
@@ -66,8 +66,13 @@ class Tissue:
     studies: pd.DataFrame
     profiles: pd.DataFrame  # C x G, counts per million of these genes; the index has the labels
     terms: list[str]  # Cell Ontology id of each label
-    num_added: int = 0  # labels, the last ones, from other sets
+    sources: list[str]  # the set of each label; the first labels are of the tissue's own
     others: tuple[str, ...] = ()  # of common types: labels of types that do not occur in every tissue
+
+    @property
+    def num_added(self) -> int:
+        """The number of labels, the last ones, of other sets."""
+        return sum(source != self.sources[0] for source in self.sources)
 
     @cached_property
     def families(self) -> np.ndarray:
@@ -129,7 +134,8 @@ class Collection:
             is_of = other[0] == row.orthologs_of
             values = np.expm1(other[1][is_of][:, places]) * (places >= 0)
             logs = np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4))
-            parts.append((other[0][is_of].map(lambda _, name=row.set: name), logs, other[2][is_of][:, places] & (places >= 0)))
+            has_gene = other[2][is_of][:, places] & (places >= 0)
+            parts.append((pd.Index([row.set] * len(logs)), logs, has_gene))
         sets, logs, measured = zip(*parts, strict=True)
         return sets[0].append(list(sets[1:])), np.concatenate(logs), np.concatenate(measured)
 
@@ -144,7 +150,7 @@ class Collection:
         return sets, np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4)), measured
 
     def _orthologs(self, species: str) -> np.ndarray:
-        """Return the place of the ortholog of each gene of a species among the genes of the other, int64 G; -1: none."""
+        """Return the place of the ortholog of each gene among the genes of the other species, int64 G; -1: none."""
         orthologs = human_genes().orthologs
         if species == "human":
             orthologs = {human: mouse for mouse, human in orthologs.items()}
@@ -197,11 +203,12 @@ class Collection:
         others = tuple(rows["name"][rows["use"] == "other"])
         name = COMMON[species]
         used = self.sets.loc[sets[is_used].unique()]
-        return Tissue(name, self.title(name), used, table, rows["id"].tolist(), others=others)
+        return Tissue(name, self.title(name), used, table, rows["id"].tolist(), [name] * len(rows), others)
 
     def _names_of_common(self, types: pd.DataFrame) -> pd.Series:
         """Return the row of common.tsv of each type, "" if it is too broad; those of few studies join a broader row."""
-        found = pd.DataFrame([self._common_type(term) for term in types["id"]], columns=["name", "use"], index=types.index)
+        pairs = [self._common_type(term) for term in types["id"]]
+        found = pd.DataFrame(pairs, columns=["name", "use"], index=types.index)
         names = found["name"].where(found["use"] != "broad", "")
         rows = self.common.set_index("name")
         for row in self.common[self.common["use"] == "common"].itertuples():
@@ -224,42 +231,44 @@ class Collection:
             return self._both(*name.split(AND))
         rows = self.tissues()
         row = rows[rows["name"] == name].iloc[0]
-        parts = [(self.profiles(row["set"]), self.terms(row["set"]))]
-        sources = [row["set"]]
-        for source, labels in self._added(row):
-            parts.append((self._in_scale(source, labels.index, parts[0][0]).set_axis(labels["name"]), labels["term"]))
-            sources.append(source)
-        table = pd.concat([profiles for profiles, _ in parts])
-        table = table.div(table.sum(axis=1), axis=0) * 1e6
-        terms = [term for _, ids in parts for term in ids]
-        studies = self.sets.loc[[name for name in dict.fromkeys(sources) if name in self.sets.index]]
-        num_added = len(table) - len(parts[0][0])
-        return Tissue(name, self.title(name), studies, table, terms, num_added)
+        own = self.profiles(row["set"])
+        parts = [(row["set"], own, self.terms(row["set"]))]
+        parts += [(source, self._in_scale(source, ids.index, own), ids) for source, ids in self._added(row)]
+        return self._joined(name, parts)
 
     def _both(self, name: str, second: str) -> Tissue:
         """Return a tissue with the types that only a second one has."""
         first = self.tissue(name)
-        row = self.tissues().set_index("name").loc[second]
-        terms = self.terms(row["set"])
-        is_new = [not self.is_common(term) and term not in first.terms for term in terms]
-        added = self._in_scale(row["set"], terms.index[is_new], first.profiles)
-        table = pd.concat([first.profiles, added[~added.index.isin(first.profiles.index)]])
+        source = self.tissues().set_index("name").loc[second, "set"]
+        ids = self.terms(source)
+        is_new = [not self.is_common(term) and term not in first.terms for term in ids]
+        ids = ids[is_new & ~ids.index.isin(first.profiles.index)]
+        own = pd.Series(first.terms, index=first.profiles.index)
+        sources = pd.Series(first.sources, index=own.index)
+        parts = [(each, first.profiles[sources == each], own[sources == each]) for each in sources.unique()]
+        return self._joined(
+            f"{name}{AND}{second}", [*parts, (source, self._in_scale(source, ids.index, first.profiles), ids)]
+        )
+
+    def _joined(self, name: str, parts: list[tuple[str, pd.DataFrame, pd.Series]]) -> Tissue:
+        """Return a tissue of profiles of several sets, each with the ids of its labels."""
+        table = pd.concat([profiles for _, profiles, _ in parts])
+        terms = pd.concat([ids for _, _, ids in parts])
+        sources = [source for source, _, ids in parts for _ in ids]
+        studies = self.sets.loc[[each for each in dict.fromkeys(sources) if each in self.sets.index]]
         table = table.div(table.sum(axis=1), axis=0) * 1e6
-        ids = [*first.terms, *terms[table.index[len(first.terms) :]]]
-        studies = self.sets.loc[list(dict.fromkeys([*first.studies.index, row["set"]]))]
-        return Tissue(f"{name}{AND}{second}", self.title(f"{name}{AND}{second}"), studies, table, ids, first.num_added)
+        return Tissue(name, self.title(name), studies, table, terms.tolist(), sources)
 
     def labels(self, name: str) -> pd.DataFrame:
-        """Return the labels of a tissue, its own and the added ones: columns label, term, merged, and set of origin."""
-        row = self.tissues().set_index("name", drop=False).loc[name]
-        own = self.terms(row["set"])
-        parts = [(row["set"], pd.DataFrame({"name": own.index, "term": own}, index=own.index)), *self._added(row)]
+        """Return the labels of a tissue, its own and the added ones: columns label, term, set of origin, and merged."""
+        tissue = self.tissue(name)
+        table = pd.DataFrame({"label": tissue.profiles.index, "term": tissue.terms, "set": tissue.sources})
         merged = self.types.fillna({"merged": ""}).set_index(["set", "label"])["merged"]
-        tables = [labels.assign(set=source, merged=merged[source][labels.index]) for source, labels in parts]
-        return pd.concat(tables, ignore_index=True).rename(columns={"name": "label"})
+        keys = pd.MultiIndex.from_frame(table[["set", "label"]])
+        return table.assign(merged=merged.reindex(keys).fillna("").to_numpy())
 
-    def _added(self, row: pd.Series) -> list[tuple[str, pd.DataFrame]]:
-        """Return the sets and labels (index; columns name, term) that are added to a tissue."""
+    def _added(self, row: pd.Series) -> list[tuple[str, pd.Series]]:
+        """Return the sets whose types are added to a tissue, each with the ids of these labels."""
         known = self.terms(row["set"]).copy()
         found = []
         if row["adds"]:
@@ -267,17 +276,15 @@ class Collection:
             source = next(name for name in self.sets.index if name.endswith(f".{source}"))
             ids = self.terms(source)
             ids = ids[names.split(", ")] if names else ids[~ids.index.isin(known.index)]
-            found.append((source, pd.DataFrame({"name": ids.index, "term": ids})))
+            found.append((source, ids))
             known = pd.concat([known, ids])
         common = self.common_types(row["species"])
-        names = [label for label in common.profiles.index if self._is_added(label, row["pool"], known)]
-        if names:
-            terms = dict(zip(common.profiles.index, common.terms, strict=True))
-            found.append((common.name, pd.DataFrame({"name": names, "term": map(terms.get, names)}, index=names)))
-        return found
+        ids = pd.Series(common.terms, index=common.profiles.index)
+        ids = ids[[self._is_added(label, row["pool"], known) for label in ids.index]]
+        return [*found, (common.name, ids)] if len(ids) else found
 
     def _is_added(self, label: str, pool: str, known: pd.Series) -> bool:
-        """Return whether a tissue with known terms gets a common type: one that it lacks, or leukocytes of its own name.
+        """Return whether a tissue with known terms gets a common type: one that it lacks, or blood cells that it names.
 
         Leukocytes of a tissue of few cells are poor profiles, so that those of all studies are added to them.
         """
@@ -301,7 +308,11 @@ class Collection:
         small medians, the ambient RNA, and genes of all types show the difference of the chemistries. A gene that the
         other set does not measure, such as INS of lung, gets the median of the own set.
         """
-        other = self.common_types("mouse" if self.is_mouse(source) else "human").profiles if source in COMMON.values() else self.profiles(source)
+        other = (
+            self.common_types("mouse" if self.is_mouse(source) else "human").profiles
+            if source in COMMON.values()
+            else self.profiles(source)
+        )
         genes = own.columns.intersection(other.columns, sort=False)
         medians = own.median()
         factors = (medians[genes] + PSEUDO) / (other[genes].median() + PSEUDO)
@@ -328,13 +339,13 @@ class Collection:
     def named(self, name: str, species: str | None = None) -> str | None:
         """Return the name of the tissue that a user means, such as "pancreas", or None; species None: not known."""
         wanted = name.strip().lower().replace("_", " ")
+        if wanted in COMMON.values():
+            return wanted
         candidates = [f"mouse {wanted}", wanted] if species == "mouse" else [wanted, f"mouse {wanted}"]
         return next((candidate for candidate in candidates if candidate in set(self.tissues()["name"])), None)
 
     def find(self, name: str, species: str | None) -> str:
         """Return the name of the tissue that a user means, as `named` does, or of two joined by +; or refuse it."""
-        if name in COMMON.values():
-            return name
         if AND.strip() in name:
             return AND.join(self.find(part, species) for part in name.split(AND.strip(), 1))
         found = self.named(name, species)

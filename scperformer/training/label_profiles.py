@@ -13,6 +13,7 @@ import pandas as pd
 
 from scperformer.io.gene_matching import gene_symbols
 from scperformer.io.gene_names import guess_species
+from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.resemblance import centred
 from scperformer.model.tissues import collection
 
@@ -36,6 +37,8 @@ class Profiles:
     profiles: np.ndarray  # P x these genes: centred by the mean of the profiles that the labels resemble
     of_labels: np.ndarray  # int, C: the profile that each label resembles most
     score: float  # mean correlation of the labels with these profiles
+    symbols: pd.Index  # of the compared genes, in capitals
+    mean: np.ndarray  # of the profiles that the labels resemble, over the compared genes
     tissue: str = ""  # its name
     families: np.ndarray = field(default_factory=lambda: np.arange(0))  # int, P: of types that differ little
 
@@ -53,6 +56,21 @@ class Profiles:
         difference = highest - np.where(is_own, found, -1.0).max(axis=1)
         columns = {"looks_like": self.labels[nearest], "family": self.families[nearest]}
         return pd.DataFrame(columns | {"resemblance": highest, "difference": difference})
+
+    def of_other_tissues(self, means_KG: np.ndarray) -> float:
+        """Return the highest correlation of the mean of some groups with a specific type of another tissue."""
+        known = collection()
+        species = "mouse" if known.is_mouse(self.tissue) else "human"
+        sets, logs_PG, has_gene_PG = known.expression(species)
+        terms = known.types.set_index("set")["id"][sets.unique()].to_numpy()
+        own = frozenset().union(*(packaged_ontology().ancestors(term) for term in known.tissue(self.tissue).terms))
+        is_other = np.array([not known.is_common(term) and term not in own for term in terms])
+        is_other &= known.is_study(sets)
+        genes = pd.Index(known.genes(species)).str.upper().get_indexer(self.symbols)
+        found = genes >= 0
+        profiles = logs_PG[is_other][:, genes[found]] * has_gene_PG[is_other][:, genes[found]]
+        groups = _logs(means_KG[:, self.shared])[:, self.compared] - self.centre
+        return float((centred(groups[:, found]) @ centred(profiles - self.mean[found]).T).max(initial=-1.0))
 
 
 def _logs(means: np.ndarray) -> np.ndarray:
@@ -99,4 +117,5 @@ def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Pro
         mean = logs_PG[nearest].mean(axis=0)
     score = float(correlations.max(axis=1).mean())
     types = table.index.to_numpy(object)
-    return Profiles(types, shared, counts, compared, centre, centred(logs_PG - mean), nearest, score)
+    names = symbols[shared][compared]
+    return Profiles(types, shared, counts, compared, centre, centred(logs_PG - mean), nearest, score, names, mean)

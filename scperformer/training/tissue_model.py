@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.progress import progress
 from scperformer.cells.profiles import simulated_counts
 from scperformer.cells.query import Query
-from scperformer.cells.which_tissue import GIVEN, named_tissue, rank_tissues, require_tissue
+from scperformer.cells.which_tissue import GIVEN, better_tissue, named_tissue, rank_tissues, require_tissue
 from scperformer.config.options import TissueOptions
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io.h5ad import BackedH5ad
@@ -102,6 +102,8 @@ def find_tissue(
     if cfg.tissue is not None:
         name, in_capitals = named_tissue(cells, cfg)
         record = {"name": name, "title": collection().title(name), "in_capitals": in_capitals, "how": GIVEN}
+        if instead := better_tissue(cells, cfg, name, path):
+            record["instead"] = f"these cells fit {instead} better than {record['title']}"
     else:
         ranking = rank_tissues(cells, cfg, path)
         record = ranking.record
