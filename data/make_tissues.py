@@ -5,8 +5,8 @@
 FOLDER has a file for each collection, such as `human_adult.h5ad`: rows are cell types, X is counts per million,
 `obs["tissue_source"]` is the set, `obs["cell_type"]` the type, and `var["measured_SET"]` marks the genes of the set.
 `profile_sets.tsv` beside this script names the tissue of each set that is used, the types of other sets that are added
-to it, and tissues that are made of a set of the other species; `profile_labels.tsv` names the types. What is no cell type is left out, and types that are the same for
-every practical purpose become their mean.
+to it, and tissues that are made of a set of the other species. `profile_labels.tsv` names the types. What is no cell
+type is left out, and types that are the same for every practical purpose become their mean.
 
 It writes three files of `scperformer/model/packaged/tissues`: `sets.tsv`, `types.tsv` with a row for each profile, and
 `profiles.npz` with the expression of these rows in 12 steps per power of two, for each species.

@@ -4,10 +4,13 @@ Their names are not names of genes, and their values differ in kind or size. The
 file whose other names are of known genes.
 """
 
+import re
+
 import numpy as np
 from scipy import sparse
 
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, without_affixes
+from scperformer.io.gene_names import guess_species
 
 MIN_CELLS, MIN_COLUMNS = 5, 100  # with fewer, values do not tell
 MAX_SHARE = 0.02  # of the columns that may be of another kind than the others; of a few genes, `MAX_COLUMNS`
@@ -17,6 +20,7 @@ TINY = 1e-12  # in place of 0, where a quotient is taken
 # Ratio to the largest gene of a cell from which a column is not expression, and from which it may not be.
 MIN_RATIO = 5.0
 MIN_DOUBTFUL_RATIO = 3.0
+MOUSE_GENE = re.compile(r"[A-Z][a-z]+\d|[A-Z][a-z]+-[a-z]")  # as in Gstm1 and Hbb-bs
 
 
 def find_non_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -46,6 +50,10 @@ def find_non_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) ->
     plain = without_affixes(stored, "human")
     may_be_odd[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
     is_odd &= may_be_odd
+    # The genes of the mouse are known as far as they have an ortholog: others may be the largest of cells of one type.
+    doubtful = np.flatnonzero(may_be_odd & ~is_odd)
+    if len(doubtful) and guess_species(names.tolist()) == "mouse":
+        may_be_odd[doubtful] = [MOUSE_GENE.match(str(name).strip()) is None for name in names[doubtful]]
     if axis_shares(names.tolist())[0] < AXIS_SHARE:
         return none, is_odd
     return is_odd, may_be_odd & ~is_odd

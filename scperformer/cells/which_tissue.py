@@ -72,7 +72,7 @@ class Ranking:
     how: str
     in_capitals: bool = False  # mouse symbols in capitals
     is_found: bool = True  # whether the first one fits
-    types: dict[str, int] = field(default_factory=dict)  # specific types, with the number of their cells
+    types: dict[str, int] = field(default_factory=dict)  # specific ones, or the nearest, with the number of their cells
     num_cells: int = 0  # that were compared
 
     @property
@@ -120,8 +120,9 @@ def close_tissues(record: Mapping[str, Any]) -> str:
 def require_tissue(ranking: Ranking, path: str) -> None:
     """Refuse a file that resembles no tissue, such as cell lines."""
     if not ranking.is_found:
+        kinds = listed(f"{num / ranking.num_cells:.0%} {name}" for name, num in ranking.types.items())
         nearest = " and ".join(ranking.names[:2])
-        found = f"cells in {path} that resemble no tissue of the collection (the nearest are {nearest})"
+        found = f"cells in {path} that resemble no tissue of the collection (most like {kinds}; of {nearest})"
         remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=FOLDER"
         raise InputError(found, "cells of a known type", remedy)
 
@@ -216,7 +217,9 @@ def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: 
     common, tissues = _compare(species, x_NG, measured)
     answers = (rank(common, tissues) for rank in (_by_specific_types, _by_common_types, _by_mean))
     ranking = next(filter(None, answers), None)
-    ranking = ranking or replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False)
+    if ranking is None:
+        kinds = pd.Series(common.labels[common.correlations.argmax(axis=1)]).value_counts().head(MAX_TYPES)
+        ranking = replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False, types=kinds.to_dict())
     return replace(ranking, in_capitals=in_capitals, num_cells=len(x_NG))
 
 

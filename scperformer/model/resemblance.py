@@ -64,17 +64,15 @@ class Resemblance:
         Those of families, whose numbers are `families`, C, are raised to a power; their labels keep their shares.
         """
         correlations = _correlations(x, self.is_compared, self.naming_centre, self.naming_profiles)
-        votes = (
-            proba,
-            *map(_probabilities, (correlations, rank_correlations(x[:, self.markers], self.ranks)), SHARPNESS),
-        )
-        both = sum(weight * vote for weight, vote in zip(WEIGHTS, votes, strict=True))
-        sums = np.zeros((len(both), int(families.max()) + 1))
-        for family, values in zip(families, both.T, strict=True):
+        by_rank = rank_correlations(x[:, self.markers], self.ranks)
+        votes = [proba, softmax(SHARPNESS[0] * correlations, axis=1), softmax(SHARPNESS[1] * by_rank, axis=1)]
+        joint = np.average(votes, axis=0, weights=WEIGHTS)
+        sums = np.zeros((len(joint), int(families.max()) + 1))
+        for family, values in zip(families, joint.T, strict=True):
             sums[:, family] += values
         powers = sums**FAMILY_POWER
         factors = powers / powers.sum(axis=1, keepdims=True) / np.maximum(sums, TINY)
-        return (both * factors[:, families]).astype(np.float32)
+        return (joint * factors[:, families]).astype(np.float32)
 
     def of_cells(self, x: csr_matrix, correlations: np.ndarray) -> np.ndarray:
         """Return the largest resemblance of cells to a type, float64 N; simulated cells have about 1."""
@@ -83,10 +81,6 @@ class Resemblance:
     def novelty(self, resemblance: np.ndarray) -> np.ndarray:
         """Return the share of known cells that resemble their type more, float64 N, 0 to 1."""
         return 1 - np.interp(resemblance / max(self.usual, MIN_USUAL), QUANTILES, SHARES)
-
-
-def _probabilities(correlations: np.ndarray, sharpness: float) -> np.ndarray:
-    return softmax(sharpness * correlations, axis=1)
 
 
 def _correlations(x: csr_matrix, is_compared: np.ndarray, centre: np.ndarray, profiles: np.ndarray) -> np.ndarray:
@@ -105,8 +99,8 @@ def _correlations(x: csr_matrix, is_compared: np.ndarray, centre: np.ndarray, pr
 def rank_correlations(x: csr_matrix, ranks: np.ndarray) -> np.ndarray:
     """Return Spearman's correlation of cells with profiles, float64 N x C.
 
-    `x` is CSR N x M, not below 0. `ranks` are those of the profiles, M x C, with mean 0 and length 1. Equal values share
-    the mean of their ranks; the values of 0 are the first ones, so that only the others are sorted.
+    `x` is CSR N x M, not below 0. `ranks` are those of the profiles, M x C, with mean 0 and length 1. Equal values
+    share the mean of their ranks. The values of 0 are the first ones, so that only the others are sorted.
     """
     num_genes = x.shape[1]
     num_positive = np.diff(x.indptr)

@@ -100,3 +100,14 @@ def test_negative_values_of_genes_are_refused(plain):
     x[:, 1:] -= 1
     with pytest.raises(InputError, match="negative values"):
         detect_expression(ad.AnnData(x, obs=cells.obs, var=cells.var))
+
+
+def test_the_largest_gene_of_mouse_cells_of_one_type_stays():
+    names = [f"{letter}ene{number}" for letter in "ABCD" for number in range(100)] + ["Gstm1"]
+    x = np.random.default_rng(0).poisson(2, (20, len(names))).astype(np.float32)
+    x[:, -1] = 4 * x.max()  # of a family of genes, without an ortholog of its own
+    cells = ad.AnnData(x, var=pd.DataFrame(index=names))
+    assert detect_expression(cells).num_genes == len(names)
+    cells.var_names = [*names[:-1], "area"]
+    with pytest.raises(InputError, match="may not be genes: 'area'"):
+        detect_expression(cells)
