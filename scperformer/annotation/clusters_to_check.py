@@ -51,6 +51,7 @@ MAX_LISTED = 3
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
 MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
+MIN_LEAD = 0.08  # of this resemblance over that to specific types of other tissues; cell lines in a pancreas have .06
 MIN_CONFIDENCE = 0.6  # their mean confidence, with profiles that of the family
 
 
@@ -207,4 +208,4 @@ def _is_of_type(query: Query, rows: np.ndarray, label: int, profiles: Profiles, 
     found = profiles.compare(mean, shares).iloc[0]
     if found["difference"] > 0 or found["resemblance"] < MIN_RETURNED:
         return False
-    return bool(found["resemblance"] >= profiles.of_other_tissues(mean))
+    return bool(found["resemblance"] >= profiles.of_other_tissues(mean) + MIN_LEAD)
