@@ -5,7 +5,8 @@
 FOLDER has a file for each collection, such as `human_adult.h5ad`: rows are cell types, X is counts per million,
 `obs["tissue_source"]` is the set, `obs["cell_type"]` the type, and `var["measured_SET"]` marks the genes of the set.
 `profile_sets.tsv` beside this script names the tissue of each set that is used, the types of other sets that are added
-to it, and tissues that are made of a set of the other species; `profile_labels.tsv` names the types. What is no cell type is left out, and types that are the same for
+to it, and tissues that are made of a set of the other species; `profile_labels.tsv` names the types.
+What is no cell type is left out, and types that are the same for
 every practical purpose become their mean.
 
 It writes three files of `scperformer/model/packaged/tissues`: `sets.tsv`, `types.tsv` with a row for each profile, and
@@ -81,7 +82,20 @@ def main() -> None:
     PACKAGED.mkdir(exist_ok=True)
     np.savez_compressed(PACKAGED / "profiles.npz", **arrays)
     pd.concat(types).to_csv(PACKAGED / "types.tsv", sep="\t", index=False)
-    columns = ["key", "name", "species", "age", "tissue", "adds", "orthologs_of", "pool", "title", "url", "licence", "note"]
+    columns = [
+        "key",
+        "name",
+        "species",
+        "age",
+        "tissue",
+        "adds",
+        "orthologs_of",
+        "pool",
+        "title",
+        "url",
+        "licence",
+        "note",
+    ]
     sets[columns].rename(columns={"key": "set"}).to_csv(PACKAGED / "sets.tsv", sep="\t", index=False)
     print(f"{(PACKAGED / 'profiles.npz').stat().st_size / 1e6:.2f} MB")
 

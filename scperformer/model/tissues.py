@@ -1,8 +1,8 @@
 """The packaged profiles of cell types: mean expression in tissues of two species, and the labels of each tissue.
 
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
-`profiles.npz`. `common.tsv` names the types that occur in every tissue. They are fitted to all studies of a species, and
-added to tissues that lack them. Where the tissue is not known, cells are called by them alone; other types, also of
+`profiles.npz`. `common.tsv` names the types that occur in every tissue. They are fitted to all studies of a species,
+and added to tissues that lack them. Where the tissue is not known, cells are called by them alone; other types, also of
 this table, are then known as such, but not named.
 
 Shape letters: C labels, G genes.
@@ -129,7 +129,9 @@ class Collection:
             is_of = other[0] == row.orthologs_of
             values = np.expm1(other[1][is_of][:, places]) * (places >= 0)
             logs = np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4))
-            parts.append((other[0][is_of].map(lambda _, name=row.set: name), logs, other[2][is_of][:, places] & (places >= 0)))
+            parts.append(
+                (other[0][is_of].map(lambda _, name=row.set: name), logs, other[2][is_of][:, places] & (places >= 0))
+            )
         sets, logs, measured = zip(*parts, strict=True)
         return sets[0].append(list(sets[1:])), np.concatenate(logs), np.concatenate(measured)
 
@@ -144,7 +146,7 @@ class Collection:
         return sets, np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4)), measured
 
     def _orthologs(self, species: str) -> np.ndarray:
-        """Return the place of the ortholog of each gene of a species among the genes of the other, int64 G; -1: none."""
+        """Return the place of the ortholog of each gene among the genes of the other species, int64 G; -1: none."""
         orthologs = human_genes().orthologs
         if species == "human":
             orthologs = {human: mouse for mouse, human in orthologs.items()}
@@ -168,6 +170,11 @@ class Collection:
     def is_study(self, sets: pd.Index) -> np.ndarray:
         """Return which sets are studies of their species, and no profiles by orthologs."""
         return (self.sets.loc[sets, "orthologs_of"] == "").to_numpy()
+
+    @cached_property
+    def others(self) -> frozenset[str]:
+        """The names of common.tsv that do not occur in every tissue: known where there is no tissue, but not named."""
+        return frozenset(self.common["name"][self.common["use"] == "other"])
 
     def is_common(self, term: str) -> bool:
         """Return whether a type occurs in every tissue, such as leukocytes, vessels and fibroblasts."""
@@ -201,7 +208,9 @@ class Collection:
 
     def _names_of_common(self, types: pd.DataFrame) -> pd.Series:
         """Return the row of common.tsv of each type, "" if it is too broad; those of few studies join a broader row."""
-        found = pd.DataFrame([self._common_type(term) for term in types["id"]], columns=["name", "use"], index=types.index)
+        found = pd.DataFrame(
+            [self._common_type(term) for term in types["id"]], columns=["name", "use"], index=types.index
+        )
         names = found["name"].where(found["use"] != "broad", "")
         rows = self.common.set_index("name")
         for row in self.common[self.common["use"] == "common"].itertuples():
@@ -251,11 +260,17 @@ class Collection:
 
     def labels(self, name: str) -> pd.DataFrame:
         """Return the labels of a tissue, its own and the added ones: columns label, term, merged, and set of origin."""
+        if name in COMMON.values():
+            tissue = self.tissue(name)
+            return pd.DataFrame({"label": tissue.profiles.index, "term": tissue.terms, "set": name, "merged": ""})
         row = self.tissues().set_index("name", drop=False).loc[name]
         own = self.terms(row["set"])
         parts = [(row["set"], pd.DataFrame({"name": own.index, "term": own}, index=own.index)), *self._added(row)]
-        merged = self.types.fillna({"merged": ""}).set_index(["set", "label"])["merged"]
-        tables = [labels.assign(set=source, merged=merged[source][labels.index]) for source, labels in parts]
+        merged = self.types.fillna({"merged": ""}).set_index(["set", "label"])["merged"].to_dict()
+        tables = [
+            labels.assign(set=source, merged=[merged.get((source, label), "") for label in labels.index])
+            for source, labels in parts
+        ]
         return pd.concat(tables, ignore_index=True).rename(columns={"name": "label"})
 
     def _added(self, row: pd.Series) -> list[tuple[str, pd.DataFrame]]:
@@ -277,7 +292,7 @@ class Collection:
         return found
 
     def _is_added(self, label: str, pool: str, known: pd.Series) -> bool:
-        """Return whether a tissue with known terms gets a common type: one that it lacks, or leukocytes of its own name.
+        """Return whether a tissue with known terms gets a common type: one that it lacks, or leukocytes of its name.
 
         Leukocytes of a tissue of few cells are poor profiles, so that those of all studies are added to them.
         """
@@ -301,7 +316,11 @@ class Collection:
         small medians, the ambient RNA, and genes of all types show the difference of the chemistries. A gene that the
         other set does not measure, such as INS of lung, gets the median of the own set.
         """
-        other = self.common_types("mouse" if self.is_mouse(source) else "human").profiles if source in COMMON.values() else self.profiles(source)
+        other = (
+            self.common_types("mouse" if self.is_mouse(source) else "human").profiles
+            if source in COMMON.values()
+            else self.profiles(source)
+        )
         genes = own.columns.intersection(other.columns, sort=False)
         medians = own.median()
         factors = (medians[genes] + PSEUDO) / (other[genes].median() + PSEUDO)
@@ -329,12 +348,11 @@ class Collection:
         """Return the name of the tissue that a user means, such as "pancreas", or None; species None: not known."""
         wanted = name.strip().lower().replace("_", " ")
         candidates = [f"mouse {wanted}", wanted] if species == "mouse" else [wanted, f"mouse {wanted}"]
-        return next((candidate for candidate in candidates if candidate in set(self.tissues()["name"])), None)
+        names = {*self.tissues()["name"], *COMMON.values()}
+        return next((candidate for candidate in candidates if candidate in names), None)
 
     def find(self, name: str, species: str | None) -> str:
         """Return the name of the tissue that a user means, as `named` does, or of two joined by +; or refuse it."""
-        if name in COMMON.values():
-            return name
         if AND.strip() in name:
             return AND.join(self.find(part, species) for part in name.split(AND.strip(), 1))
         found = self.named(name, species)

@@ -5,7 +5,7 @@ from typing import Any
 
 from natsort import natsorted
 
-from scperformer.annotation.columns import CLUSTER_ENTRIES
+from scperformer.annotation.columns import CLUSTER_ENTRIES, MANY_UNKNOWN
 from scperformer.base.messages import listed
 from scperformer.cells.which_tissue import close_tissues
 from scperformer.model.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
@@ -17,13 +17,25 @@ LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
 NUM_GENES = 3  # of a cluster to check; uns and the log have more
 
-PROFILES = "like the profiles"  # in place of a kind of distribution shift, of cells that resemble their tissue
+# In place of a kind of distribution shift, of cells that were called by profiles.
+PROFILES, UNLIKE, UNDETERMINED = "like the profiles", "unlike the profiles", "tissue not determined"
 
 # Grade, title and advice for each kind of distribution shift.
 VERDICTS = {
     LIKE: ("good", "Like the reference", "Labels can be used; look at the unknown cells."),
     OTHER: ("fair", "Batch effect", "Labels are plausible, confidence is lowered: check markers."),
     PROFILES: ("good", "Like the profiles of the tissue", "This reference has no cells: check markers of rare labels."),
+    UNLIKE: (
+        "fair",
+        "Partly unlike the profiles",
+        "Many cells are of no type of the tissue: check it, and the markers.",
+    ),
+    UNDETERMINED: (
+        "fair",
+        "Tissue not determined",
+        "Cells of types that occur in every tissue are named; the others are unknown. If you know the tissue, name it "
+        "by tissue=NAME.",
+    ),
     FAR: ("bad", "Another tissue", "Do not use these labels."),
     None: ("fair", "Not known", "The distance to the reference could not be estimated: check markers."),
 }
@@ -102,8 +114,15 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
         if tissue := facts.get("tissue"):
             if close := close_tissues(tissue):
                 warn("Another tissue fits, too; compare with tissue=NAME", each, close)
-            if kind == FAR:
-                warn("These cells are not of the tissue: name it by tissue=..., or a model by model_path=...", each)
+            if unknown >= MANY_UNKNOWN:
+                warn(
+                    "Many cells resemble no type of the profiles: malignant cells, or types that lack",
+                    each,
+                    f"{unknown:.0%}",
+                )
+            if each["not_named"]:
+                text = "Types that are not named without their tissue are unknown"
+                warn(text, each, listed(f"{num:,} most like {label}" for label, num in each["not_named"].items()))
             continue
         batches = facts.get("batches", {})
         far = [
