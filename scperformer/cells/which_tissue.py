@@ -95,7 +95,7 @@ def is_undetermined(record: Mapping[str, Any]) -> bool:
 def tissue_text(record: Mapping[str, Any]) -> str:
     """Return a tissue and how it was found, as in "pancreas (adult human), by alpha cell (38 of 500 cells)"."""
     if is_undetermined(record) and record["how"] != GIVEN:
-        return f"not determined, as no type is specific to one: {record['title']}"
+        return f"not determined, {how_found(record)}: {record['title']}"
     return f"{record['title']}, {how_found(record)}"
 
 
@@ -104,7 +104,7 @@ def how_found(record: Mapping[str, Any]) -> str:
     if record["how"] == GIVEN:
         return "as given"
     if is_undetermined(record):
-        return "as no type is specific to a tissue"
+        return "as no type is specific to one"
     if record["how"] == SPECIFIC:
         text = _types_text(record)
     elif record["how"] == BLOOD:

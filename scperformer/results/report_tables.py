@@ -15,14 +15,14 @@ from scperformer.annotation.columns import MANY_UNKNOWN, lost_cells
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of
-from scperformer.cells.which_tissue import how_found, is_undetermined, tissue_text
+from scperformer.cells.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.facts import expected_accuracy
 from scperformer.results.figures import symbol_of
 from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
-from scperformer.results.what_to_check import PROFILES, UNDETERMINED, UNLIKE
+from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE
 
 UNKNOWN_COLOUR = "#5F6770"  # no label has a grey
 UNKNOWN_SYMBOL = "x"
@@ -96,7 +96,7 @@ def tissue_groups(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
         if len(texts) > 1:
             texts = [f"by {listed(dict.fromkeys(str(tissue['how']) for tissue in found))}"]
         group: dict[str, Any] = {"title": title, "found": texts[0], "samples": listed(sample.name for sample in alike)}
-        group["is_undetermined"] = is_undetermined(found[0])
+        group["is_undetermined"] = is_undetermined(found[0]) and found[0]["how"] != GIVEN
         made.append(group | {"labels": alike[0].model_labels, "studies": alike[0].facts["model"]["trained_on"]})
     return made
 
@@ -144,19 +144,19 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
         "agreement": agreement(cells),
         "num_decided": facts.get("encoder", {}).get("num_decided"),  # labels that the encoder changed
         "facts": facts,
-        "kind": _kind(facts, float(cells["unknown"].mean())),
+        "kind": _kind(facts, float(cells["unknown"].mean()), highest),
         "expected": None if math.isnan(lowest) else expected,
         **{name: None if flag is None else int(flag.sum()) for name, flag in flags.items()},
     }
 
 
-def _kind(facts: Mapping[str, Any], unknown_share: float) -> str | None:
+def _kind(facts: Mapping[str, Any], unknown_share: float, highest: float) -> str | None:
     """Return the kind of distribution shift, or of calls by profiles."""
     if "tissue" not in facts:
         return facts.get("shift", {}).get("kind")
     if is_undetermined(facts["tissue"]):
         return UNDETERMINED
-    return UNLIKE if unknown_share >= MANY_UNKNOWN else PROFILES
+    return UNLIKE if unknown_share >= MANY_UNKNOWN or highest < LOW_EXPECTED else PROFILES
 
 
 def not_named(facts: Mapping[str, Any], cells: pd.DataFrame) -> dict[str, int]:

@@ -15,6 +15,7 @@ from scperformer.results.evaluate import Evaluation
 LOW_OVERLAP = 0.7
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
+NOT_NAMED = 0.1  # of the unknown cells
 NUM_GENES = 3  # of a cluster to check; uns and the log have more
 
 # In place of a kind of distribution shift, of cells that were called by profiles.
@@ -28,7 +29,7 @@ VERDICTS = {
     UNLIKE: (
         "fair",
         "Partly unlike the profiles",
-        "Many cells are of no type of the tissue: check it, and the markers.",
+        "Labels are uncertain: check the tissue, and markers.",
     ),
     UNDETERMINED: (
         "fair",
@@ -120,9 +121,13 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
                     each,
                     f"{unknown:.0%}",
                 )
-            if each["not_named"]:
-                text = "Types that are not named without their tissue are unknown"
-                warn(text, each, listed(f"{num:,} most like {label}" for label, num in each["not_named"].items()))
+            if kind == UNLIKE and unknown < MANY_UNKNOWN:
+                text = "The expected accuracy is low; is it the right tissue? Name another one by tissue=NAME"
+                warn(text, each, each["expected"])
+            for label, num in each["not_named"].items():
+                if num >= NOT_NAMED * each["num_unknown"]:
+                    text = f"Unknown cells are most like {label}, a type that is named only in its tissue"
+                    warn(text, each, f"{num:,} of {each['num_unknown']:,}")
             continue
         batches = facts.get("batches", {})
         far = [
