@@ -115,7 +115,7 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
         if tissue := facts.get("tissue"):
             if close := close_tissues(tissue):
                 warn("Another tissue fits, too; compare with tissue=NAME", each, close)
-            if unknown >= MANY_UNKNOWN:
+            if unknown - sum(each["not_named"].values()) / max(1, each["num_cells"]) >= MANY_UNKNOWN:
                 warn(
                     "Many cells resemble no type of the profiles: malignant cells, or types that lack",
                     each,
