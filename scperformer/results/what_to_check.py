@@ -15,6 +15,7 @@ from scperformer.results.evaluate import Evaluation
 LOW_OVERLAP = 0.7
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
+NUM_LOST = 3  # labels that lose cells to unknown, named of each sample
 NOT_NAMED = 0.1  # of the unknown cells
 NUM_GENES = 3  # of a cluster to check; uns and the log have more
 
@@ -110,7 +111,8 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
             warn("Cells of another species, or of several, are unknown", each, f"{num_foreign:,}")
         unknown = (each["num_unknown"] - num_foreign) / max(1, each["num_cells"] - num_foreign)
         if each["lost"] and kind != FAR and unknown <= MAX_UNKNOWN:
-            lost = listed(f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items())
+            texts = [f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items()]
+            lost = ", ".join(texts[:NUM_LOST]) + (f" and {len(texts) - NUM_LOST} more" if texts[NUM_LOST:] else "")
             warn("More than a fifth of a label is unknown", each, lost)
         if tissue := facts.get("tissue"):
             if close := close_tissues(tissue):
