@@ -35,7 +35,7 @@ from scperformer.cli.train import TrainConfig
 from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
-from scperformer.model.tissues import collection
+from scperformer.model.tissues import COMMON, collection
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
     from scperformer.attention.base import Attention
@@ -332,8 +332,9 @@ def import_model(
 def models() -> pd.DataFrame:
     """List the models, packaged and imported, and the tissues: a row each, with labels, genes, tissue and folder.
 
-    `kind` is "model" or "tissue", which has no folder and is named by `options={"tissue": name}`. A folder that cannot
-    be used has a row with the reason in `problem`, which is empty for the others.
+    `kind` is "model", "tissue" (which has no folder and is named by `options={"tissue": name}`) or "common types", by
+    which cells of an unknown tissue are named. A folder that cannot be used has a row with the reason in `problem`,
+    which is empty for the others.
     """
     rows: list[dict[str, Any]] = []
     for folder in [PACKAGED_MODEL, *imported_models(library_folder())]:
@@ -346,6 +347,12 @@ def models() -> pd.DataFrame:
         rows.append(row)
     for name in collection().tissues()["name"]:
         row = {"kind": "tissue", "name": name, "labels": collection().labels(name)["label"]}
+        rows.append(row | {"tissue": collection().title(name), "path": "", "problem": ""})
+    for species, name in COMMON.items():
+        labels = [
+            label for label in collection().common_types(species).profiles.index if label not in collection().others
+        ]
+        row = {"kind": "common types", "name": name, "labels": labels}
         rows.append(row | {"tissue": collection().title(name), "path": "", "problem": ""})
     table = pd.DataFrame(rows).assign(num_labels=[len(row["labels"]) for row in rows])
     table["labels"] = table["labels"].map(", ".join)

@@ -48,6 +48,7 @@ CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high",
 MANY_LOST = 0.2  # share of the cells of a label that are unknown
 MIN_LOST = 3  # cells; fewer say too little about a label
 ONE_TYPE = 0.9  # whole blood samples have up to .64 of their cells in a parent of at most half of the labels, parts 1.0
+MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
 NO_DOUBLETS = "not looked for (needs counts, stored cells of one reference of this tissue, and no adapt=false)"
 LOOKED_AT = 1000  # cells whose genes are counted
 

@@ -90,10 +90,11 @@ def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
         ids, symbols = ids_and_symbols([name.strip() for name in names])
         if not known and any(ids):  # the table takes a while to read
             known = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
-        matches |= [
+        found = [
             bool(pattern.match((symbol or "").upper())) or gene_id in known
             for gene_id, symbol in zip(ids, symbols, strict=True)
         ]
+        matches |= np.array(found, dtype=bool)  # also of no genes
     return matches
 
 

@@ -93,28 +93,48 @@ def is_undetermined(record: Mapping[str, Any]) -> bool:
 
 
 def tissue_text(record: Mapping[str, Any]) -> str:
-    """Return a tissue and how it was found, as in "skeletal muscle (adult mouse), by 38 satellite cells"."""
-    title = record["title"]
+    """Return a tissue and how it was found, as in "pancreas (adult human), by alpha cell (38 of 500 cells)"."""
+    if is_undetermined(record) and record["how"] != GIVEN:
+        return f"not determined, {how_found(record)}: {record['title']}"
+    return f"{record['title']}, {how_found(record)}"
+
+
+def how_found(record: Mapping[str, Any]) -> str:
+    """Return how a tissue was found, and which other one fits, as in "as nearly all cells are leukocytes"."""
     if record["how"] == GIVEN:
-        return f"{title}, as given"
+        return "as given"
     if is_undetermined(record):
-        return f"not determined, as no type is specific to one: {title}"
-    text = f"{title}, by "
+        return "as no type is specific to one"
     if record["how"] == SPECIFIC:
-        found = [f"{num} {name}" for name, num in zip(record["types"], record["type_cells"], strict=True)]
-        text += f"{listed(found)} of {record['num_cells']} cells"
+        text = _types_text(record)
+    elif record["how"] == BLOOD:
+        text = "as nearly all cells are leukocytes"
     else:
-        text += f"the {record['how']} {record['score']:.2f}"
-    if close := close_tissues(record):
-        return f"{text}; {close} fit{'' if ' and ' in close else 's'}, too"
-    return text
+        text = f"by the {record['how']}, whose correlation is {record.get('score', np.nan):.2f}"
+    close = close_tissues(record)
+    return f"{text}; {close} fit{'' if ' and ' in close else 's'}, too" if close else text
+
+
+def _types_text(record: Mapping[str, Any]) -> str:
+    """Return the specific types, as in "by hepatocyte (38 of 500 cells) and cholangiocyte (11)"."""
+    found = list(zip(record.get("types", ()), record.get("type_cells", ()), strict=True))
+    texts = [f"{name} ({num})" for name, num in found]
+    if not texts:
+        return "by specific types"
+    texts[0] = f"{texts[0][:-1]} of {record['num_cells']} cells)"
+    return f"by {listed(texts)}"
 
 
 def close_tissues(record: Mapping[str, Any]) -> str:
-    """Return the tissues that fit nearly as well as the one that was found, with their scores; "" if none does."""
+    """Return the tissues that fit nearly as well as the one that was found, with their scores; "" if none does.
+
+    The scores are shares of the score of the tissue that was found.
+    """
+    if is_undetermined(record):
+        return ""
     limit = CLOSE.get(record["how"], 1.0) * record.get("score", 0.0)
     pairs = zip(record.get("next", ()), record.get("next_scores", ()), strict=True)
-    return " and ".join(f"{name} {score / record['score']:.0%}" for name, score in pairs if score >= limit)
+    return " and ".join(f"{name} {score / record['score']:.0%}" for name, score in pairs if score >= limit > 0)
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:

@@ -97,31 +97,54 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
 
 def _tissues() -> str:
     """Return the table of tissues."""
-    from scperformer.model.tissues import collection
+    from scperformer.model.tissues import COMMON, collection
 
     rows = [("tissue", "age and species", "types", "study")]
     for row in collection().tissues().itertuples():
-        study = shorten(row.title.rpartition(", ")[0], MAX_STUDY_LENGTH, placeholder="...")
+        how = ", by orthologs" if row.orthologs_of else ""
+        study = shorten(row.title.rpartition(", ")[0], MAX_STUDY_LENGTH - len(how), placeholder="...") + how
         rows.append((row.name, f"{row.age} {row.species}", str(len(collection().labels(row.name))), study))
     start = f"{len(rows) - 1} tissues: predict without a model finds the tissue of a file, tissue=NAME names it"
-    return f"\n{start}\n\n{_in_columns(rows)}"
+    end = f"{' and '.join(COMMON.values())}: types of every tissue, for files whose tissue is not determined"
+    return f"\n{start}\n\n{_in_columns(rows)}\n\n{end}"
 
 
 def _types(tissue: str) -> str:
     """Return the types of a tissue with the studies that they are from, and the licence of the profiles."""
-    from scperformer.model.tissues import FOLDER, LICENCE, collection
+    from scperformer.model.tissues import COMMON, FOLDER, LICENCE, collection
 
     labels = collection().labels(tissue)
-    studies = collection().sets.loc[labels["set"].unique()]
-    numbers = {name: str(number) for number, name in enumerate(studies.index, start=1)}
-    rows = [("type", "Cell Ontology", "study", "merged with")]
-    rows += [(row.label, row.term, numbers[row.set], row.merged) for row in labels.itertuples()]
+    rows: list[tuple[str, ...]]
+    numbers = {name: str(number) for number, name in enumerate(labels["set"].unique(), start=1)}
+    if tissue in COMMON.values():
+        others = collection().others
+        calls = ["unknown" if label in others else label for label in labels["label"]]
+        rows = [("type", "Cell Ontology", "call"), *zip(labels["label"], labels["term"], calls, strict=True)]
+    else:
+        of_study = (numbers[name] for name in labels["set"])
+        rows = [("type", "Cell Ontology", "study", "merged with")]
+        rows += zip(labels["label"], labels["term"], of_study, labels["merged"], strict=True)
     lines = [f"{collection().title(tissue)}: {len(labels)} types", "", _in_columns(rows), ""]
-    for study in studies.itertuples():
-        note = f" ({study.note})" if study.note else ""
-        text = f"study {numbers[study.set]}: {study.age} {study.species} {study.tissue}{note}"
-        lines += [text, f"  {study.title}", f"  {study.url}, {study.licence}"]
+    for source, number in numbers.items():
+        lines += _study(source, number, is_short=source != tissue)
     return "\n".join([*lines, "", (FOLDER / LICENCE).read_text(encoding="utf-8").rstrip()])
+
+
+def _study(source: str, number: str, is_short: bool) -> list[str]:
+    """Return lines about the study of a set, or about the common types, which are of all studies of a species."""
+    from scperformer.model.tissues import COMMON, collection
+
+    if source in COMMON.values():
+        studies = collection().tissue(source).studies
+        named = f"'scperformer models show \"{source}\"' names them"
+        text = f"study {number}: {collection().title(source)}, fitted to {len(studies)} sets of profiles"
+        texts = studies["title"] + "\n  " + studies["url"] + ", " + studies["licence"]
+        return [text, *(f"  {each}" for each in ([named] if is_short else texts.unique()))]
+    study = collection().sets.loc[source]
+    note = f" ({study['note']})" if study["note"] else ""
+    how = ", by orthologs" if study["orthologs_of"] else ""
+    text = f"study {number}: {study['age']} {study['species']} {study['tissue']}{how}{note}"
+    return [text, f"  {study['title']}", f"  {study['url']}, {study['licence']}"]
 
 
 def _in_columns(rows: Sequence[tuple[str, ...]]) -> str:

@@ -33,8 +33,8 @@ class AnnotationOptions(TissueOptions):
     # correction for the batch effect of the file; false for comparisons without it; see
     # docs/trust.md#cells-of-another-study
     shift: str = choice("auto", "false")
-    # for fewer but safer labels: cells below this confidence get a parent label that reaches it, or are unknown;
-    # without it 0.5 for profiles of a tissue, and 0 for a model
+    # for fewer but safer labels: cells below this confidence get a parent label that reaches it, or are unknown; unset:
+    # 0.5 for profiles of a tissue, and 0 for a model
     min_confidence: float | None = option(None, SHARE)
     # for statistics: a set of labels for each cell, with the true one in 1 - alpha of the cells; see docs/trust.md
     alpha: float | None = option(None, (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"))

@@ -175,6 +175,11 @@ class Collection:
         """Return which sets are studies of their species, and no profiles by orthologs."""
         return (self.sets.loc[sets, "orthologs_of"] == "").to_numpy()
 
+    @cached_property
+    def others(self) -> frozenset[str]:
+        """The names of common.tsv that do not occur in every tissue: known where there is no tissue, but not named."""
+        return frozenset(self.common["name"][self.common["use"] == "other"])
+
     def is_common(self, term: str) -> bool:
         """Return whether a type occurs in every tissue, such as leukocytes, vessels and fibroblasts."""
         return self._common_type(term)[1] != "other"
@@ -339,10 +344,9 @@ class Collection:
     def named(self, name: str, species: str | None = None) -> str | None:
         """Return the name of the tissue that a user means, such as "pancreas", or None; species None: not known."""
         wanted = name.strip().lower().replace("_", " ")
-        if wanted in COMMON.values():
-            return wanted
         candidates = [f"mouse {wanted}", wanted] if species == "mouse" else [wanted, f"mouse {wanted}"]
-        return next((candidate for candidate in candidates if candidate in set(self.tissues()["name"])), None)
+        names = {*self.tissues()["name"], *COMMON.values()}
+        return next((candidate for candidate in candidates if candidate in names), None)
 
     def find(self, name: str, species: str | None) -> str:
         """Return the name of the tissue that a user means, as `named` does, or of two joined by +; or refuse it."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from anndata import AnnData
 
 from scperformer.annotation.columns import require_not_annotated
@@ -230,7 +231,9 @@ class Checker:
         if model is None:
             from scperformer.training.tissue_model import find_tissue  # imports torch
 
-            found, result["tissue"] = find_tissue(cells, predict, path)
+            found, record = find_tissue(cells, predict, path)
+            # JSON has no arrays.
+            result["tissue"] = {name: np.asarray(value).tolist() for name, value in record.items()}
             model, model_text = found.saved, f"profiles of {found.saved.name}"
             result["rows"]["tissue"] = [tissue_text(result["tissue"])]
         plan = map_to_model(var, findings, model, self.options, path)

@@ -29,13 +29,13 @@ OPTIONAL = {
     "genes/informative_share tree/num_backed_off encoder/num_decided calibration/num_cells "
     "calibration/error other_species/num_cells novelty/unknown_fpr shift/relative_novelty shift/batch_effect "
     "shift/expected_lowest shift/expected_highest "
-    "shift/encoder_weight tissue/in_capitals tissue/score profiles/resemblance "
+    "shift/encoder_weight tissue/in_capitals tissue/score tissue/num_cells profiles/resemblance "
     "profiles/expected_lowest profiles/expected_highest",
-    TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next check/label "
-    "check/looks_like check/too_high check/too_low batches/name batches/kind",
+    TEXTS: "model/lacks tree/nodes tree/parents tree/ontology_term_ids constraints/denied tissue/next tissue/types "
+    "check/label check/looks_like check/too_high check/too_low batches/name batches/kind",
     NUMBERS: "input/is_gene calibration/bins/confidence calibration/bins/num_cells shift/gene_factors "
-    "constraints/weights tissue/next_scores profiles/centre profiles/shares profiles/gene_factors check/num_cells "
-    "check/difference batches/num_cells batches/batch_effect",
+    "constraints/weights tissue/next_scores tissue/type_cells profiles/centre profiles/shares "
+    "profiles/gene_factors check/num_cells check/difference batches/num_cells batches/batch_effect",
     TABLE: "batches/gene_factors",
     MAPPING: "run constraints calibration droplets other_species tissue profiles check batches",
 }
@@ -48,6 +48,7 @@ NEEDED = {
     "tree/nodes": "tree/parents tree/ontology_term_ids",
     "tissue": "tissue/name tissue/title tissue/how tissue/in_capitals profiles",
     "tissue/score": "tissue/next tissue/next_scores",
+    "tissue/types": "tissue/type_cells tissue/num_cells",
     "check": "check/text",
     "batches": "batches/key batches/name batches/gene_factors batches/num_cells",
     "batches/kind": "batches/batch_effect",
@@ -63,6 +64,7 @@ EQUALLY_LONG = (
     ("tree/nodes", "tree/parents"),
     ("tree/nodes", "tree/ontology_term_ids"),
     ("tissue/next", "tissue/next_scores"),
+    ("tissue/types", "tissue/type_cells"),
     *(("check/label", f"check/{name}") for name in CLUSTER_ENTRIES),
 )
 COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details: numbers

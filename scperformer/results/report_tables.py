@@ -11,18 +11,18 @@ import numpy.typing as npt
 import pandas as pd
 from natsort import natsorted
 
-from scperformer.annotation.columns import lost_cells
+from scperformer.annotation.columns import MANY_UNKNOWN, lost_cells
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of
-from scperformer.cells.which_tissue import GIVEN, tissue_text
+from scperformer.cells.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.labels.tree import NO_CALL
-from scperformer.model.shift import FAR
+from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.facts import expected_accuracy
 from scperformer.results.figures import symbol_of
 from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
-from scperformer.results.what_to_check import PROFILES
+from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE
 
 UNKNOWN_COLOUR = "#5F6770"  # no label has a grey
 UNKNOWN_SYMBOL = "x"
@@ -92,12 +92,11 @@ def tissue_groups(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
     made = []
     for title, alike in groups.items():
         found = [sample.facts["tissue"] for sample in alike]
-        texts = dict.fromkeys(tissue_text(tissue).removeprefix(title).lstrip(", ") for tissue in found)
+        texts = list(dict.fromkeys(how_found(tissue) for tissue in found))
         if len(texts) > 1:
-            scores = [tissue["score"] for tissue in found if "score" in tissue]
-            texts = dict.fromkeys([f"{min(scores):.2f} to {max(scores):.2f}"])
-        group = {"title": title, "found": "".join(texts), "samples": listed(sample.name for sample in alike)}
-        group["how"] = " and ".join(dict.fromkeys(str(tissue["how"]) for tissue in found if tissue["how"] != GIVEN))
+            texts = [f"by {listed(dict.fromkeys(str(tissue['how']) for tissue in found))}"]
+        group: dict[str, Any] = {"title": title, "found": texts[0], "samples": listed(sample.name for sample in alike)}
+        group["is_undetermined"] = is_undetermined(found[0]) and found[0]["how"] != GIVEN
         made.append(group | {"labels": alike[0].model_labels, "studies": alike[0].facts["model"]["trained_on"]})
     return made
 
@@ -128,9 +127,8 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
     cells = cells[cells["sample"] == sample.name]
     facts = sample.facts
     lowest, highest = expected_accuracy(facts)
-    kind = FAR if math.isnan(lowest) else PROFILES
-    if "profiles" not in facts:
-        kind = facts.get("shift", {}).get("kind")
+    others = not_named(facts, cells)
+    lost = lost_cells(cells["label"].to_numpy(), cells["unknown"].to_numpy())
     expected = f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
     bins = facts.get("calibration", {}).get("bins")  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
@@ -138,17 +136,35 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
         "name": sample.name,
         "num_cells": len(cells),
         "num_unknown": int(cells["unknown"].sum()),
-        "lost": lost_cells(cells["label"].to_numpy(), cells["unknown"].to_numpy()),
+        "lost": {label: nums for label, nums in lost.items() if label not in others},
+        "not_named": others,
         "median": float(cells["confidence"].median()),
         "mean": float(cells["confidence"].mean()),
         "mean_held_out": math.nan if bins is None else float(np.average(bins["confidence"], weights=bins["num_cells"])),
         "agreement": agreement(cells),
         "num_decided": facts.get("encoder", {}).get("num_decided"),  # labels that the encoder changed
         "facts": facts,
-        "kind": kind,
+        "kind": _kind(facts, float(cells["unknown"].mean()), highest),
         "expected": None if math.isnan(lowest) else expected,
         **{name: None if flag is None else int(flag.sum()) for name, flag in flags.items()},
     }
+
+
+def _kind(facts: Mapping[str, Any], unknown_share: float, highest: float) -> str | None:
+    """Return the kind of distribution shift, or of calls by profiles."""
+    if "tissue" not in facts:
+        return facts.get("shift", {}).get("kind")
+    if is_undetermined(facts["tissue"]):
+        return UNDETERMINED
+    return UNLIKE if unknown_share >= MANY_UNKNOWN or highest < LOW_EXPECTED else PROFILES
+
+
+def not_named(facts: Mapping[str, Any], cells: pd.DataFrame) -> dict[str, int]:
+    """Return the types that common types know but do not name, with the number of their unknown cells, most first."""
+    if not is_undetermined(facts.get("tissue", {})):
+        return {}
+    counts = cells["label"][cells["unknown"]].value_counts()
+    return {str(label): int(num) for label, num in counts.items() if label in collection().others}
 
 
 def agreement(cells: pd.DataFrame) -> float | None:

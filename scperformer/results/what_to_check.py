@@ -5,7 +5,7 @@ from typing import Any
 
 from natsort import natsorted
 
-from scperformer.annotation.columns import CLUSTER_ENTRIES
+from scperformer.annotation.columns import CLUSTER_ENTRIES, MANY_UNKNOWN
 from scperformer.base.messages import listed
 from scperformer.cells.which_tissue import close_tissues
 from scperformer.model.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
@@ -15,15 +15,29 @@ from scperformer.results.evaluate import Evaluation
 LOW_OVERLAP = 0.7
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
+NUM_LOST = 3  # labels that lose cells to unknown, named of each sample
+NOT_NAMED = 0.1  # of the unknown cells
 NUM_GENES = 3  # of a cluster to check; uns and the log have more
 
-PROFILES = "like the profiles"  # in place of a kind of distribution shift, of cells that resemble their tissue
+# In place of a kind of distribution shift, of cells that were called by profiles.
+PROFILES, UNLIKE, UNDETERMINED = "like the profiles", "unlike the profiles", "tissue not determined"
 
 # Grade, title and advice for each kind of distribution shift.
 VERDICTS = {
     LIKE: ("good", "Like the reference", "Labels can be used; look at the unknown cells."),
     OTHER: ("fair", "Batch effect", "Labels are plausible, confidence is lowered: check markers."),
     PROFILES: ("good", "Like the profiles of the tissue", "This reference has no cells: check markers of rare labels."),
+    UNLIKE: (
+        "fair",
+        "Partly unlike the profiles",
+        "Labels are uncertain: check the tissue, and markers.",
+    ),
+    UNDETERMINED: (
+        "fair",
+        "Tissue not determined",
+        "Cells of types that occur in every tissue are named; the others are unknown. If you know the tissue, name it "
+        "by tissue=NAME.",
+    ),
     FAR: ("bad", "Another tissue", "Do not use these labels."),
     None: ("fair", "Not known", "The distance to the reference could not be estimated: check markers."),
 }
@@ -97,13 +111,25 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
             warn("Cells of another species, or of several, are unknown", each, f"{num_foreign:,}")
         unknown = (each["num_unknown"] - num_foreign) / max(1, each["num_cells"] - num_foreign)
         if each["lost"] and kind != FAR and unknown <= MAX_UNKNOWN:
-            lost = listed(f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items())
+            texts = [f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items()]
+            lost = ", ".join(texts[:NUM_LOST]) + (f" and {len(texts) - NUM_LOST} more" if texts[NUM_LOST:] else "")
             warn("More than a fifth of a label is unknown", each, lost)
         if tissue := facts.get("tissue"):
             if close := close_tissues(tissue):
                 warn("Another tissue fits, too; compare with tissue=NAME", each, close)
-            if kind == FAR:
-                warn("These cells are not of the tissue: name it by tissue=..., or a model by model_path=...", each)
+            if unknown - sum(each["not_named"].values()) / max(1, each["num_cells"]) >= MANY_UNKNOWN:
+                warn(
+                    "Many cells resemble no type of the profiles: malignant cells, or types that lack",
+                    each,
+                    f"{unknown:.0%}",
+                )
+            if kind == UNLIKE and unknown < MANY_UNKNOWN:
+                text = "The expected accuracy is low; is it the right tissue? Name another one by tissue=NAME"
+                warn(text, each, each["expected"])
+            for label, num in each["not_named"].items():
+                if num >= NOT_NAMED * each["num_unknown"]:
+                    text = f"Unknown cells are most like {label}, a type that is named only in its tissue"
+                    warn(text, each, f"{num:,} of {each['num_unknown']:,}")
             continue
         batches = facts.get("batches", {})
         far = [

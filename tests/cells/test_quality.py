@@ -83,6 +83,7 @@ def test_technical_genes_by_name_or_id():
     left_out = ["RPL13A", "Rps27l", "RPS4Y1", "RPL36AL", "RPLP0", "RPSA", "RPL13AP5", "MT-ND1", "mt-Co1", "Malat1"]
     left_out += ["ENSG00000251562", "ENSG00000142541"]  # MALAT1, RPL13A
     assert technical(listed + left_out).tolist() == [False] * len(listed) + [True] * len(left_out)
+    assert technical([]).tolist() == []  # samples of two species share no gene
 
 
 def test_mitochondrial_genes_by_name_id_or_column():

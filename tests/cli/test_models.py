@@ -129,6 +129,8 @@ def test_tissues_are_listed_as_a_table(library, command):
     assert [row[0] for row in rows[1:]] == collection().tissues()["name"].tolist()
     num_types = len(collection().tissue("mouse lung").profiles)
     assert ["mouse lung", "adult mouse", str(num_types), "Han et al. 2018"] in rows
+    assert rows[-13][3] == "Han et al. 2018, by orthologs"
+    assert lines[-1].startswith("common types and mouse common types: ")
     assert max(map(len, lines[1:])) <= 100
 
 
@@ -149,6 +151,15 @@ def test_the_types_of_a_tissue_and_their_studies_are_shown(words, name, library,
         assert study.note in studies
     for needed in ("NanoString", "9698cc4", "https://creativecommons.org/licenses/by/4.0/", "Changed"):
         assert needed in studies
+
+
+def test_common_types_are_shown_with_their_calls(library, command):
+    ran = command("models", "show", "common types")
+    assert ran.code == 0
+    rows = [re.split(r"  +", line) for line in ran.out.split("\n\n")[1].splitlines()[1:]]
+    assert [row[0] for row in rows] == collection().tissue("common types").profiles.index.tolist()
+    assert {row[0] for row in rows if row[2] == "unknown"} == set(collection().tissue("common types").others)
+    assert "Vento-Tormo et al. 2018, Nature" in ran.out
 
 
 def test_merged_types_are_shown(library, command):

@@ -1,11 +1,14 @@
 """Evaluation and report of samples that were annotated without a model: two tissues, and one named by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.page import Page
 from support.tissues import cells_of_tissue
 
 import scperformer
+from scperformer.base.errors import InputError
+from scperformer.cells.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
 from scperformer.results.evaluate import read_evaluation
 from scperformer.results.read_annotations import read_annotated
 
@@ -39,10 +42,9 @@ def test_the_record_and_the_paragraph(samples, monkeypatch, capsys):
     monkeypatch.delenv("SCPERFORMER_MODEL")
     scperformer.annotate(samples["pancreas"].copy(), replace_annotation=True)
     text = capsys.readouterr().out
-    assert f"72 cells were annotated by published profiles ({TITLE}, 22 labels): " in text
-    assert (
-        f"The tissue was found by the differences between cells: {TITLE} {facts['tissue']['score']:.2f}; next: " in text
-    )
+    assert f"72 cells were annotated by published profiles ({TITLE}, 24 labels): " in text
+    num = facts["tissue"]["type_cells"][0]
+    assert f"{TITLE}, by {facts['tissue']['types'][0]} ({num} of 72 cells), " in text
     lowest, highest = (facts["profiles"][f"expected_{end}"] for end in ("lowest", "highest"))
     assert f"Expected accuracy {lowest:.2f} to {highest:.2f}; this reference has no cells." in text
 
@@ -70,8 +72,7 @@ def test_the_report_names_the_tissues(files, samples, tmp_path):
     assert f"annotated by published mean profiles of cell types, with {num_labels} labels." in words
     for name, sample in samples.items():
         tissue, profiles = sample.uns[KEY]["tissue"], sample.uns[KEY]["profiles"]
-        assert f"{tissue['title']} {tissue['score']:.2f}; " in words
-        assert f"{name}: found by the differences between cells" in words
+        assert f"{tissue['title']} , {how_found(tissue)} {name} " in words
         [row] = [row for row in page.tables["samples-table"] if row[0] == name]
         assert row[2].startswith(tissue["title"])
         expected = f"{profiles['expected_lowest']:.0%} to {profiles['expected_highest']:.0%}"
@@ -86,13 +87,56 @@ def test_a_tissue_that_does_not_fit(samples, monkeypatch, tmp_path):
     scperformer.annotate(cells, replace_annotation=True, options={"tissue": "blood"})
     text = scperformer.report(cells, output=tmp_path / "report.html").path.read_text()
     words = " ".join(" ".join(Page(text).text).split())
-    assert "blood (adult human) as given" in words
-    assert "Another tissue : 1 sample with" in words
-    assert "These cells are not of the tissue" in words
+    assert "blood (adult human) , as given" in words
+    assert "Partly unlike the profiles : 1 sample with" in words
+    assert "The expected accuracy is low; is it the right tissue?" in words
+
+
+def test_a_file_without_a_tissue(monkeypatch, tmp_path):
+    """Vessels, fibroblasts and leukocytes of the skin, with cells of an epithelium that are not named."""
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+    cells = cells_of_tissue("skin")
+    cells = cells[~cells.obs["cell_type"].str.contains("keratinocyte|melanocyte")].copy()
+    scperformer.annotate(cells, options={"tissue": "common_types"})
+    facts = cells.uns[KEY]
+    assert facts["tissue"]["name"] == "common types"
+    facts["tissue"]["how"] = UNDETERMINED
+    is_unknown = np.arange(len(cells)) < 9
+    for column, value in (("label", "epithelial cell"), ("call", "unknown")):
+        texts = cells.obs[f"{KEY}_{column}"].astype(str)
+        cells.obs[f"{KEY}_{column}"] = pd.Categorical(texts.mask(is_unknown, value))
+    unknown = cells.obs.loc[cells.obs[f"{KEY}_call"] == "unknown", f"{KEY}_label"]
+    text = scperformer.report(cells, output=tmp_path / "report.html").path.read_text()
+    words = " ".join(" ".join(Page(text).text).split())
+    assert "not determined , as no type is specific to one: common types (human)" in words
+    assert "Tissue not determined : 1 sample with" in words
+    assert "Unknown cells are most like epithelial cell, a type that is named only in its tissue: " in words
+    assert f"({(unknown == 'epithelial cell').sum()} of {len(unknown)})." in words
+    assert "More than a fifth of a label" not in words
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"name": "liver", "how": GIVEN}, "T, as given"),
+        ({"name": "common types", "how": UNDETERMINED}, "not determined, as no type is specific to one: T"),
+        ({"name": "liver", "how": SPECIFIC}, "T, by a, X high (9 of 50 cells), b (2); testis 70% fits, too"),
+        ({"name": "blood", "how": BLOOD}, "T, as nearly all cells are leukocytes"),
+        ({"name": "liver", "how": MEAN}, "T, by the mean of the cells, whose correlation is 0.50"),
+    ],
+)
+def test_the_text_of_each_answer(record, text):
+    scores = {"score": 0.5, "next": ["testis", "lung"], "next_scores": [0.35, 0.1]}
+    types = {"num_cells": 50, "types": ["a, X high", "b"], "type_cells": [9, 2]}
+    assert tissue_text({"title": "T", **scores, **types, **record}) == text
 
 
 def test_damaged_records_are_refused(samples, write):
     cells = samples["blood"].copy()
     del cells.uns[KEY]["tissue"]["title"]
-    with pytest.raises(Exception, match="has 'tissue' without 'tissue/title'"):
+    with pytest.raises(InputError, match="has 'tissue' without 'tissue/title'"):
         read_annotated([str(write(cells))], KEY)
+    cells = samples["blood"].copy()
+    cells.uns[KEY]["tissue"]["type_cells"] = np.array(["many"])
+    with pytest.raises(InputError, match="a list of texts instead of a list of numbers"):
+        read_annotated([str(write(cells, "other.h5ad"))], KEY)
