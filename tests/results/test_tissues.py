@@ -6,6 +6,7 @@ from support.page import Page
 from support.tissues import cells_of_tissue
 
 import scperformer
+from scperformer.cells.which_tissue import tissue_text
 from scperformer.results.evaluate import read_evaluation
 from scperformer.results.read_annotations import read_annotated
 
@@ -39,10 +40,9 @@ def test_the_record_and_the_paragraph(samples, monkeypatch, capsys):
     monkeypatch.delenv("SCPERFORMER_MODEL")
     scperformer.annotate(samples["pancreas"].copy(), replace_annotation=True)
     text = capsys.readouterr().out
-    assert f"72 cells were annotated by published profiles ({TITLE}, 22 labels): " in text
-    assert (
-        f"The tissue was found by the differences between cells: {TITLE} {facts['tissue']['score']:.2f}; next: " in text
-    )
+    assert f"72 cells were annotated by published profiles ({TITLE}, {len(facts['model']['labels'])} labels): " in text
+    found = f"{TITLE}, by 12 alpha cell, 12 beta cell, 12 delta cell of 72 cells"
+    assert f"The tissue was found by the specific types: {found}. " in text
     lowest, highest = (facts["profiles"][f"expected_{end}"] for end in ("lowest", "highest"))
     assert f"Expected accuracy {lowest:.2f} to {highest:.2f}; this reference has no cells." in text
 
@@ -70,10 +70,9 @@ def test_the_report_names_the_tissues(files, samples, tmp_path):
     assert f"annotated by published mean profiles of cell types, with {num_labels} labels." in words
     for name, sample in samples.items():
         tissue, profiles = sample.uns[KEY]["tissue"], sample.uns[KEY]["profiles"]
-        assert f"{tissue['title']} {tissue['score']:.2f}; " in words
-        assert f"{name}: found by the differences between cells" in words
+        assert f"{name}: found by the {tissue['how']}" in words
         [row] = [row for row in page.tables["samples-table"] if row[0] == name]
-        assert row[2].startswith(tissue["title"])
+        assert row[2] == tissue_text(tissue)
         expected = f"{profiles['expected_lowest']:.0%} to {profiles['expected_highest']:.0%}"
         assert expected in row
     assert "Like the profiles of the tissue : 2 samples with" in words
