@@ -79,7 +79,7 @@ def test_leukocytes_alone_are_blood(pbmc3k):
     assert found.scores[0] > found.scores[1] > 2 * found.scores[2]
 
 
-@pytest.mark.parametrize("name", ["lung", "fetal heart", "mouse lung"])
+@pytest.mark.parametrize("name", ["lung", "fetal heart", pytest.param("mouse lung", marks=pytest.mark.slow)])
 def test_types_that_occur_everywhere_name_no_tissue(name):
     found = ranked(cells_of_profiles(common_and_specific(name)[0], 15))
     assert found.how == UNDETERMINED
@@ -131,7 +131,7 @@ def test_normal_cells_name_the_tissue_of_a_tumour():
     assert sum(found.types.values()) <= 8 * len(specific)  # none of the malignant cells
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_carcinoma_is_of_no_other_organ(seed):
     common, specific = common_and_specific("lung")
     profiles = joined_profiles(common, malignant(specific.loc[["AT2 cell"]], seed))
