@@ -1,6 +1,5 @@
 """The packaged collection of profiles: its tables agree, and its tissues are found by the names that users write."""
 
-import pandas as pd
 import pytest
 
 from scperformer.labels.ontology import packaged_ontology
@@ -13,7 +12,11 @@ from scperformer.model.tissues import FOLDER, LICENCE, collection
         ("pancreas", None, "pancreas"),
         ("Pancreas ", "mouse", "mouse pancreas"),
         ("mouse_lung", "human", "mouse lung"),
-        ("kidney", None, "mouse kidney"),
+        ("kidney", None, "kidney"),
+        ("kidney", "mouse", "mouse kidney"),
+        ("mouse kidney", "human", "mouse kidney"),
+        ("calvaria", None, None),
+        ("neonatal_calvaria", None, "mouse neonatal calvaria"),
         ("fetal_kidney", "mouse", "fetal kidney"),
         ("pancras", None, None),
     ],
@@ -45,14 +48,24 @@ def test_the_labels_of_every_tissue():
     labels = collection().labels("mouse prostate")
     assert labels["label"].tolist() == tissue.profiles.index.tolist()
     assert labels["term"].tolist() == tissue.terms
-    assert list(dict.fromkeys(labels["set"])) == tissue.studies.index.tolist()
+    assert list(dict.fromkeys(labels["set"]))[: len(tissue.studies)] == tissue.studies.index.tolist()
 
 
-def test_the_pool_has_types_of_the_collection():
-    types = pd.MultiIndex.from_frame(collection().types[["set", "label"]])
-    assert pd.MultiIndex.from_frame(collection().pool[["set", "label"]]).isin(types).all()
+def test_the_table_of_common_types_is_consistent():
+    table = collection().common
+    assert table["name"].is_unique
+    assert set(table["id"]) <= set(packaged_ontology().names)
+    assert set(table["use"]) == {"common", "other", "broad"}
+    assert set(table["lacks"]) - {""} <= set(packaged_ontology().names)
+    assert (table["lacks"][table["use"] != "common"] == "").all()
+    rows = table["id"].tolist()
+    for number, term in enumerate(rows):  # of the first row that contains a type, so that narrower ones come first
+        assert not packaged_ontology().ancestors(term) & {*rows[:number]}, term
+
+
+def test_an_added_type_has_the_term_of_its_row():
     macrophage = collection().labels("pancreas").set_index("label").loc["macrophage"]
-    assert macrophage["term"] == "CL:0000235"  # not the macrophage of the lung, whose profile it is
+    assert macrophage["term"] == "CL:0000235"
 
 
 def test_every_study_has_all_that_its_licence_asks_for():
@@ -65,11 +78,12 @@ def test_every_study_has_all_that_its_licence_asks_for():
     assert "https://github.com/Nanostring-Biostats/CellProfileLibrary" in text
 
 
-def test_the_pool_is_added_to_the_tissues_that_it_names():
+def test_common_types_are_added_to_the_tissues_that_lack_them():
     added = {name: {*collection().labels(name)["label"]} for name in ("spleen", "mouse brain", "mouse lung", "skin")}
-    assert {"reticular fibroblast", "vascular endothelial cell", "smooth muscle cell"} <= added["spleen"]
-    assert "pericyte" in added["mouse brain"]
-    assert "mesothelial cell" not in added["mouse brain"]
+    assert {"fibroblast", "endothelial cell", "smooth muscle cell"} <= added["spleen"]
+    assert {"pericyte", "endothelial cell"} <= added["mouse brain"]
     assert "mesothelial cell" in added["mouse lung"]
-    assert "monocyte" not in added["skin"]  # its macrophages or dendritic cells have the broader term
-    assert "smooth muscle cell" not in {*collection().labels("mouse pancreas")["label"]}  # it has them, with pericytes
+    assert {"monocyte", "macrophage"} <= added["skin"]  # its own are macrophages or dendritic cells
+    assert not {"fibroblast", "endothelial cell"} & {
+        *collection().labels("mouse pancreas")["label"]
+    }  # it has narrower ones

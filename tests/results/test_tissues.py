@@ -74,7 +74,7 @@ def test_the_report_names_the_tissues(files, samples, tmp_path):
         tissue, profiles = sample.uns[KEY]["tissue"], sample.uns[KEY]["profiles"]
         assert f"{tissue['title']} , {how_found(tissue)} {name} " in words
         [row] = [row for row in page.tables["samples-table"] if row[0] == name]
-        assert row[2].startswith(tissue["title"])
+        assert row[2] == tissue_text(tissue)
         expected = f"{profiles['expected_lowest']:.0%} to {profiles['expected_highest']:.0%}"
         assert expected in row
     assert "Like the profiles of the tissue : 2 samples with" in words
