@@ -20,6 +20,7 @@ from anndata import AnnData
 
 from scperformer.annotation.clusters_to_check import check_clusters
 from scperformer.annotation.columns import (
+    MANY_UNKNOWN,
     OBS_COLUMNS,
     OBSM,
     cluster_columns,
@@ -37,7 +38,7 @@ from scperformer.annotation.columns import (
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
-from scperformer.cells.which_tissue import GIVEN, SPECIFIC, close_tissues, is_undetermined, tissue_text
+from scperformer.cells.which_tissue import SPECIFIC, close_tissues, tissue_text
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
@@ -59,7 +60,6 @@ NUM_FIRST_CALLS = 5  # in a text
 BELOW = 0.1
 BELOW_IF_OTHERS_FIT = 0.2
 ABOVE = 0.07
-MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds
 
 
 @dataclass
@@ -101,8 +101,7 @@ class Annotation:
         text = f"{len(self.obs):,} cells were annotated by {name} ({of}{len(self.labels)} labels): {', '.join(first)}; "
         text += f"{self.record['num_unknown'] / len(self.obs):.1%} are unknown. "
         if tissue is not None:
-            how = "given" if tissue["how"] == GIVEN else f"found by the {tissue['how']}: {tissue_text(tissue)}"
-            text += f"The tissue was {tissue_text(tissue) if is_undetermined(tissue) else how}. "
+            text += f"Tissue: {tissue_text(tissue)}. "
             profiles = self.record["profiles"]
             if not math.isnan(profiles["expected_lowest"]):
                 text += f"{profiles_text(profiles['expected_lowest'], profiles['expected_highest'])}. "
@@ -376,11 +375,17 @@ def _trust_in_profiles(
     if saved.others:  # the tissue is not determined
         lowest = highest = math.nan
     warned = [instead] if (instead := str(tissue.get("instead", ""))) else []
-    if unknown_share >= MANY_UNKNOWN:
-        text = f"{unknown_share:.0%} of the cells resemble no type of {saved.name}"
+    nearest = pd.Series(np.array(saved.labels)[calls["best"]]).value_counts(normalize=True)
+    others = nearest[nearest.index.isin(saved.others)]
+    if others.sum() >= MANY_UNKNOWN:
+        kinds = listed(f"{share:.0%} {name}" for name, share in others.head(3).items())
+        warned.append(f"{others.sum():.0%} of the cells are not named, as they do not occur in every tissue: {kinds}")
+    if unknown_share - others.sum() >= MANY_UNKNOWN:
+        text = f"{unknown_share - others.sum():.0%} of the cells resemble no type of {saved.name}"
         warned.append(f"{text}: malignant cells, or types that it lacks")
-    expected = profiles_text(lowest, highest)
-    log.info("%s: resemblance to the types of %s %.2f. %s", adapted.query.path, saved.name, resemblance, expected)
+    log.info(
+        "%s: resemblance to the profiles %.2f. %s", adapted.query.path, resemblance, profiles_text(lowest, highest)
+    )
     assert adapted.resemblance is not None
     record: dict[str, Any] = {"resemblance": resemblance, "expected_lowest": lowest, "expected_highest": highest}
     record |= {"centre": adapted.resemblance.centre, "shares": adapted.resemblance.shares}  # for explain

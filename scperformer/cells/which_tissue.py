@@ -51,7 +51,7 @@ VERY_SIMILAR = 0.3  # cell lines have .012 of such cells,
 MIN_VERY_SIMILAR = 0.04  # and a carcinoma with few other cells more
 LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen, marrow or thymus
 # The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
-MIN_MEAN_SCORE = 0.56
+MIN_MEAN_SCORE = 0.6
 MAX_TYPES = 3  # listed of each tissue
 TINY = 1e-9  # in place of 0, where a quotient is taken
 # How a tissue was found, and the share of its score from which another one fits, too.
@@ -80,10 +80,8 @@ class Ranking:
         """The first tissue and how it was found, as annotations record it, and the next two."""
         record = {"name": self.names[0], "title": collection().title(self.names[0]), "in_capitals": self.in_capitals}
         record |= {"how": self.how, "score": self.scores[0], "num_cells": self.num_cells}
-        record |= {
-            "types": np.array(list(self.types), dtype=object),
-            "type_cells": np.array([*self.types.values()], dtype=int),
-        }
+        record["types"] = np.array(list(self.types), dtype=object)
+        record["type_cells"] = np.array(list(self.types.values()), dtype=int)
         return record | {"next": self.names[1:3], "next_scores": self.scores[1:3]}
 
 
@@ -252,15 +250,17 @@ def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
     if evidence[first] < MIN_EVIDENCE:
         return None
     parts = {part.name: part for part in tissues}
-    types = _types_of(parts[first], leads[first] > LEAD)
+    is_of_first = leads[first] > LEAD
     further = {name: lead - np.maximum(leads[first], 0) for name, lead in leads.items()}
     second = max(further, key=lambda name: _evidence(further[name]))
     is_of_second = further[second] > LEAD
+    types: dict[str, int] = {}
     if _evidence(further[second]) >= MIN_EVIDENCE and is_of_second.sum() >= MIN_SECOND:
-        types |= _types_of(parts[second], is_of_second)
+        is_of_first &= leads[first] >= leads[second]
+        types = _types_of(parts[second], is_of_second)
         evidence = {f"{first}{AND}{second}": evidence.pop(first)} | evidence
         del evidence[second]
-    return replace(_ordered(evidence, SPECIFIC), types=types)
+    return replace(_ordered(evidence, SPECIFIC), types=_types_of(parts[first], is_of_first) | types)
 
 
 def _by_common_types(common: _Part, tissues: list[_Part]) -> Ranking | None:

@@ -301,10 +301,11 @@ class Collection:
 
     @staticmethod
     def _is_lacking(lacked: str, known: pd.Series) -> bool:
-        """Return whether labels with known terms lack a term of common.tsv; a broader label has its cells already."""
+        """Return whether labels with known terms lack the terms of common.tsv; a broader label has its cells already."""
         ontology = packaged_ontology()
-        broader = ontology.ancestors(lacked)
-        return not any(term in broader or lacked in ontology.ancestors(term) for term in known)
+        terms = lacked.split("; ")
+        broader = ontology.ancestors(terms[0])
+        return not any(term in broader or not ontology.ancestors(term).isdisjoint(terms) for term in known)
 
     def _in_scale(self, source: str, labels: Sequence[str], own: pd.DataFrame) -> pd.DataFrame:
         """Return profiles of another set in the scale of a tissue's own set.

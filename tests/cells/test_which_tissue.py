@@ -149,7 +149,6 @@ def test_two_tissues_of_one_file_are_both_named(liver_and_intestine):
     assert f"{found.types['enterocyte']} enterocyte" in text
 
 
-@pytest.mark.xfail(strict=True, reason="cells of the second tissue are counted as types of the first, too")
 def test_each_cell_counts_for_one_of_two_tissues(liver_and_intestine):
     cells = liver_and_intestine(12, 15, 8)
     found = ranked(cells)
