@@ -383,9 +383,8 @@ def _trust_in_profiles(
     if unknown_share - others.sum() >= MANY_UNKNOWN:
         text = f"{unknown_share - others.sum():.0%} of the cells resemble no type of {saved.name}"
         warned.append(f"{text}: malignant cells, or types that it lacks")
-    log.info(
-        "%s: resemblance to the profiles %.2f. %s", adapted.query.path, resemblance, profiles_text(lowest, highest)
-    )
+    expected = profiles_text(lowest, highest)
+    log.info("%s: resemblance to the profiles %.2f. %s", adapted.query.path, resemblance, expected)
     assert adapted.resemblance is not None
     record: dict[str, Any] = {"resemblance": resemblance, "expected_lowest": lowest, "expected_highest": highest}
     record |= {"centre": adapted.resemblance.centre, "shares": adapted.resemblance.shares}  # for explain

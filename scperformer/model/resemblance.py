@@ -16,9 +16,9 @@ Shape letters: N cells, C labels, G genes.
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.sparse import csr_matrix
 from scipy.special import softmax
-from scipy.stats import rankdata
 
 NUM_GENES = 2000  # that vary most between the profiles
 HALFWAY = 0.5  # of the way from the mixture of types to the mean of all profiles
@@ -146,7 +146,7 @@ def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matri
         naming_profiles=naming.T,
         naming_centre=(centre + step) * is_compared,
         markers=markers,
-        ranks=centred(rankdata(means[:, markers], axis=1)).T,
+        ranks=centred(pd.DataFrame(means[:, markers]).rank(axis=1).to_numpy()).T,
     )
 
 

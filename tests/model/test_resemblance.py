@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.stats import rankdata, spearmanr
 
-from scperformer.model.resemblance import QUANTILES, SHARES, counts_of, fit_resemblance, joined
+from scperformer.model.resemblance import (
+    FAMILY_POWER,
+    QUANTILES,
+    SHARES,
+    centred,
+    counts_of,
+    fit_resemblance,
+    rank_correlations,
+)
 
 
 def logs(counts: np.ndarray) -> sparse.csr_matrix:
@@ -71,14 +80,30 @@ def test_counts_are_found_in_normalised_cells(cells):
     assert counts_of(logs(counts))[has_one] == pytest.approx(counts.sum(axis=1)[has_one], rel=1e-3)
 
 
-def test_joined_probabilities_keep_shares_within_families():
-    proba = np.array([[0.3, 0.2, 0.5]], dtype=np.float32)
-    correlations = np.array([[0.4, 0.4, 0.3]])
-    found = joined(proba, correlations, np.array([0, 0, 1]))[0]
-    both = proba[0] / 2 + np.exp(15 * correlations[0]) / np.exp(15 * correlations[0]).sum() / 2
-    assert found.sum() == pytest.approx(1)
-    assert found[0] / found[1] == pytest.approx(both[0] / both[1])
-    assert found[:2].sum() / found[2] == pytest.approx((both[:2].sum() / both[2]) ** 2.5, rel=1e-5)
+def test_joined_probabilities_keep_shares_within_families(cells):
+    counts, labels, _ = cells
+    x = logs(counts)
+    fitted = fitted_to(x, labels, x, labels)
+    num_labels = labels.max() + 1
+    proba = np.random.default_rng(0).dirichlet(np.ones(num_labels), len(labels)).astype(np.float32)
+    powers = fitted.joined(proba, x, np.arange(num_labels)).astype(np.float64) ** (1 / FAMILY_POWER)
+    joint = powers / powers.sum(axis=1, keepdims=True)
+    families = np.minimum(np.arange(num_labels), 1)  # all but the first are one
+    found = fitted.joined(proba, x, families)
+    assert found.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    odds = (joint[:, 0] / joint[:, 1:].sum(axis=1)) ** FAMILY_POWER
+    assert found[:, 0] / found[:, 1:].sum(axis=1) == pytest.approx(odds, rel=1e-3)
+    assert found[:, 1] * joint[:, 2] == pytest.approx(found[:, 2] * joint[:, 1], abs=1e-4)
+
+
+def test_ranks_correlate_as_spearman_has_them():
+    rng = np.random.default_rng(0)
+    x = rng.poisson(0.5, (20, 60)).astype(float)
+    x[3] = 0
+    profiles = rng.normal(size=(4, 60))
+    found = rank_correlations(sparse.csr_matrix(x), centred(rankdata(profiles, axis=1)).T)
+    expected = [[spearmanr(cell, profile).statistic if cell.any() else 0 for profile in profiles] for cell in x]
+    assert found == pytest.approx(np.array(expected), abs=1e-12)
 
 
 def test_the_calibration_is_a_distribution():

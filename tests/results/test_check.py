@@ -394,5 +394,5 @@ def test_cells_of_no_tissue_are_refused_as_by_predict(write, monkeypatch, refuse
     path = write(cells)
     monkeypatch.delenv("SCPERFORMER_MODEL")
     problem = check_all([str(path)], CheckConfig(inputs=[str(path)])).problems[0]
-    assert "resemble no tissue of the collection (the nearest are" in problem
+    assert "resemble no tissue of the collection (most like" in problem
     assert refused("predict", path) == f"error: {problem}"
