@@ -50,6 +50,7 @@ MIN_SIMILAR = 0.2  # share of such cells in files that common types call; cell l
 VERY_SIMILAR = 0.3  # cell lines have .012 of such cells,
 MIN_VERY_SIMILAR = 0.04  # and a carcinoma with few other cells more
 LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen, marrow or thymus
+ALIKE = 0.97  # of the score of the common types; blood has finer ones
 # The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.6
 MAX_TYPES = 3  # listed of each tissue
@@ -271,9 +272,9 @@ def _by_common_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
         return None
     medians = _medians([common, *tissues])
     blood = [name for name in medians if name in _blood_tissues()]
-    is_better = max(medians[name] for name in blood) > medians[common.name]
+    fits_blood = max(medians[name] for name in blood) >= ALIKE * medians[common.name]
     nearest_N = nearest_N[~common.is_specific[nearest_N]]
-    if common.is_blood[nearest_N].mean() >= LEUKOCYTES and is_better:
+    if common.is_blood[nearest_N].mean() >= LEUKOCYTES and fits_blood:
         return _ordered({name: medians[name] for name in blood}, BLOOD)
     return _ordered(medians, UNDETERMINED, first=common.name)
 
