@@ -301,7 +301,7 @@ class Collection:
 
     @staticmethod
     def _is_lacking(lacked: str, known: pd.Series) -> bool:
-        """Return whether labels with known terms lack the terms of common.tsv; a broader label has its cells already."""
+        """Return whether labels with known terms lack some of common.tsv; a broader label has its cells already."""
         ontology = packaged_ontology()
         terms = lacked.split("; ")
         broader = ontology.ancestors(terms[0])
