@@ -165,6 +165,8 @@ def check_clusters(adapted: Adapted, calls: pd.DataFrame, unknown: np.ndarray, i
 
     for label in lost_cells(best[is_cell], unknown[is_cell]):
         cells = unknown & is_cell & (best == label) & (place < 0)
+        if labels[label] in saved.others:  # which are not named
+            continue
         is_sure = cells.any() and confidence[cells].mean() >= MIN_CONFIDENCE
         if is_sure and _is_of_type(query, np.flatnonzero(cells), label, profiles, study_G):
             returned |= cells

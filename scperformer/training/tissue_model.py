@@ -103,7 +103,7 @@ def find_tissue(
         name, in_capitals = named_tissue(cells, cfg)
         record = {"name": name, "title": collection().title(name), "in_capitals": in_capitals, "how": GIVEN}
         if instead := better_tissue(cells, cfg, name, path):
-            record["instead"] = f"these cells fit {instead} better than {record['title']}"
+            record["instead"] = f"another tissue fits better than {record['title']}: {instead}"
     else:
         ranking = rank_tissues(cells, cfg, path)
         record = ranking.record
