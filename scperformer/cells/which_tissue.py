@@ -44,6 +44,8 @@ LEAD = 0.05  # of the correlation with a specific type over that with any common
 # Mean lead over the cells, beyond LEAD. Files of tissues of the collection have .0095 or more, other ones up to .0072
 # (benchmarks/NOTES.md).
 MIN_EVIDENCE = 0.0085
+MIN_CLEAR_EVIDENCE = 0.004  # enough, if that for any other tissue is smaller by this factor
+CLEAR = 2.5
 MIN_SECOND = 10  # cells of a second tissue
 SIMILAR = 0.2  # correlation of a cell with a common type, from which it is one
 MIN_SIMILAR = 0.2  # share of such cells in files that common types call; cell lines have .14 at most
@@ -247,8 +249,9 @@ def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
     known_N = np.maximum.reduce([part.best(~part.is_specific) for part in (common, *tissues)])
     leads = {part.name: part.best(part.is_specific) - known_N for part in tissues}
     evidence = {name: _evidence(lead) for name, lead in leads.items()}
-    first = max(evidence, key=evidence.__getitem__)
-    if evidence[first] < MIN_EVIDENCE:
+    first, next_one = sorted(evidence, key=lambda name: -evidence[name])[:2]
+    is_clear = evidence[first] >= MIN_CLEAR_EVIDENCE and evidence[first] >= CLEAR * evidence[next_one]
+    if evidence[first] < MIN_EVIDENCE and not is_clear:
         return None
     parts = {part.name: part for part in tissues}
     is_of_first = leads[first] > LEAD
