@@ -321,7 +321,7 @@ def _is_blood(term: str) -> bool:
 
 @cache
 def _blood_tissues() -> frozenset[str]:
-    """Return the tissues of leukocytes, which get no vessels and fibroblasts from other tissues."""
+    """Return the tissues of leukocytes, to which no leukocytes of other tissues are added."""
     rows = collection().tissues()
     return frozenset(rows["name"][rows["pool"] != "yes"])
 
