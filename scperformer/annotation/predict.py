@@ -27,7 +27,7 @@ from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches, read_query_batches
-from scperformer.cells.query import find_query
+from scperformer.cells.query import Expression, find_expression, find_query
 from scperformer.cells.which_tissue import tissue_text
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
@@ -47,9 +47,9 @@ def annotate_cells(adata: AnnData, model: Model | None, cfg: AnnotationOptions, 
     """
     require_not_annotated(adata, cfg.key_added, replace=cfg.replace_annotation)
     start = time.perf_counter()
-    model, tissue = model_for(adata, model, cfg)
+    model, tissue, expression = model_for(adata, model, cfg)
     options = find_label_options(adata, model.saved, cfg)
-    adapted = _adapted_to(adata, model, cfg, whole=whole)
+    adapted = _adapted_to(adata, model, cfg, whole=whole, expression=expression)
     blocks = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
     annotation = make_annotation(adata, adapted, options, cfg.key_added, lambda: blocks, seconds, tissue)
@@ -60,13 +60,14 @@ def annotate_cells(adata: AnnData, model: Model | None, cfg: AnnotationOptions, 
 
 def model_for(
     cells: AnnData | BackedH5ad, model: Model | None, cfg: AnnotationOptions, path: str = "the data"
-) -> tuple[Model, dict[str, Any]]:
-    """Return the model for an open file, and how its tissue was found (empty: the model was given)."""
+) -> tuple[Model, dict[str, Any], Expression | None]:
+    """Return the model for an open file, and if it was not given, how the tissue was found, and the expression."""
     if model is not None:
-        return model, {}
-    model, tissue = find_tissue(cells, cfg, path)
+        return model, {}, None
+    expression = find_expression(cells, cfg, path)
+    model, tissue = find_tissue(cells, cfg, path, expression)
     log.info("%s: tissue %s", path, tissue_text(tissue))
-    return model, tissue
+    return model, tissue, expression
 
 
 def _as_json(cfg: AnnotationOptions) -> str:
@@ -85,10 +86,10 @@ def embed_cells(
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
-    model, _ = model_for(cells, model, cfg, path)
+    model, _, expression = model_for(cells, model, cfg, path)
     if not model.saved.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
-    adapted = _adapted_to(cells, model, cfg, path, whole)
+    adapted = _adapted_to(cells, model, cfg, path, whole, expression)
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
@@ -109,9 +110,9 @@ def annotate_file(
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells, cfg.key_added, path, replace=cfg.replace_annotation)
-        model, tissue = model_for(cells, given, cfg, path)
+        model, tissue, expression = model_for(cells, given, cfg, path)
         options = find_label_options(cells, model.saved, cfg, path)
-        adapted = _adapted_to(cells, model, cfg, path)
+        adapted = _adapted_to(cells, model, cfg, path, expression=expression)
         query = adapted.query
         with scratch_folder(output) as scratch:
             start = time.perf_counter()
@@ -153,9 +154,10 @@ def _adapted_to(
     cfg: AnnotationOptions,
     path: str = "the data",
     whole: AnnData | None = None,
+    expression: Expression | None = None,
 ) -> Adapted:
     """Adapt a model to open cells, or to all cells of which they are some: `whole`, or the file `cfg.condition_of`."""
-    query = find_query(cells, model.saved, cfg, path)
+    query = find_query(cells, model.saved, cfg, path, expression)
     with_shift = cfg.shift != "false"
     if cfg.batch_key is not None:
         query = replace(query, batches=read_query_batches(cells, cfg.batch_key, path))

@@ -100,9 +100,12 @@ class Query:
         return vstack([self.block(start) for start in self.starts()], "csr")
 
 
+Expression = tuple[Findings, Rows]  # of a file: where it is, and its rows
+
+
 def find_expression(
     cells: AnnData | BackedH5ad, cfg: ModelOptions, path: str = "the data", species: str = "auto"
-) -> tuple[Findings, Rows]:
+) -> Expression:
     """Find the expression of the cells of an open file, of a species; one without usable expression is refused."""
     species = species if cfg.species == "auto" else cfg.species
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
@@ -171,9 +174,15 @@ def require_fit(
     raise InputError(found, expected, remedy, fixes)
 
 
-def find_query(cells: AnnData | BackedH5ad, model: SavedModel, cfg: ModelOptions, path: str = "the data") -> Query:
-    """Find the expression of the cells of an open file, and map its genes to the model's genes; log both."""
-    findings, rows = find_expression(cells, cfg, path, guess_species(model.genes))
+def find_query(
+    cells: AnnData | BackedH5ad,
+    model: SavedModel,
+    cfg: ModelOptions,
+    path: str = "the data",
+    expression: Expression | None = None,
+) -> Query:
+    """Find the expression of an open file, unless it is known, and map its genes to the model's genes; log both."""
+    findings, rows = expression or find_expression(cells, cfg, path, guess_species(model.genes))
     if model.config["target_sum"] is None and findings.kind != "counts":
         remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
         expected = f"raw counts, on which the model {model.name} was trained"

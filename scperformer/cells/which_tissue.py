@@ -26,7 +26,7 @@ from anndata import AnnData
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.cells.detect import gene_table
-from scperformer.cells.query import Query, find_expression, map_to_model
+from scperformer.cells.query import Expression, Query, find_expression, map_to_model
 from scperformer.config.options import TissueOptions
 from scperformer.io.gene_names import guess_species
 from scperformer.io.gene_overlap import MIN_PANEL
@@ -148,18 +148,20 @@ def require_tissue(ranking: Ranking, path: str) -> None:
         raise InputError(found, "cells of a known type", remedy)
 
 
-def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions) -> tuple[str, bool]:
+def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions, expression: Expression) -> tuple[str, bool]:
     """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
-    findings, _ = find_expression(cells, cfg)
+    findings, _ = expression
     names = list(map(str, gene_table(cells, findings).index))
     name = collection().find(str(cfg.tissue), _species(names) if cfg.species == "auto" else cfg.species)
     return name, collection().is_mouse(name) and _in_capitals(names)
 
 
-def better_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions, given: str, path: str) -> str:
+def better_tissue(
+    cells: AnnData | BackedH5ad, cfg: TissueOptions, given: str, path: str, expression: Expression
+) -> str:
     """Return the tissue that has evidence, in words, where the given one has much less; "" if none does."""
     try:
-        ranking = rank_tissues(cells, cfg, path)
+        ranking = rank_tissues(cells, cfg, path, expression)
     except InputError:  # genes of another species than the given tissue
         return ""
     scores = dict(zip(ranking.names, ranking.scores, strict=True))
@@ -169,9 +171,11 @@ def better_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions, given: str, p
     return "" if is_close or not ranking.is_found else tissue_text(ranking.record)
 
 
-def rank_tissues(cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data") -> Ranking:
-    """Rank the tissues by how well their profiles fit the cells of an open file."""
-    findings, rows = find_expression(cells, cfg, path)
+def rank_tissues(
+    cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data", expression: Expression | None = None
+) -> Ranking:
+    """Rank the tissues by how well their profiles fit the cells of an open file, whose expression may be known."""
+    findings, rows = expression or find_expression(cells, cfg, path)
     var = gene_table(cells, findings)
     names = list(map(str, var.index))
     species = _species(names) if cfg.species == "auto" else cfg.species

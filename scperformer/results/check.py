@@ -231,7 +231,7 @@ class Checker:
         if model is None:
             from scperformer.training.tissue_model import find_tissue  # imports torch
 
-            found, record = find_tissue(cells, predict, path)
+            found, record = find_tissue(cells, predict, path, (findings, rows))
             # JSON has no arrays.
             result["tissue"] = {name: np.asarray(value).tolist() for name, value in record.items()}
             model, model_text = found.saved, f"profiles of {found.saved.name}"

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.progress import progress
 from scperformer.cells.profiles import simulated_counts
-from scperformer.cells.query import Query
+from scperformer.cells.query import Expression, Query
 from scperformer.cells.which_tissue import GIVEN, better_tissue, named_tissue, rank_tissues, require_tissue
 from scperformer.config.options import TissueOptions
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
@@ -90,9 +90,9 @@ def tissue_model(name: str, in_capitals: bool = False) -> Model:
 
 
 def find_tissue(
-    cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data"
+    cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str, expression: Expression
 ) -> tuple[Model, dict[str, Any]]:
-    """Return the model of the tissue of an open file, and the record of how it was found.
+    """Return the model of the tissue of an open file, whose expression is known, and the record of how it was found.
 
     Raises
     ------
@@ -100,12 +100,12 @@ def find_tissue(
         No tissue of the collection fits, or `cfg.tissue` is none of them.
     """
     if cfg.tissue is not None:
-        name, in_capitals = named_tissue(cells, cfg)
+        name, in_capitals = named_tissue(cells, cfg, expression)
         record = {"name": name, "title": collection().title(name), "in_capitals": in_capitals, "how": GIVEN}
-        if instead := better_tissue(cells, cfg, name, path):
+        if instead := better_tissue(cells, cfg, name, path, expression):
             record["instead"] = f"another tissue fits better than {record['title']}: {instead}"
     else:
-        ranking = rank_tissues(cells, cfg, path)
+        ranking = rank_tissues(cells, cfg, path, expression)
         record = ranking.record
         require_tissue(ranking, path)
     return tissue_model(record["name"], record["in_capitals"]), record
