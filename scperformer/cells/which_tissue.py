@@ -203,14 +203,15 @@ def _in_capitals(names: list[str]) -> bool:
 
 
 def _species(names: list[str]) -> str:
-    """Return the species of the genes: of symbols in capitals, the one that has more names that the other lacks."""
+    """Return the species of the genes: of symbols in one case, the one that has more names that the other lacks."""
     species = guess_species(names)
-    if species != "human":
+    if species in ("mouse", "other"):
         return species
     orthologs = human_genes().orthologs
-    known = set(names)
+    known = {name.upper() for name in names}
     mouse, human = {name.upper() for name in orthologs}, {name.upper() for name in orthologs.values()}
-    return "mouse" if len(known & (mouse - human)) > len(known & (human - mouse)) else "human"
+    lead = len(known & (mouse - human)) - len(known & (human - mouse))
+    return "mouse" if lead > 0 else "human" if lead < 0 else species
 
 
 def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:

@@ -168,12 +168,13 @@ def test_human_genes_are_of_human_tissues(pancreas):
     assert {*ranked(pancreas).names} <= human
 
 
-def test_symbols_in_capitals_that_human_lacks_are_of_the_mouse():
+@pytest.mark.parametrize("in_capitals", [True, False])
+def test_symbols_in_one_case_that_human_lacks_are_of_the_mouse(in_capitals):
     cells = cells_of_tissue("mouse kidney")
-    cells.var_names = cells.var_names.str.upper()
+    cells.var_names = cells.var_names.str.upper() if in_capitals else cells.var_names.str.lower()
     cells.var_names_make_unique()
     found = ranked(cells)
-    assert (found.names[0], found.in_capitals) == ("mouse kidney", True)
+    assert (found.names[0], found.in_capitals) == ("mouse kidney", in_capitals)
     mouse = {*collection().tissues("mouse")["name"], "mouse common types"}
     assert {*found.names} <= mouse
 
