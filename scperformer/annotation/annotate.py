@@ -46,7 +46,7 @@ from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
 from scperformer.model.novelty import novelty_share
-from scperformer.model.saved_model import both_have_a_part, branch_names
+from scperformer.model.saved_model import SavedModel, both_have_a_part, branch_names
 from scperformer.model.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
 from scperformer.training.adapt import Adapted
 from scperformer.training.calls import Calls, Read
@@ -189,12 +189,7 @@ def make_annotation(
     if query.plan.findings.is_foreign is not None:
         calls["empty"] |= query.plan.findings.is_foreign  # they are unknown
         num_foreign = int(query.plan.findings.is_foreign.sum())
-    novelty = calls["scores"].to_numpy()
-    if adapted.resemblance is not None:
-        novelty = adapted.resemblance.novelty(novelty)
-    elif model.saved.held_out is not None:
-        factor = 1.0 if adapted.members else adapted.novelty_factor(slice(None))
-        novelty = novelty_share(novelty / factor, model.saved.held_out.scores)
+    novelty = _novelty(adapted, calls["scores"].to_numpy())
     unknown = unknown_cells(calls, novelty, options.is_type, options.unknown_fpr, options.min_confidence)
     checked = check_clusters(adapted, calls, unknown, is_cell)
     usual = np.where(checked.returned, 0.0, novelty)  # these cells are novel, but not for their type
@@ -224,16 +219,11 @@ def make_annotation(
         record["tree"] = _tree_record(options.tree, options, calls, labels)
     # Under constraints, the label that the linear branch alone would give is not known.
     if both_have_a_part(model.saved.scales) and not constraints:
-        by_encoder = calls.loc[is_cell & ~calls["empty"], "by_encoder"]
-        record["encoder"] = {"num_cells": len(by_encoder), "num_decided": int(by_encoder.sum())}
-        kind = branch_names(model.saved.metrics.get("encoder", {}))["encoder"]
-        log.info("%s: the %s changed %s of %s labels", path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
+        record["encoder"] = _encoder_record(model.saved, calls.loc[is_cell & ~calls["empty"], "by_encoder"], path)
     trust, warning = _trust(adapted, options.unknown_fpr, calls[is_cell], float(unknown[is_cell].mean()), tissue or {})
-    record |= (
-        ({"tissue": tissue} if tissue else {})
-        | trust
-        | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
-    )
+    record |= trust | {"repeats": {"num_seen": adapted.repeats.num_seen, "num_cells": len(adapted.repeats.rows)}}
+    if tissue:
+        record["tissue"] = tissue
     if adapted.batches is not None:
         record["batches"] = adapted.batches.record()
         warning = "; ".join(text for text in (warning, adapted.batches.warning) if text)
@@ -255,6 +245,24 @@ def make_annotation(
     table = pd.DataFrame({f"{key}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
     has_own = model.saved.has_independent_labels
     return Annotation(key, table, pd.DataFrame(details), read, without_slashes(labels), record, has_own)
+
+
+def _novelty(adapted: Adapted, scores: np.ndarray) -> np.ndarray:
+    """Return the share of known cells that are less novel, float64 N, from the scores of cells; NaN if not known."""
+    held_out = adapted.model.saved.held_out
+    if adapted.resemblance is not None:
+        return adapted.resemblance.novelty(scores)
+    if held_out is None:
+        return scores
+    factor = 1.0 if adapted.members else adapted.novelty_factor(slice(None))
+    return novelty_share(scores / factor, held_out.scores)
+
+
+def _encoder_record(saved: SavedModel, by_encoder: pd.Series, path: str) -> dict[str, int]:
+    """Return the number of cells whose label the encoder changed, and log it."""
+    kind = branch_names(saved.metrics.get("encoder", {}))["encoder"]
+    log.info("%s: the %s changed %s of %s labels", path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
+    return {"num_cells": len(by_encoder), "num_decided": int(by_encoder.sum())}
 
 
 def _cluster_labels(

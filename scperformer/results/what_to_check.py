@@ -119,7 +119,7 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
                 warn("Another tissue fits, too; compare with tissue=NAME", each, close)
             if unknown - sum(each["not_named"].values()) / max(1, each["num_cells"]) >= MANY_UNKNOWN:
                 warn(
-                    "Many cells resemble no type of the profiles: malignant cells, or types that lack",
+                    "Many cells resemble no type of the profiles: malignant cells, or types that the profiles lack",
                     each,
                     f"{unknown:.0%}",
                 )
