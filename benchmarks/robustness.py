@@ -289,7 +289,7 @@ def run_command(path: Path, ending: str) -> str:
     if code == 2 and len(lines) == 1:
         if sorted(path.parent.iterdir()) != before:
             raise FileExistsError("something was left behind")
-        raise errors.InputError(lines[0], "", "")
+        raise errors.InputError("command", lines[0], "", "")
     if code != 0:
         raise AssertionError(said.getvalue())
     if is_model:

@@ -91,7 +91,7 @@ def read_arguments(
     """
     options = arguments["options"]
     if not isinstance(options, Mapping | None):
-        raise InputError(f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
+        raise InputError("options-type", f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
     cells = _listed(arguments["cells"], several, step in TAKE_LISTS)
     for file in (one for one in cells if isinstance(one, str)):
         require_path(file)
@@ -101,7 +101,9 @@ def read_arguments(
         given["model_path"] = getattr(model, "path", model)
         if not isinstance(given["model_path"], str | os.PathLike):
             found = f"a model of the type {type(model).__name__}"
-            raise InputError(found, "a folder, a name, or what load or train returned", "give one of these")
+            raise InputError(
+                "model-type", found, "a folder, a name, or what load or train returned", "give one of these"
+            )
     given = {name: value for name, value in given.items() if value is not None and not isinstance(value, AnnData)}
     given |= options or {}
     if isinstance(mechanism := given.get("attention"), type):
@@ -110,7 +112,7 @@ def read_arguments(
         given["attention"] = register_attention(mechanism).__name__.lower()
     cfg = config_from(step, {"inputs": [one if isinstance(one, str) else "AnnData" for one in cells]} | given)
     if writes and cfg.output is None and isinstance(cells[0], AnnData):
-        raise InputError("no output beside cells in memory", writes, "add output=...")
+        raise InputError("no-output", "no output beside cells in memory", writes, "add output=...")
     return cfg, cells
 
 
@@ -121,10 +123,10 @@ def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[str | An
     if not found or not all(isinstance(one, CELLS) for one in found):
         expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
         remedy = "make an AnnData, anndata.AnnData(matrix, obs, var) with cells in rows; of MuData, give "
-        raise InputError(f"cells of type {type(cells).__name__}", expected, f"{remedy}mdata.mod['rna']")
+        raise InputError("cells-type", f"cells of type {type(cells).__name__}", expected, f"{remedy}mdata.mod['rna']")
     if not (several_in_memory or isinstance(cells, AnnData)) and any(isinstance(one, AnnData) for one in found):
         remedy = "write each to a file with write_h5ad, or put cells of one study together with anndata.concat"
-        raise InputError("a list with an AnnData in it", "one AnnData, or a list of files", remedy)
+        raise InputError("mixed-cells", "a list with an AnnData in it", "one AnnData, or a list of files", remedy)
     return [one if isinstance(one, AnnData) else os.fspath(one) for one in found]
 
 
@@ -263,7 +265,9 @@ def pretrain(
     cfg, several = read_arguments("pretrain", locals(), writes="a folder to write")
     in_memory = [one for one in several if isinstance(one, AnnData)]
     if in_memory and len(in_memory) < len(several):
-        raise InputError("files beside cells in memory", "one of both", "read the files first, or write the cells")
+        raise InputError(
+            "mixed-cells", "files beside cells in memory", "one of both", "read the files first, or write the cells"
+        )
     return _trained(run_pretrain(cfg, in_memory or None))
 
 
@@ -432,12 +436,14 @@ def annotate(
     whole = condition_of if isinstance(condition_of, AnnData) else None
     if not isinstance(cells, AnnData):
         if whole is not None:
-            raise InputError("condition_of in memory for a file of cells", "a file", "write it to a file first")
+            raise InputError(
+                "full-sample-type", "condition_of in memory for a file of cells", "a file", "write it to a file first"
+            )
         paths = run_predict(cfg, _named(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
     if written := [name for name in ("output", "output_dir", "markers") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
-        raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
+        raise InputError("output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out")
     say(annotate_cells(cells, _named(model, cfg), cfg, whole))
     return cells
 
@@ -500,7 +506,7 @@ def tokens(
     ready = _named(model, cfg)
     if ready is None:
         remedy = "add model=..., such as scperformer.load_model()"
-        raise InputError("no model", "the model whose network takes the tokens", remedy)
+        raise InputError("no-model", "no model", "the model whose network takes the tokens", remedy)
     query = find_query(cells, ready.saved, cfg, "the cells")
     found = Cells(query.all_cells(), ready.tokens, measured=query.measured)
     return found.batch(np.arange(len(found)))

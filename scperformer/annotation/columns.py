@@ -64,7 +64,12 @@ def require_not_annotated(
     name = cells.index_name if isinstance(cells, BackedH5ad) else cells.obs.index.name
     if name in columns:
         found = f"'{name}' as the name of the index of obs of {path}"
-        raise InputError(found, "a name that no column of the annotation has", "rename the index, or set key_added=...")
+        raise InputError(
+            "index-name-taken",
+            found,
+            "a name that no column of the annotation has",
+            "rename the index, or set key_added=...",
+        )
     names = {"obs": columns, "obsm": [name.format(key) for name in OBSM], "uns": [key]}
     existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
     taken = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
@@ -73,7 +78,7 @@ def require_not_annotated(
         found = f"{path} already has {', '.join(taken[:3])}{more}"
         fixes = ["replace_annotation=true", f"key_added={key}_2"]
         remedy = "add replace_annotation=true to replace it, or key_added=... to keep both"
-        raise InputError(found, "no earlier annotation of this name", remedy, fixes)
+        raise InputError("annotation-exists", found, "no earlier annotation of this name", remedy, fixes)
 
 
 def gather_calls(

@@ -104,9 +104,9 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categ
     if key not in obs:
         likely = listed(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
         remedy = did_you_mean(key, cells.obs.columns) + remedy
-        raise InputError(f"no column '{key}' in obs of {path}", likely or "a column of clusters", remedy)
+        raise InputError("no-column", f"no column '{key}' in obs of {path}", likely or "a column of clusters", remedy)
     clusters = label_texts(obs[key])
     if num := int(clusters.isna().sum()):
         found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"
-        raise InputError(found, "a cluster for each cell", f"fill them in, or {remedy}")
+        raise InputError("missing-clusters", found, "a cluster for each cell", f"fill them in, or {remedy}")
     return pd.Categorical(clusters)

@@ -59,7 +59,7 @@ def outputs_of(
     for number, path in enumerate(named):
         if path in named[:number]:
             remedy = "leave one of them out, or give each a name in the column sample of a sample_sheet"
-            raise InputError(f"two inputs give {path}", "one input per output", remedy)
+            raise InputError("same-output", f"two inputs give {path}", "one input per output", remedy)
     return list(zip(inputs, named, strict=True))
 
 
@@ -67,7 +67,9 @@ def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMA
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
     require_absent(output, replace, STORE if output.suffix == ".zarr" else None)
     if not output.name.endswith(tuple(formats)):
-        raise InputError(f"{option}={output}", f"a name that ends in {', '.join(formats)}", "rename it")
+        raise InputError(
+            "output-format", f"{option}={output}", f"a name that ends in {', '.join(formats)}", "rename it"
+        )
 
 
 def model_hash(given: "Model | None") -> str:
@@ -115,7 +117,7 @@ def is_finished(path: str, output: Path, of_model: str, cfg: AnnotationOptions, 
     if why and not cfg.overwrite:
         expected = f"an annotation of {path} by the same model and options"
         remedy = "choose another output=..., or add overwrite=true to replace it"
-        raise InputError(f"{output} is of another run ({why})", expected, remedy)
+        raise InputError("other-run", f"{output} is of another run ({why})", expected, remedy)
     if not why:
         failed_file(output).unlink(missing_ok=True)
     return not why

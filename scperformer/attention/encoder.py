@@ -226,7 +226,7 @@ class Encoder(nn.Module):
             epsilon = f" and attention.epsilon={first.options.epsilon}" if first.additive and not summable else ""
             found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"
             expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null, and layer norm"
-            raise InputError(found, expected, "choose one of them, or tokens.unexpressed=skip")
+            raise InputError("memory-attention", found, expected, "choose one of them, or tokens.unexpressed=skip")
 
     def redraw(self, generator: Generator) -> None:
         """Draw the random parts of every layer's attention again (only during training)."""

@@ -45,11 +45,16 @@ def register_attention(mechanism: type[Attention], name: str | None = None) -> t
         It is no such class, or scperformer itself has a mechanism of this name.
     """
     if not (isinstance(mechanism, type) and issubclass(mechanism, Attention)):
-        raise InputError(f"the mechanism {one_line(repr(mechanism))}", CONTRACT, "see docs/own_mechanism.md")
+        raise InputError(
+            "not-a-mechanism", f"the mechanism {one_line(repr(mechanism))}", CONTRACT, "see docs/own_mechanism.md"
+        )
     name = name or mechanism.__name__.lower()
     if name in MECHANISMS:
         raise InputError(
-            f"a mechanism called {name}", "a name that scperformer does not use itself", "rename the class"
+            "mechanism-name",
+            f"a mechanism called {name}",
+            "a name that scperformer does not use itself",
+            "rename the class",
         )
     register_mechanism(name, mechanism)
     return mechanism
@@ -66,21 +71,23 @@ def load_plugin(file: str) -> None:
     name = f"scperformer_plugin_{Path(file).stem}"
     spec = spec_from_file_location(name, file) if Path(file).suffix == ".py" and Path(file).is_file() else None
     if spec is None or spec.loader is None:
-        raise InputError(f"--plugin {file}", "a Python file (.py) that exists", "check its path")
+        raise InputError("no-plugin", f"--plugin {file}", "a Python file (.py) that exists", "check its path")
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look for their module there
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # any error may occur: the file is the user's own program
         reason = one_line(f"{type(error).__name__}: {error}")
-        raise InputError(f"--plugin {file} cannot be executed ({reason})", CONTRACT, "correct it") from error
+        raise InputError(
+            "plugin-fails", f"--plugin {file} cannot be executed ({reason})", CONTRACT, "correct it"
+        ) from error
     defined = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Attention) and value.__module__ == name
     ]
     if not defined:
-        raise InputError(f"--plugin {file} without a mechanism", CONTRACT, "see docs/own_mechanism.md")
+        raise InputError("empty-plugin", f"--plugin {file} without a mechanism", CONTRACT, "see docs/own_mechanism.md")
     for mechanism in defined:
         register_attention(mechanism)
 
@@ -98,7 +105,9 @@ def source_hash(mechanism: type[Attention]) -> str:
                 source = "".join(map(inspect.getsource, functions))
     except (OSError, TypeError, ValueError) as error:
         found = f"the mechanism {mechanism.__name__}, whose source Python cannot read"
-        raise InputError(found, "a class in a file", "write it into a file and import it") from error
+        raise InputError(
+            "mechanism-source", found, "a class in a file", "write it into a file and import it"
+        ) from error
     return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -115,13 +124,18 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
     if mechanism is None:
         expected = f"one of {', '.join([*MECHANISMS, *registered_names()])}"
         if source is None:
-            raise InputError(f"attention={name}", expected, "choose with attention=NAME")
+            raise InputError("unknown-mechanism", f"attention={name}", expected, "choose with attention=NAME")
         remedy = "name its file with --plugin FILE.py, install its package, or call register_attention in Python"
-        raise PluginProblem(f"a model with attention={name}, a mechanism that is not there", expected, remedy)
+        raise PluginProblem(
+            "unknown-mechanism", f"a model with attention={name}, a mechanism that is not there", expected, remedy
+        )
     if source is not None and source != source_hash(mechanism):
         expected = f"the source with which this model was trained (SHA-256 {str(source)[:12]})"
         raise PluginProblem(
-            f"another source of attention={name}", expected, "use that source, or train the model again"
+            "mechanism-source",
+            f"another source of attention={name}",
+            expected,
+            "use that source, or train the model again",
         )
     checked_options = checked(mechanism.Options, options, "attention.")
     is_published = isinstance(checked_options, Favor.Options) and checked_options.is_published

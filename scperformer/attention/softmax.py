@@ -58,7 +58,7 @@ class Softmax(Attention):
         if num_tokens > self.options.max_length:
             expected = f"at most {self.options.max_length} with exact attention, whose cost grows with the square"
             remedy = f"train with attention=favor, tokens.unexpressed=skip or attention.max_length={num_tokens}"
-            raise InputError(f"{num_tokens} tokens in {where}", expected, remedy)
+            raise InputError("too-many-tokens", f"{num_tokens} tokens in {where}", expected, remedy)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]

@@ -22,10 +22,12 @@ def one_line(text: str) -> str:
 class InputError(ValueError):
     """Input that cannot be used: what was found, and where; what would have been accepted; what the user can do.
 
-    `fixes` are options of the same command, such as `species=mouse`; each of them alone would fix the error.
+    `code` names the kind of error, such as `no-column`: it stays when the sentence changes. `fixes` are options of the
+    same command, such as `species=mouse`; each of them alone would fix the error.
     """
 
-    def __init__(self, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):
+    def __init__(self, code: str, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):
+        self.code = code
         self.found = found
         self.expected = expected
         self.remedy = remedy
@@ -37,22 +39,24 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[type, tuple]:
         # Pickled when a worker process raises it; by default only the message would be passed to `__init__`.
-        return type(self), (self.found, self.expected, self.remedy, self.fixes)
+        return type(self), (self.code, self.found, self.expected, self.remedy, self.fixes)
 
 
 def require_path(path: object) -> None:
     """Refuse a path that no file can have, or that is not valid UTF-8: it could not be written to files and reports."""
     if "\0" in str(path):
-        raise InputError(f"a null character in the path {path}", "the path of a file or folder", "check it")
+        raise InputError(
+            "path-null", f"a null character in the path {path}", "the path of a file or folder", "check it"
+        )
     if len(str(path)) > MAX_PATH or any(len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts):
         found = f"a path of {len(str(path)):,} characters"
         expected = f"at most {MAX_PATH:,} characters, and {MAX_FILE_NAME} bytes in each name"
-        raise InputError(found, expected, "choose a shorter one")
+        raise InputError("path-length", found, expected, "choose a shorter one")
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
         found = f"a name that is not UTF-8 ({path})"
-        raise InputError(found, "a name in UTF-8", "rename the file or folder") from error
+        raise InputError("path-encoding", found, "a name in UTF-8", "rename the file or folder") from error
 
 
 class DiskFull(InputError):
@@ -73,10 +77,10 @@ def as_disk_full(error: BaseException, output: object = "") -> DiskFull | None:
     number = None if isinstance(error, InputError) else _errno_of(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space, or choose another output=..."
-        return DiskFull(f"the disk is full{where}", "room for the output", remedy)
+        return DiskFull("disk-full", f"the disk is full{where}", "room for the output", remedy)
     if number == errno.EFBIG:
         remedy = "raise the limit (ulimit -f), or choose another output=..."
-        return DiskFull(f"the output exceeds the file size limit{where}", "a higher limit", remedy)
+        return DiskFull("file-size-limit", f"the output exceeds the file size limit{where}", "a higher limit", remedy)
     return None
 
 
@@ -89,17 +93,22 @@ def as_input_error(error: BaseException) -> InputError | None:
         isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error))
     ):
         remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
-        return InputError("memory ran out", "enough memory", remedy)
+        return InputError("no-memory", "memory ran out", "enough memory", remedy)
     if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
         remedy = "lower trainer.batch_size or batch_size, or set model.checkpointing=true or device=cpu"
-        return InputError("the memory of the GPU ran out", "enough memory", remedy)
+        return InputError("no-gpu-memory", "the memory of the GPU ran out", "enough memory", remedy)
     number = _errno_of(error)
     if number is None:
         return None
     path = error.filename if isinstance(error, OSError) and error.filename else ""
     where = f" ({path})" if path else ""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return InputError(f"no permission{where}", "readable files and writable folders", "check their owner and mode")
+        return InputError(
+            "no-permission",
+            f"no permission{where}",
+            "readable files and writable folders",
+            "check their owner and mode",
+        )
     remedy = "check the disk, then run the step again"
-    other = InputError(f"{os.strerror(number)}{where}", "a disk that can be read and written", remedy)
+    other = InputError("system-error", f"{os.strerror(number)}{where}", "a disk that can be read and written", remedy)
     return as_disk_full(error, path) or other

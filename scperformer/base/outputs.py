@@ -62,7 +62,10 @@ def remove_folder(folder: Path, kind: FolderKind) -> None:
         return
     if why := why_not_ours(folder, kind):
         raise InputError(
-            f"{folder} {why}, so it is not removed", f"a folder with {kind.name}", f"move it, or {ANOTHER_OUTPUT}"
+            "not-removed",
+            f"{folder} {why}, so it is not removed",
+            f"a folder with {kind.name}",
+            f"move it, or {ANOTHER_OUTPUT}",
         )
     shutil.rmtree(folder)
 
@@ -78,28 +81,32 @@ def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = 
     parents = Path(os.path.realpath(path)).parents
     folder = next(parent for parent in parents if parent.exists())
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file", "a folder to write", ANOTHER_OUTPUT)
+        raise InputError("not-a-folder", f"{folder} is a file", "a folder to write", ANOTHER_OUTPUT)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", ANOTHER_OUTPUT)
+        raise InputError(
+            "no-permission", f"folder {folder} cannot be written", "a folder with write permission", ANOTHER_OUTPUT
+        )
 
 
 def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -> None:
     if not path.exists():
         return
     if kind is None and path.is_dir():
-        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
+        raise InputError("not-a-file", f"{path} is a folder", "a file to write", "add a file name to output=...")
     if kind is not None and not path.is_dir():
-        raise InputError(f"{path} is a file", "a folder to write", ANOTHER_OUTPUT)
+        raise InputError("not-a-folder", f"{path} is a file", "a folder to write", ANOTHER_OUTPUT)
     if kind is not None and not any(path.iterdir()):
         return
     if not overwrite:
-        raise InputError(f"{path} exists", "a new output", f"{ANOTHER_OUTPUT}, or add overwrite=true")
+        raise InputError("output-exists", f"{path} exists", "a new output", f"{ANOTHER_OUTPUT}, or add overwrite=true")
     if kind is None and not path.is_file():
-        raise InputError(f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT)
+        raise InputError("not-a-file", f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT)
     if kind is not None:
         is_working_folder = Path.cwd().resolve().is_relative_to(path.resolve())
         if why := "is the working folder" if is_working_folder else why_not_ours(path, kind):
-            raise InputError(f"{path} {why}, so it is not replaced", f"a folder with {kind.name}", ANOTHER_OUTPUT)
+            raise InputError(
+                "not-replaced", f"{path} {why}, so it is not replaced", f"a folder with {kind.name}", ANOTHER_OUTPUT
+            )
 
 
 @contextmanager
@@ -201,7 +208,7 @@ def claimed(path: Path) -> Iterator[None]:
                     file.seek(0)
                     found = f"{path}, which {file.read() or 'another process'} is writing"
                     remedy = f"wait until it has ended, or {ANOTHER_OUTPUT}"
-                    raise InputError(found, "one process for an output", remedy) from error
+                    raise InputError("output-claimed", found, "one process for an output", remedy) from error
                 except OSError:  # a disk without locks
                     break
                 if claim.exists() and os.path.samestat(os.fstat(file.fileno()), claim.stat()):

@@ -50,12 +50,14 @@ def read_query_batches(
         values = batches_of(obs, key, path)
     known, of_cell = np.unique(values, return_inverse=True)
     if len(known) > MAX_BATCHES:
-        raise InputError(f"{len(known):,} values in obs['{key}'] of {path}", f"at most {MAX_BATCHES:,}", remedy)
+        raise InputError(
+            "too-many-batches", f"{len(known):,} values in obs['{key}'] of {path}", f"at most {MAX_BATCHES:,}", remedy
+        )
     if names is not None:
         numbers = pd.Index(names).get_indexer(pd.Index(known))
         if (numbers < 0).any():
             found = f"batch '{known[numbers < 0][0]}' in obs['{key}'] of {path} alone"
-            raise InputError(found, "batches of the whole sample", remedy)
+            raise InputError("batch-not-in-sample", found, "batches of the whole sample", remedy)
         return Batches(key, names, numbers[of_cell].astype(np.int64))
     return Batches(key, known.tolist(), of_cell.astype(np.int64))
 

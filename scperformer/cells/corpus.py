@@ -54,7 +54,7 @@ def make_corpus(
     if len(collection) < MIN_CORPUS_CELLS:
         found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
         expected = f"at least {MIN_CORPUS_CELLS} to pretrain on"
-        raise InputError(found, expected, "add files, or lower data.min_genes")
+        raise InputError("few-cells", found, expected, "add files, or lower data.min_genes")
     files: list[dict[str, Any]] = []
     for source, part in zip(sources, collection.parts, strict=True):
         sha256 = source.checksum if isinstance(source, Sample) else checksum(source)

@@ -124,7 +124,7 @@ def detect_expression(
         existing = ", ".join(places) or "neither X nor layers nor raw"
         fixes = [f"source={name}" for name in places]
         found = f"no {source} in {path} (it has {existing})"
-        raise InputError(found, "a place that exists", "set source=... to an existing place", fixes)
+        raise InputError("no-source", found, "a place that exists", "set source=... to an existing place", fixes)
     partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
     candidates = [
         _judge_place(adata, name, x, path)
@@ -136,7 +136,7 @@ def detect_expression(
         reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
         remedy = "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN"
         expected = "counts, or log-normalised values without NaN or negative values"
-        raise InputError(f"no usable expression in {path} ({reasons})", expected, remedy)
+        raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
     chosen, why = _choose(usable, candidates, source, input_kind)
 
     unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
@@ -199,7 +199,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
             left_out.append(f"{text}: {', '.join(map(repr, map(shortened, names[genes[is_none]])))}")
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
-        raise InputError(found, "arrays that fit each other", "write the file again") from error
+        raise InputError("damaged-matrix", found, "arrays that fit each other", "write the file again") from error
     doubtful = [shortened(name) for name in names[genes[is_doubtful]]]
     return replace(candidate, is_gene=is_gene, left_out=left_out, doubtful=doubtful)
 
@@ -256,17 +256,17 @@ def _interpret(
             found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
         remedy = "put counts into X or layers['counts'], or say what the values are, for example input_kind=linear, "
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
-        raise InputError(found, "counts, or logarithms of values that were normalised once", remedy)
+        raise InputError("doubtful-values", found, "counts, or logarithms of values that were normalised once", remedy)
     if candidate.doubtful and not is_told:
         found = f"columns in {source} of {path} that may not be genes: {listed(map(repr, candidate.doubtful))}"
         remedy = "drop these columns, or set input_kind=... if they are genes"
-        raise InputError(found, "genes alone", remedy, [f"input_kind={candidate.kind}"])
+        raise InputError("doubtful-genes", found, "genes alone", remedy, [f"input_kind={candidate.kind}"])
     notes = []
     if input_kind not in ("auto", candidate.kind):
         if input_kind == "log1p" and candidate.largest > MAX_LOG:
             found = f"values up to {candidate.largest:g} in {source} of {path}"
             expected = f"log1p values of at most {MAX_LOG:g}"
-            raise InputError(found, expected, "leave out input_kind=log1p", ["input_kind=auto"])
+            raise InputError("too-large-logs", found, expected, "leave out input_kind=log1p", ["input_kind=auto"])
         notes.append(f"used as {input_kind} as requested, though {source} looks like {candidate.text}")
         candidate.kind = input_kind
         candidate.log = Logarithm(math.e if input_kind == "log1p" else None)

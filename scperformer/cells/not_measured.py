@@ -67,7 +67,7 @@ def genes_not_measured(
         num_left = int((~found).sum())
         if num_left < MIN_PANEL:
             remedy = "train on each study as a file of its own: train a.h5ad b.h5ad"
-            raise InputError(f"{num_left} genes that all batches measured", f"{MIN_PANEL} or more", remedy)
+            raise InputError("few-genes", f"{num_left} genes that all batches measured", f"{MIN_PANEL} or more", remedy)
         text = "%s genes that a batch did not measure are left out; cells are normalised over the other %s"
         log.warning(text, f"{found.sum():,}", f"{num_left:,}")
     return found

@@ -64,12 +64,12 @@ def choose_storage(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options; for several labelled files, or above 2 GiB of values, `data.in_memory=auto` becomes false."""
     if not paths and cfg.data.in_memory is False:
         found = "data.in_memory=false and cells in memory"
-        raise InputError(found, "files", "leave data.in_memory out, or name files")
+        raise InputError("storage", found, "files", "leave data.in_memory out, or name files")
     stored = [stored_matrices(path) for path in paths]
     several = isinstance(cfg, ReferenceOptions) and len(paths) > 1
     if cfg.data.in_memory is True and several:
         found = f"{len(paths)} files to train on and data.in_memory=true"
-        raise InputError(found, "one file, or cells that stay on disk", "leave data.in_memory out")
+        raise InputError("storage", found, "one file, or cells that stay on disk", "leave data.in_memory out")
     total = sum(VALUE_BYTES * x.num_values for matrices in stored for x in matrices or ())
     if cfg.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in stored)):
         return cfg
@@ -141,7 +141,7 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     findings = source.findings if isinstance(source, Sample) else None
     remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad)"
     if adata is None and (kind := require_readable(path)) not in STREAMED_KINDS:
-        raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
+        raise InputError("storage", f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
         if findings is None:
@@ -160,7 +160,7 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
         rows, names = stored_expression(cells, findings, path=path)
         if adata is None and rows.by_columns and VALUE_BYTES * rows.num_values > STREAM_ABOVE:
             found = f"{findings.source} of {path} is stored by columns (CSC), and takes more than 2 GiB"
-            raise InputError(found, "rows (CSR or dense) for cells that stay on disk", remedy)
+            raise InputError("stored-by-columns", found, "rows (CSR or dense) for cells that stay on disk", remedy)
     notes = repeated_note(names)
     first = first_of_each(names) if notes else None
     is_gene = slice(None) if first is None else first == np.arange(len(first))
@@ -284,7 +284,9 @@ def make_collection(
                 log.warning(text, part.path, num_dropped, cfg.data.min_genes, part.findings.num_genes)
             if not len(part.kept) and not is_left_out.all():
                 found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
-                raise InputError(found, "at least some cells to be kept", "lower it", ["data.min_genes=1"])
+                raise InputError(
+                    "all-cells-dropped", found, "at least some cells to be kept", "lower it", ["data.min_genes=1"]
+                )
     collection = Collection(parts, maps, names)
     if vocabulary is not None:
         return collection
@@ -292,6 +294,6 @@ def make_collection(
     if not keep.any():
         found = f"data.min_cells={cfg.data.min_cells} drops all {len(names)} genes of {len(collection)} cells"
         remedy = "lower it, or add cells"
-        raise InputError(found, "at least some genes to be kept", remedy, ["data.min_cells=1"])
+        raise InputError("all-genes-dropped", found, "at least some genes to be kept", remedy, ["data.min_cells=1"])
     kept_names = [name for name, is_kept in zip(names, keep, strict=True) if is_kept]
     return collection.with_columns(np.where(keep, np.cumsum(keep) - 1, -1), kept_names)

@@ -171,7 +171,7 @@ def require_fit(
         remedy = "use a model trained on the same species and platform"
         remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"
     fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
-    raise InputError(found, expected, remedy, fixes)
+    raise InputError("few-genes", found, expected, remedy, fixes)
 
 
 def find_query(
@@ -186,7 +186,7 @@ def find_query(
     if model.config["target_sum"] is None and findings.kind != "counts":
         remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
         expected = f"raw counts, on which the model {model.name} was trained"
-        raise InputError(f"{findings.text} of {path}", expected, remedy)
+        raise InputError("model-of-counts", f"{findings.text} of {path}", expected, remedy)
     var = gene_table(cells, findings)
     plan = map_to_model(var, findings, model, cfg, path)
     require_fit(var, plan, model, cfg, path)

@@ -83,7 +83,7 @@ def _label(
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"
-        raise InputError(found, "two or more labels", "choose another label_key or add cells")
+        raise InputError("few-labels", found, "two or more labels", "choose another label_key or add cells")
     obs = obs[usable]
     texts = rare.labels[usable].to_numpy(str)
     names = sorted(set(texts.tolist()))
@@ -291,7 +291,9 @@ def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix |
         num_shared = len(np.unique(mapping.target[mapping.target >= 0]))
         if num_shared < num_genes / 2:
             found = f"{num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
-            raise InputError(found, "half of them", "leave it out, or give cells measured with the same genes")
+            raise InputError(
+                "few-genes", found, "half of them", "leave it out, or give cells measured with the same genes"
+            )
         text = "%s: gene vectors are also learned from %d of its %d cells, with %d of the genes"
         log.info(text, file, (of_file == number).sum(), len(collection.parts[number].kept), num_shared)
     return collection.read(cells)

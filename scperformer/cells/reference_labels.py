@@ -47,16 +47,18 @@ def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -
         remedy = did_you_mean(label_key or "", obs.columns) + remedy
         columns = [f"{key} ({num} values)" for key, num in likely.items()] or map(str, obs.columns)
         expected = listed(columns) or "columns in obs, but it has none"
-        raise InputError(found, expected, remedy, options)
+        raise InputError("no-column", found, expected, remedy, options)
     column = obs[label_key]
     if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
-        raise InputError(f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, options)
+        raise InputError(
+            "decimal-labels", f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, options
+        )
     texts = label_texts(column)
     labels = without_no_labels(texts)
     if labels.isna().all():
         example = "" if texts.isna().all() else f" ('{shortened(texts.dropna().iloc[0])}' means none)"
         found = f"no cell of {path} has a label in obs['{label_key}']{example}"
-        raise InputError(found, "labelled cells", remedy, options)
+        raise InputError("no-labels", found, "labelled cells", remedy, options)
     return labels
 
 
@@ -84,7 +86,7 @@ def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -
         if reason := name_problem(label):
             found = f"label '{label[:MAX_SHOWN_CHARACTERS]}' of {path} {reason}"
             remedy = "rename it: adata.obs[...].cat.rename_categories"
-            raise InputError(found, "labels that are a short line of text", remedy)
+            raise InputError("bad-label", found, "labels that are a short line of text", remedy)
     counts = labels.value_counts()
     rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < data.min_cells_per_label])}
     if not rare:
@@ -110,10 +112,10 @@ def read_batches(
     names, batches = np.unique(batches_of(obs, key, path), return_inverse=True)
     if len(names) < 2:
         found = f"one value ('{names[0]}') in obs['{key}'] of the labelled cells"
-        raise InputError(found, "two or more batches, of which whole ones are held out", remedy)
+        raise InputError("one-batch", found, "two or more batches, of which whole ones are held out", remedy)
     if max(len(np.unique(batches[labels == label])) for label in np.unique(labels)) < 2:
         found = f"no label with cells in two of the {len(names)} values of obs['{key}']"
-        raise InputError(found, "batches that share labels", remedy)
+        raise InputError("unshared-labels", found, "batches that share labels", remedy)
     log.info("%d batches in obs['%s']: whole ones are held out", len(names), key)
     return names.tolist(), batches.astype(np.int64)
 
@@ -137,7 +139,7 @@ def _given_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, p
         given |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1}
     elif cfg.ontology_key is not None:
         remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
-        raise InputError(f"no column '{column}' in obs of {path}", "a column with ontology ids", remedy)
+        raise InputError("no-column", f"no column '{column}' in obs of {path}", "a column with ontology ids", remedy)
     return given
 
 
@@ -182,7 +184,7 @@ def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, pat
             tree = tree_of_columns(pd.DataFrame(dict(enumerate([*levels, labels]))), names)
         except ValueError as error:
             found = f"columns {', '.join(cfg.label_keys)} of {path} with {error}"
-            raise InputError(found, "at most one parent for each name", "correct them") from error
+            raise InputError("bad-tree", found, "at most one parent for each name", "correct them") from error
     if tree is not None and ontology is not None:
         inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
         tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})

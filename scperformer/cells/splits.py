@@ -94,11 +94,13 @@ def values_of(
     """Return a column of obs, which an option names, as text; labelled cells without a value are refused."""
     if key not in obs:
         expected = f"{option} to be one of {listed(obs.columns)}"
-        raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
+        raise InputError(
+            "no-column", f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy
+        )
     values = label_texts(obs[key])
     if missing := int((values.isna() & labelled).sum()):
         found = f"{missing} labelled cells of {path} without a value in obs['{key}']"
-        raise InputError(found, "a value for each labelled cell", remedy)
+        raise InputError("missing-values", found, "a value for each labelled cell", remedy)
     return values
 
 
@@ -119,7 +121,9 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
     values = values_of(obs, key, "data.split_key", remedy, labelled, path)
     if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):
         advice = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
-        raise InputError(f"{listed(map(repr, wrong))} in obs['{key}'] of {path}", "train, val or test", advice)
+        raise InputError(
+            "bad-split", f"{listed(map(repr, wrong))} in obs['{key}'] of {path}", "train, val or test", advice
+        )
     return values
 
 
@@ -130,14 +134,19 @@ def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray
     remedy = "choose another data.split_key, or data.split=stratified"
     if len(names) < 2:
         found = f"one value ('{names[0]}') in {column} of the labelled cells"
-        raise InputError(found, "two or more groups to split", remedy)
+        raise InputError("one-group", found, "two or more groups to split", remedy)
     chosen = group_split(groups, labels, data.val_fraction, seed)
     if chosen is None:
         only = next(label for label in np.unique(labels) if len(np.unique(groups[labels == label])) == 1)
         group = names[groups[labels == only][0]]
         found = f"each of the {len(names)} values of {column} has all cells of some label, as '{group}' of"
         advice = f"leave such labels out with data.min_cells_per_label, or {remedy}"
-        raise InputError(f"{found} '{label_names[only]}'", "a group that is not the only one of any label", advice)
+        raise InputError(
+            "only-group-of-label",
+            f"{found} '{label_names[only]}'",
+            "a group that is not the only one of any label",
+            advice,
+        )
     is_val = np.isin(groups, chosen)
     held_out = [str(names[group]) for group in chosen]
     note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {listed(map(repr, held_out))}"
@@ -168,12 +177,12 @@ def split_cells(
     for side, rows in ((TRAIN, split.train), (VAL, split.val)):
         if len(rows) == 0:
             remedy = f"mark some cells as '{side}'" if by_column else "add cells: no label has two"
-            raise InputError(f"no labelled {side} cell with {where}", "cells on both sides", remedy)
+            raise InputError("empty-split", f"no labelled {side} cell with {where}", "cells on both sides", remedy)
     total, num_train = (np.bincount(each, minlength=len(label_names)) for each in (labels, labels[split.train]))
     if lost := {label_names[label]: int(total[label]) for label in np.flatnonzero(num_train == 0)}:
         remedy = "mark cells of these labels as 'train', or as 'test' to leave them out"
         found = f"labels whose cells are all '{VAL}' in {where}: {named(lost)}"
-        raise InputError(found, "training cells of each label", remedy)
+        raise InputError("label-without-training-cells", found, "training cells of each label", remedy)
     key = {"key": data.split_key} if data.split_key else {}
     sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
     split.done = {"how": data.split, **key, **sizes, **split.done}

@@ -145,7 +145,7 @@ def require_tissue(ranking: Ranking, path: str) -> None:
         nearest = " and ".join(ranking.names[:2])
         found = f"cells in {path} that resemble no tissue of the collection (most like {kinds}; of {nearest})"
         remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=FOLDER"
-        raise InputError(found, "cells of a known type", remedy)
+        raise InputError("no-tissue", found, "cells of a known type", remedy)
 
 
 def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions, expression: Expression) -> tuple[str, bool]:
@@ -182,8 +182,10 @@ def rank_tissues(
     remedy = "check their names; for another species, train a model on its labelled cells"
     if species == "other":
         found = f"genes of another species in {path} (e.g. '{names[-1]}')"
-        raise InputError(found, "genes of human or mouse", remedy)
-    problem = InputError(f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", remedy)
+        raise InputError("other-species", found, "genes of human or mouse", remedy)
+    problem = InputError(
+        "few-genes", f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", remedy
+    )
     for each in ("human", "mouse") if species == "unknown" else (species,):
         in_capitals = each == "mouse" and _in_capitals(names)
         try:

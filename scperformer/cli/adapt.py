@@ -54,7 +54,7 @@ def run(cfg: AdaptConfig, model: "Model | None" = None, cells: "AnnData | None" 
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
         found = f"a model that keeps no cells ({model.path})"
-        raise InputError(found, "kept cells", model.saved.how_to_complete)
+        raise InputError("no-kept-cells", found, "kept cells", model.saved.how_to_complete)
     with torch_state_kept():
         adapted = fit_to_condition(model, reference_cells, _condition_of(cells, model.saved, cfg))
     write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)

@@ -39,7 +39,7 @@ class AnalyzeConfig(ModelOptions):
             found = f"analyze {self.analysis} {' '.join(self.inputs)}".rstrip()
             found += f" attention={self.attention['name']}" if self.attention else " without attention=NAME"
             expected = "'analyze contract' with attention=NAME and no file, or another analysis with a file alone"
-            raise InputError(found, expected, "'scperformer analyze --help' shows examples")
+            raise InputError("analysis-arguments", found, expected, "'scperformer analyze --help' shows examples")
 
 
 def run(cfg: AnalyzeConfig) -> Path | None:
@@ -58,5 +58,7 @@ def run(cfg: AnalyzeConfig) -> Path | None:
             num_broken += not holds
     if num_broken:
         remedy = "correct the mechanism, or what its class attributes claim: see docs/own_mechanism.md"
-        raise InputError(f"attention={cfg.attention['name']} breaks {num_broken} of them", "all to pass", remedy)
+        raise InputError(
+            "contract-broken", f"attention={cfg.attention['name']} breaks {num_broken} of them", "all to pass", remedy
+        )
     return None

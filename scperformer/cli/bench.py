@@ -54,7 +54,9 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str]) -> int:
     output = Path(given.get("output", OUTPUT).strip("'\""))
     is_new = not output.exists()
     if not is_new and not (output / MARK).is_file():
-        raise InputError(f"'{output}', which is no bench", "a new folder, or an earlier bench", "choose output=...")
+        raise InputError(
+            "not-a-bench", f"'{output}', which is no bench", "a new folder, or an earlier bench", "choose output=..."
+        )
 
     def run_job(tree: Any) -> None:
         """Do one run; a cluster may have started this process."""

@@ -41,5 +41,7 @@ def run(cfg: CheckConfig) -> list[dict[str, Any]]:
     if refused := [result["file"] for result in results if result["problem"] is not None]:
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
         found = f"{len(refused)} of {len(results)} files cannot be used as they are: {', '.join(refused[:3])}{more}"
-        raise InputError(found, "files without a problem", "see the problem and the remedy of each file above")
+        raise InputError(
+            "files-refused", found, "files without a problem", "see the problem and the remedy of each file above"
+        )
     return results

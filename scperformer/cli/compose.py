@@ -59,7 +59,9 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, several:
             values = [override.value()] if swept is None else list(swept)
         except (HydraException, ValueError) as error:
             reason = " ".join(str(error).partition("\nSee https")[0].split())
-            raise InputError(f"{text} ({reason})", "option=value", "put quotes around a text") from error
+            raise InputError(
+                "bad-argument", f"{text} ({reason})", "option=value", "put quotes around a text"
+            ) from error
         name = override.key_or_group
         is_usual = override.type == OverrideType.CHANGE and override.package is None
         group = name.partition(".")[0]
@@ -73,7 +75,7 @@ def checked_words(words: Sequence[str], step: str, own: Path | None, *, several:
             value = text.partition("=")[2]
             remedy = f"write a list as {name}=[{value}]"
             remedy += ", or train once for each value by 'scperformer bench'" * (step == "train")
-            raise InputError(text, "one value", remedy)
+            raise InputError("bad-argument", text, "one value", remedy)
         if name in groups:
             for preset in values:
                 give_to_hydra(step, name, preset, own)
@@ -96,12 +98,12 @@ def _unknown(name: str, step: str, text: str) -> InputError:
     elif name == "attention.causal":
         found = f"{text} with a mechanism that has no causal form"
         remedy = "choose one of them: linformer's rows, for example, are sums over all tokens, also later ones"
-        return InputError(found, "attention=favor, rbf or softmax", remedy)
+        return InputError("not-causal", found, "attention=favor, rbf or softmax", remedy)
     elif name.startswith("attention."):
         remedy = f"choose the mechanism with attention=NAME; 'scperformer {step} --cfg job' shows its options"
     elif (near := closest_option(name, step)) in options_of(step) and near != name:
         remedy = f"did you mean {near}? {remedy}"
-    return InputError(f"option {text}", f"an option of '{step}'", remedy)
+    return InputError("unknown-option", f"option {text}", f"an option of '{step}'", remedy)
 
 
 def _explained(error: Exception, step: str) -> InputError:
@@ -112,8 +114,8 @@ def _explained(error: Exception, step: str) -> InputError:
     if found := re.match(r"Error merging override ([^= ]+)=(.*)", text):
         kind = str(options_of(step).get(found[1], (None, ""))[1])
         expected = next((text for part, text in EXPECTED.items() if part in kind), "a value of its kind")
-        return InputError(f"{found[1]}={found[2]}", expected, f"set {found[1]} accordingly")
-    return InputError(text, "options of scperformer", f"'scperformer {step} --help' lists them")
+        return InputError("bad-option", f"{found[1]}={found[2]}", expected, f"set {found[1]} accordingly")
+    return InputError("bad-option", text, "options of scperformer", f"'scperformer {step} --help' lists them")
 
 
 # The first part of the name of a type that fits.
@@ -137,7 +139,7 @@ def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -
                 tree = compose(step, checked)
             if missing := sorted(OmegaConf.missing_keys(tree)):
                 remedy = f"add {missing[0]}=... to 'scperformer {step}'"
-                raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)
+                raise InputError("missing-option", f"no {missing[0]}", f"a value for {missing[0]}", remedy)
             return OmegaConf.to_object(tree)
         except (HydraException, OmegaConfBaseException, OverflowError) as error:
             raise _explained(error, step) from error

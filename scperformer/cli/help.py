@@ -149,7 +149,12 @@ def help_text(step: str, group: str | None = None) -> str:
     groups = ["files"] if issubclass(SCHEMAS[step], ExpressionOptions) else []
     groups += [option.name for option in fields(SCHEMAS[step]) if option.name in WITH_OPTIONS]
     if group is not None and group not in groups:
-        raise InputError(f"'{group}' after --help", f"one of {', '.join(groups)}", f"try 'scperformer {step} --help'")
+        raise InputError(
+            "unknown-group",
+            f"'{group}' after --help",
+            f"one of {', '.join(groups)}",
+            f"try 'scperformer {step} --help'",
+        )
     lines = [f"options of {group} (with their defaults):"]
     if group is None:
         lines = [f"scperformer {module.USAGE} [option=value ...]", f"  {_purpose(module)}", ""]

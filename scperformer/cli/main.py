@@ -51,14 +51,19 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     """Run a step, or print its configuration (--cfg); return the exit code. `plugins` are files with mechanisms."""
     if name == "workflow" and plugins:
         remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
-        raise InputError(f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
+        raise InputError("plugin-in-workflow", f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
     load_plugins(plugins)
     is_bench = name == BENCH
     name = "train" if is_bench else name
     overrides, flags = sort_words(words, name, several=is_bench)
     own = own_presets(flags)
     if is_bench and (wrong := flags.keys() & {"--cfg", ESTIMATE}):
-        raise InputError(f"bench with {min(wrong)}", "'train' with one value of each option", "ask for one of its runs")
+        raise InputError(
+            "bench-arguments",
+            f"bench with {min(wrong)}",
+            "'train' with one value of each option",
+            "ask for one of its runs",
+        )
     if "--cfg" in flags:
         hand_to_hydra(name, overrides, ["--cfg", flags["--cfg"]], lambda _: None, own)
         return 0
@@ -144,14 +149,14 @@ def run_words(words: list[str]) -> int:
         plugins = []
         while words[0] == PLUGIN:
             if len(words) < 3:
-                raise InputError(" ".join(words), f"{PLUGIN} FILE.py STEP ...", "add what is missing")
+                raise InputError("bad-argument", " ".join(words), f"{PLUGIN} FILE.py STEP ...", "add what is missing")
             plugins.append(words[1])
             words = words[2:]
         step, *rest = words
         if step not in STEPS:
             near = next(iter(get_close_matches(step.lower(), [*STEPS, *USUAL_STEPS], 1, MIN_SIMILARITY)), step)
             remedy = f"{did_you_mean(USUAL_STEPS.get(near, near), STEPS)}'scperformer --help' shows examples"
-            raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
+            raise InputError("unknown-command", f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
         own_words = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
         for place, word in enumerate(own_words):
             if word in ("-h", "--help"):

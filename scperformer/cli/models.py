@@ -43,7 +43,7 @@ class ModelsConfig(ImportOptions):
         several = len(self.inputs) > 1 and (self.action == "show" or (self.action == "import" and self.name is None))
         if len(self.inputs) != (self.action != "list") and not several:
             found = f"{len(self.inputs)} words after 'models {self.action}'"
-            raise InputError(found, wanted, "'scperformer models --help' shows examples")
+            raise InputError("models-arguments", found, wanted, "'scperformer models --help' shows examples")
         has_both = (self.reference is None) == (self.label_key is None)
         require(has_both, "label_key", self.label_key, "reference=FILE and label_key=COLUMN together")
 
@@ -75,7 +75,9 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
         if not folders and tissue is None:
             names = [*(folder.name for folder in known), *collection().tissues()["name"]]
             remedy = f"{did_you_mean(only, names)}name another one"
-            raise InputError(f"no model or tissue '{only}'", "one of 'scperformer models list'", remedy)
+            raise InputError(
+                "unknown-model", f"no model or tissue '{only}'", "one of 'scperformer models list'", remedy
+            )
     for folder in folders:
         try:
             text = read_model(folder).summary

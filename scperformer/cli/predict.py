@@ -123,5 +123,5 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     if failures.errors and cfg.keep_going != "ok":
         found = f"{len(failures.errors)} of {len(files)} files that cannot be annotated: {', '.join(failures.errors)}"
         remedy = f"see the error of each of them above, and in {files[0][1].parent}/*{FAILED_SUFFIX}"
-        raise InputError(found, "files that can be annotated", remedy)
+        raise InputError("files-failed", found, "files that can be annotated", remedy)
     return [output for _, output in files]

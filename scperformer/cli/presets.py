@@ -59,7 +59,9 @@ def give_to_hydra(step: str, group: str, name: object, own: Path | None, within:
         for other, theirs in chosen.items():
             if other in (*within, group):
                 found = f"the preset {group}={name}, which chooses {other}={theirs}"
-                raise InputError(found, "presets of groups that have not been chosen yet", "leave that line out")
+                raise InputError(
+                    "preset-conflict", found, "presets of groups that have not been chosen yet", "leave that line out"
+                )
             give_to_hydra(step, other, theirs, own, (*within, group))
     elif is_name and group == "attention" and (mechanism := registered_mechanism(str(name))) is not None:
         options = {"name": name, **asdict(mechanism.Options())}
@@ -68,7 +70,7 @@ def give_to_hydra(step: str, group: str, name: object, own: Path | None, within:
         known = preset_names(group, own)
         remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
         found = f"{group}={'null' if name is None else name}"
-        raise InputError(found, f"a preset of '{group}' ({', '.join(known)})", remedy)
+        raise InputError("unknown-preset", found, f"a preset of '{group}' ({', '.join(known)})", remedy)
 
 
 def _read(path: Path, step: str, group: str) -> tuple[dict[str, Any], dict[str, str], str]:
@@ -95,8 +97,10 @@ def _read(path: Path, step: str, group: str) -> tuple[dict[str, Any], dict[str, 
             elif entry != "_self_":
                 raise ValueError(f"'{entry}' among its defaults, not '_self_' or such as 'override /head: mean'")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
+        raise InputError("bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
     if package == "attention" and content.get("name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
-        raise InputError(f"a preset with the mechanism {content.get('name')}", expected, "correct its name")
+        raise InputError(
+            "unknown-mechanism", f"a preset with the mechanism {content.get('name')}", expected, "correct its name"
+        )
     return content, chosen, package

@@ -56,7 +56,9 @@ def print_estimate(cfg: TrainConfig) -> None:
     from scperformer.training.studies import trains_studies
 
     if cfg.model.encoder and not cfg.model.reads_genes:
-        raise InputError("--estimate with attention between tokens", "model=performer or pooled", "leave one out")
+        raise InputError(
+            "no-estimate", "--estimate with attention between tokens", "model=performer or pooled", "leave one out"
+        )
     parts = [replace(cfg, inputs=[name], label_map=None, studies="false") for name in cfg.inputs]
     for part in parts if trains_studies(cfg, len(parts)) else [cfg]:
         print(f"{', '.join(part.inputs)}: {cost_of_files(part)}")

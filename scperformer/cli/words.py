@@ -27,7 +27,7 @@ def without_interpolation(text: str) -> str:
 def quoted(value: str) -> str:
     """Return a text as a Hydra value, whatever characters it holds."""
     if "\0" in value:
-        raise InputError(f"a null character in '{value}'", "text", "remove it")
+        raise InputError("null-character", f"a null character in '{value}'", "text", "remove it")
     # In Hydra's quoted strings backslashes are literal, except for those right before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), without_interpolation(value))
     return f"'{escaped}'"
@@ -46,7 +46,7 @@ def _scalar(value: Any) -> Any:
     if isinstance(scalar, bool | int | float | str):
         return scalar
     expected = "a text, a number, true, false or None, or a list of these"
-    raise InputError(f"an option of the type {type(value).__name__}", expected, "convert it")
+    raise InputError("option-type", f"an option of the type {type(value).__name__}", expected, "convert it")
 
 
 def option_word(name: str, value: Any) -> str:
@@ -63,10 +63,12 @@ def option_words(options: Mapping[str, Any]) -> list[str]:
     """Return options (full names -> values) as words of a command; refuse nested ones, and names that are no text."""
     for name, value in options.items():
         if not isinstance(name, str):
-            raise InputError(f"option {name!r}", "the name of an option", "write it as a text")
+            raise InputError("option-name", f"option {name!r}", "the name of an option", "write it as a text")
         if isinstance(value, Mapping):
             remedy = f"write {{'{name}.{next(iter(value), 'NAME')}': ...}}"
-            raise InputError(f"options inside of the option {name}", "the full name of each option", remedy)
+            raise InputError(
+                "option-name", f"options inside of the option {name}", "the full name of each option", remedy
+            )
     return [option_word(name, value) for name, value in options.items()]
 
 
@@ -103,7 +105,7 @@ def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[l
                 remedy = f"write words for snakemake at the end, after --: scperformer workflow ... -- {word}"
             if word == PLUGIN:
                 remedy = f"write it before the step: scperformer --plugin FILE {step} ..."
-            raise InputError(f"'{word}'", "a file, option=value, --help or --cfg job", remedy)
+            raise InputError("bad-argument", f"'{word}'", "a file, option=value, --help or --cfg job", remedy)
         # A file name may look like an option. Path.exists would raise an error for a value too long for a file name.
         elif not OVERRIDE.match(word) or os.path.exists(word):
             files.append(word)
@@ -121,7 +123,9 @@ def _value_of(flag: str, placeholder: str, rest: Iterator[str]) -> str:
     """Take the value of a flag from `rest`."""
     value = next(rest, "")
     if not value or (flag == "--cfg" and value not in ("job", "hydra", "all")):
-        raise InputError(f"{flag} {value}".rstrip(), f"{flag} {placeholder}", "add the value that it takes")
+        raise InputError(
+            "flag-value", f"{flag} {value}".rstrip(), f"{flag} {placeholder}", "add the value that it takes"
+        )
     return value
 
 
@@ -134,5 +138,10 @@ def own_presets(flags: dict[str, str]) -> Path | None:
     """Return the user's folder of presets (--config-dir), or None; refuse a folder that does not exist."""
     folder = flags.get("--config-dir")
     if folder is not None and not Path(folder).is_dir():
-        raise InputError(f"no folder {folder}", "a folder of presets, as in docs/configuration.md", "check its path")
+        raise InputError(
+            "no-preset-folder",
+            f"no folder {folder}",
+            "a folder of presets, as in docs/configuration.md",
+            "check its path",
+        )
     return None if folder is None else Path(folder)

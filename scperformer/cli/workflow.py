@@ -138,14 +138,16 @@ def run(cfg: WorkflowConfig) -> None:
     from scperformer.cli.workflow_config import read_workflow
 
     if find_spec("snakemake") is None:
-        raise InputError("no snakemake", "the program that runs workflows", "pip install snakemake")
+        raise InputError("no-snakemake", "no snakemake", "the program that runs workflows", "pip install snakemake")
     content: Any = {}
     if cfg.configfile is not None:
         try:
             content = read_yaml_file(cfg.configfile) or {}  # Snakemake would follow any alias in it
         except (OSError, ValueError) as error:
             found = f"{cfg.configfile} cannot be read ({error})"
-            raise InputError(found, "a YAML file like config/config.yaml", "see docs/workflow.md") from error
+            raise InputError(
+                "workflow-config", found, "a YAML file like config/config.yaml", "see docs/workflow.md"
+            ) from error
     if isinstance(content, dict):  # else the next line refuses it
         content |= {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
     read_workflow(content, workflow_folder(), cfg.configfile or "configuration")

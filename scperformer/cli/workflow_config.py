@@ -59,17 +59,26 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
             words[step] = _words_of(named.get(step) or {}, step)
             make_config(step, ["inputs=[a]", *required.get(step, []), *words[step]])
         except InputError as error:
-            raise InputError(f"{where}: overrides: {step}: {error.found}", error.expected, error.remedy) from error
+            raise InputError(
+                "workflow-overrides", f"{where}: overrides: {step}: {error.found}", error.expected, error.remedy
+            ) from error
     return cfg, words
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
     """Return content if it is a mapping with known keys; refuse anything else."""
     if not isinstance(content, dict):
-        raise InputError(f"{where} is no mapping of names to values", EXPECTED, "see docs/workflow.md")
+        raise InputError(
+            "workflow-config", f"{where} is no mapping of names to values", EXPECTED, "see docs/workflow.md"
+        )
     for key in content:
         if key not in known:
-            raise InputError(f"{where}: '{key}'", f"one of {', '.join(known)}", f"{did_you_mean(key, known)}rename it")
+            raise InputError(
+                "workflow-config",
+                f"{where}: '{key}'",
+                f"one of {', '.join(known)}",
+                f"{did_you_mean(key, known)}rename it",
+            )
     return content
 
 
@@ -80,10 +89,12 @@ def _words_of(content: Any, step: str) -> list[str]:
     try:
         words = shlex.split(content) if isinstance(content, str) else content
     except ValueError as error:  # a quote without its end
-        raise InputError(f"{content} ({error})", "words as on the command line", "close the quote") from error
+        raise InputError(
+            "workflow-arguments", f"{content} ({error})", "words as on the command line", "close the quote"
+        ) from error
     if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
         expected = "words such as 'alpha=0.1 clusters=leiden', a list of them, or a mapping such as {alpha: 0.1}"
-        raise InputError(f"{content!r}", expected, "see docs/workflow.md")
+        raise InputError("workflow-arguments", f"{content!r}", expected, "see docs/workflow.md")
     options, _ = sort_words(words, step)  # which escapes the texts that it puts into quotes
     return [without_interpolation(word) if word in words else word for word in options]
 
@@ -99,27 +110,38 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     references = cfg.reference or []
     if references and cfg.model_path:
         remedy = "drop model_path= to train, reference= to use the model"
-        raise InputError("reference= and model_path=", "one of them", remedy)
+        raise InputError("reference-and-model", "reference= and model_path=", "one of them", remedy)
     if not cfg.sample_sheet and (references or cfg.model_path):
         remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad"
-        raise InputError("no sample_sheet=", "a sample sheet beside reference= or model_path=", remedy)
+        raise InputError(
+            "no-sample-sheet", "no sample_sheet=", "a sample sheet beside reference= or model_path=", remedy
+        )
     if not cfg.sample_sheet and not (Path(folder) / "data" / "pbmc3k.h5ad").exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
-        raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
+        raise InputError(
+            "no-sample-sheet", "no sample sheet", "one with the columns sample and path, as the first word", remedy
+        )
     if not OUTDIR.fullmatch(cfg.output_dir):
-        raise InputError(f"output_dir={cfg.output_dir}", "a folder without braces in its name", "choose another")
+        raise InputError(
+            "output-dir-braces", f"output_dir={cfg.output_dir}", "a folder without braces in its name", "choose another"
+        )
     if cfg.container and not IMAGE.fullmatch(cfg.container):
         expected = "an image whose name has letters, digits and ./:@=+,_- alone"
-        raise InputError(f"container={cfg.container}", expected, "rename it, or link to it")
+        raise InputError("container-name", f"container={cfg.container}", expected, "rename it, or link to it")
     there = set(os.listdir(cfg.output_dir)) if os.path.isdir(cfg.output_dir) else set()
     if there & OWN and MARK not in there and not there <= OWN:  # Snakemake removes outputs before it makes them anew
         found = f"{cfg.output_dir}/{min(there & OWN)} exists, and this workflow may not have made it"
-        raise InputError(found, "a folder without it", "move it away, or choose another output_dir")
+        raise InputError("output-dir-taken", found, "a folder without it", "move it away, or choose another output_dir")
     for path in references:
         _require_input(path, "the labelled file named by reference=")
     stems = [Path(path).stem for path in references]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise InputError(f"two files {twice} in reference=", "a name of its own for each study", "rename one of them")
+        raise InputError(
+            "same-name-twice",
+            f"two files {twice} in reference=",
+            "a name of its own for each study",
+            "rename one of them",
+        )
     model = ""
     names_tissue = any(word.startswith("tissue=") for word in options["predict"])
     if cfg.model_path or (cfg.sample_sheet and not references and names_model(None, "" if names_tissue else None)):
@@ -160,7 +182,9 @@ def require_labelled(workflow: Workflow) -> None:
             remedy = (
                 f"{did_you_mean(key, columns)}name it in the column truth_key of the sample sheet, or by label_key="
             )
-            raise InputError(f"no column '{key}' in {place}", f"the true labels in one of {listed(columns)}", remedy)
+            raise InputError(
+                "no-column", f"no column '{key}' in {place}", f"the true labels in one of {listed(columns)}", remedy
+            )
 
 
 def _stays_on_disk(path: str) -> bool:
@@ -180,10 +204,12 @@ def _require_input(path: str, what: str) -> str:
         remedy = "correct the path, or make the file first"
         if "\\" in path:
             remedy = "write / between folders"
-        raise InputError(f"no {path}", what, f"{did_you_mean(Path(path).name, names_beside(Path(path)))}{remedy}")
+        raise InputError(
+            "no-file", f"no {path}", what, f"{did_you_mean(Path(path).name, names_beside(Path(path)))}{remedy}"
+        )
     if set("{}") & set(path):
         expected = "a path without them: snakemake reads braces as wildcards"
-        raise InputError(f"braces in {path}, {what}", expected, "rename it")
+        raise InputError("path-braces", f"braces in {path}, {what}", expected, "rename it")
     return path
 
 
@@ -191,20 +217,24 @@ def _read_samples(sheet: str) -> dict[str, dict[str, str]]:
     """Return the other fields of each row of a sheet by sample name; paths are relative to the working directory."""
     rows = read_sheet(sheet)
     if not rows:
-        raise InputError(f"no samples in {sheet}", "a line of column names and a line for each sample", "add them")
+        raise InputError(
+            "no-samples", f"no samples in {sheet}", "a line of column names and a line for each sample", "add them"
+        )
     samples: dict[str, dict[str, str]] = {}
     for row in rows:
         for column in ("sample", "path"):
             if column not in row:
                 found = f"a row of {sheet} without {column} ({', '.join(map('='.join, row.items()))})"
                 expected = "the columns sample, path, optional truth, truth_key, and others that describe the samples"
-                raise InputError(found, expected, f"name the column {column}, and fill it in each row")
+                raise InputError("sheet-row", found, expected, f"name the column {column}, and fill it in each row")
         name = row.pop("sample")
         if not SAMPLE_NAME.fullmatch(name):
             expected = "a name of letters, digits, dots, dashes and underscores"
-            raise InputError(f"sample '{name}' in {sheet}", expected, "rename it")
+            raise InputError("sample-name", f"sample '{name}' in {sheet}", expected, "rename it")
         if name in samples:
-            raise InputError(f"sample {name} twice in {sheet}", "every sample name once", "rename one of them")
+            raise InputError(
+                "sample-twice", f"sample {name} twice in {sheet}", "every sample name once", "rename one of them"
+            )
         for column in {"path", "truth"} & row.keys():
             what = f"the {column} of sample {name} in {sheet}"
             row[column] = _require_input(path_in_sheet(sheet, row[column]), what)
@@ -213,7 +243,7 @@ def _read_samples(sheet: str) -> dict[str, dict[str, str]]:
                 require_readable(row["path"])
             except InputError as error:
                 found = f"the path of sample {name} in {sheet}: {error.found}"
-                raise InputError(found, error.expected, error.remedy) from error
+                raise InputError("sample-path", found, error.expected, error.remedy) from error
         samples[name] = row
     return samples
 
@@ -227,5 +257,5 @@ def _truth_key(samples: Mapping[str, Mapping[str, str]], label_key: str) -> str:
     if len(columns) > 1:
         found = " and ".join(f"{where} column {key} for {name}" for (where, key), name in columns.items())
         expected = "the same kind of truth for all samples"
-        raise InputError(f"truth in {found}", expected, "give all of them a truth table alike")
+        raise InputError("mixed-truth", f"truth in {found}", expected, "give all of them a truth table alike")
     return next((key for _, key in columns), label_key)

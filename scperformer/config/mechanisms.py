@@ -23,7 +23,12 @@ def register_mechanism(name: str, mechanism: Any) -> None:
     except (AttributeError, TypeError):
         is_usable = False
     if not is_usable:
-        raise InputError(f"the mechanism {name}, {one_line(repr(mechanism))}", CONTRACT, "see docs/own_mechanism.md")
+        raise InputError(
+            "not-a-mechanism",
+            f"the mechanism {name}, {one_line(repr(mechanism))}",
+            CONTRACT,
+            "see docs/own_mechanism.md",
+        )
     _REGISTERED[name] = mechanism
 
 
@@ -35,7 +40,7 @@ def registered_mechanism(name: str) -> Any:
         except Exception as error:  # any error may occur: it is a program of another package
             reason = one_line(f"{type(error).__name__}: {error}")
             found = f"attention={name}, {entry.value} of an installed package, cannot be imported ({reason})"
-            raise InputError(found, CONTRACT, "repair or remove that package") from error
+            raise InputError("mechanism-import", found, CONTRACT, "repair or remove that package") from error
         register_mechanism(name, mechanism)
     return _REGISTERED.get(name)
 

@@ -76,7 +76,7 @@ def require(ok: bool, option: str, value: object, expected: str, near: str = "")
     """Raise an InputError about an option unless `ok`; `near` is a hint such as "did you mean 'mean'? ", or ""."""
     if not ok:
         shown = repr(value) if isinstance(value, str) and not value.strip() else value  # quotes show blank text
-        raise InputError(f"{option}={shown}", expected, f"{near}set {option} accordingly")
+        raise InputError("option-range", f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
 def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
@@ -85,7 +85,9 @@ def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
     for name, value in values.items():
         if name not in types:
             known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"
-            raise InputError(f"option {prefix}{name}", f"an option that exists ({known})", "leave it out")
+            raise InputError(
+                "unknown-option", f"option {prefix}{name}", f"an option that exists ({known})", "leave it out"
+            )
         kind = list if get_origin(types[name]) is list else types[name]
         kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
         ok = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
@@ -113,7 +115,9 @@ class Options:
                 # Each of `inputs` is refused where it is read, as other inputs may be used.
                 if isinstance(text, str) and entry.name != "inputs" and (kind := special_kind(text)):
                     expected = "a name, or the path of a file or folder"
-                    raise InputError(f"{prefix}{entry.name}={text}, {kind}", expected, "copy its content into a file")
+                    raise InputError(
+                        "option-type", f"{prefix}{entry.name}={text}, {kind}", expected, "copy its content into a file"
+                    )
             if "rule" in entry.metadata and value is not None:
                 fits, expected = entry.metadata["rule"]
                 near = did_you_mean(value, choices_of(entry))
@@ -138,7 +142,7 @@ class FileOptions(Options):
         if num == 0 or (self.takes_one and num > 1):
             expected = "exactly one file" if self.takes_one else "at least one file"
             remedy = f"name it; 'scperformer {self.word()} --help' shows examples"
-            raise InputError(f"{num} input files" if num else "no input file", expected, remedy)
+            raise InputError("number-of-inputs", f"{num} input files" if num else "no input file", expected, remedy)
 
 
 @dataclass(kw_only=True)
@@ -184,4 +188,4 @@ class TissueOptions(ModelOptions):
         super().__post_init__()
         if self.tissue is not None and self.model_path is not None:
             found = f"tissue={self.tissue} and model_path={self.model_path}"
-            raise InputError(found, "one of them", "leave the other out")
+            raise InputError("tissue-and-model", found, "one of them", "leave the other out")

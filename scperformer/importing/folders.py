@@ -89,14 +89,14 @@ def copy_from_archive(path: Path, target: Path) -> None:
             raise
         reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
         remedy = "pack the folder again, or unpack it yourself and import the folder"
-        raise InputError(f"{path} cannot be unpacked ({reason[:200]})", MODELS, remedy) from error
+        raise InputError("bad-archive", f"{path} cannot be unpacked ({reason[:200]})", MODELS, remedy) from error
 
 
 def read_names(path: str, what: str) -> list[str]:
     """Return the names in the file of the option `what`, in their order; nothing in it is executed."""
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"no file {what}={path}", NAMES, "check the path")
+        raise InputError("no-file", f"no file {what}={path}", NAMES, "check the path")
 
     def pickled() -> list[str]:
         content = read_pickle(file, (*NUMPY, ENCODER, "pandas."))
@@ -113,9 +113,9 @@ def read_names(path: str, what: str) -> list[str]:
             names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except ValueError as error:
         found = "content that is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise InputError(f"{what}={path} with {found}", NAMES, "name another file") from error
+        raise InputError("names-file", f"{what}={path} with {found}", NAMES, "name another file") from error
     if not names:
-        raise InputError(f"{what}={path} without names", NAMES, "name another file")
+        raise InputError("names-file", f"{what}={path} without names", NAMES, "name another file")
     return [str(name) for name in names]
 
 
@@ -126,13 +126,15 @@ def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) ->
     """
     cfg = cfg or ImportOptions(inputs=[str(path)])
     if not path.exists():
-        raise InputError(f"no file or folder {path}", MODELS, "check the path")
+        raise InputError("no-file", f"no file or folder {path}", MODELS, "check the path")
     foreign = next((known for known in FORMATS if known.is_it(path)), None)
     if foreign is not None:
         saved, target = _import_foreign(path, foreign, library, cfg)
     elif cfg.reference is not None:
         found = f"reference={cfg.reference} beside a model of scperformer"
-        raise InputError(found, "a model of another tool, which has no labelled cells", "leave reference out")
+        raise InputError(
+            "reference-not-needed", found, "a model of another tool, which has no labelled cells", "leave reference out"
+        )
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
             folder = Path(temporary) / path.name  # the name is in the text of errors
@@ -177,7 +179,7 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
         raise
     except ValueError as error:
         remedy = "download or copy it again, or export it again with the tool that made it"
-        raise InputError(f"{path} with {error}", foreign.NAME, remedy) from error
+        raise InputError("foreign-model", f"{path} with {error}", foreign.NAME, remedy) from error
     rebuild(saved, path)
     write_model(saved, target, overwrite=cfg.overwrite)
     return saved, target
@@ -186,7 +188,9 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
 def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
     """Return the folder of a model in the library; refuse names that no folder can have, and one that exists."""
     if not FOLDER_NAME.fullmatch(name):
-        raise InputError(f"model '{path}' with the name '{name[:80]}'", "a name that a folder can have", "add name=...")
+        raise InputError(
+            "model-name", f"model '{path}' with the name '{name[:80]}'", "a name that a folder can have", "add name=..."
+        )
     require_absent(library / name, cfg.overwrite, MODEL)
     return library / name
 

@@ -40,7 +40,12 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     network = rebuild(saved, Path(path))
     if not isinstance(network, ImportedNetwork):
         found = f"reference={path} beside a model of {saved.imported['tool']}"
-        raise InputError(found, "a model whose scores can be refitted", "leave reference out, or train on these cells")
+        raise InputError(
+            "not-refittable",
+            found,
+            "a model whose scores can be refitted",
+            "leave reference out, or train on these cells",
+        )
     with open_cells(path, "auto") as cells:
         labels = _codes(require_labels(cells.obs, label_key, path), saved, f"{path}, {label_key}")
         query = find_query(cells, saved, ModelOptions(inputs=[path], min_overlap=0.5), path)
@@ -106,6 +111,7 @@ def _codes(texts: pd.Series, saved: SavedModel, where: str) -> np.ndarray:
         theirs = join_names(list(other.index[:NUM_NAMED]))
         example = f"it has {join_names(saved.labels[:NUM_NAMED])}; the cells have {theirs}"
         raise InputError(
+            "few-cells",
             f"{num_known} cells with {num_labels} labels of the model in {where}",
             f"at least {MIN_CELLS} cells with 2 labels ({example})",
             "rename the labels of the cells to labels of the model, or leave reference out",

@@ -66,7 +66,9 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     kind = registry.get("model_name")
     if kind != "SCANVI":
         found = f"{path} with a model {str(kind)[:50]} of scvi-tools"
-        raise InputError(found, "a scANVI model (SCANVI), which has a classifier", "import a model that annotates")
+        raise InputError(
+            "scvi-kind", found, "a scANVI model (SCANVI), which has a classifier", "import a model that annotates"
+        )
     made_with = _entry(attributes, "init_params_")
     options = dict(_entry(made_with, "non_kwargs"))
     for name, value in _entry(made_with, "kwargs").items():
@@ -128,7 +130,9 @@ def _batch(
     if not options.get("encode_covariates", False):
         if cfg.batch is not None:
             found = f"batch={cfg.batch} and a model whose encoder does not read batches"
-            raise InputError(found, "no batch: cells of any batch are read in the same way", "leave batch out")
+            raise InputError(
+                "scvi-batch", found, "no batch: cells of any batch are read in the same way", "leave batch out"
+            )
         return None, []
     batches = _categories(registry, "batch")
     if len(batches) == 1:
@@ -138,7 +142,7 @@ def _batch(
         near = did_you_mean(cfg.batch, batches) if cfg.batch is not None else ""
         found = "a scANVI model that encodes batches" + ("" if cfg.batch is None else f", and batch={cfg.batch}")
         remedy = f"{near}add batch=... of the batch as which cells are to be read"
-        raise InputError(found, f"one of its batches: {known}", remedy)
+        raise InputError("scvi-batch", found, f"one of its batches: {known}", remedy)
     note = f"Cells are read as cells of the batch '{cfg.batch}'; its batches are {', '.join(batches[:20])}."
     return np.array([name == cfg.batch for name in batches], dtype=np.float64), [note[:1000]]
 

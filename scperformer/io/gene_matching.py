@@ -103,7 +103,7 @@ def map_genes(
             if {file_species, model_species} == {"human", "mouse"} and has_symbols:
                 remedy += f", or species={file_species} to match genes by their orthologs"
                 fixes.insert(0, f"species={file_species}")
-            raise InputError(found, "cells of the species of the model", remedy, fixes)
+            raise InputError("other-species", found, "cells of the species of the model", remedy, fixes)
     across_species = species != "auto" and {file_species, model_species} == {"human", "mouse"}
     target, num_matched = _match(
         (stored, tuple(plain)),

@@ -80,7 +80,7 @@ def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, specie
         example = f" (not '{unknown[0]}')" if unknown else ""
         found = f"{num_known} of the {len(panel)} genes of '{path}' known to the {owner}{example}"
         remedy = f"name genes as the {owner} does (e.g. '{known[0]}')"
-        raise InputError(found, f"{MIN_PANEL} genes or more, and at least half of them", remedy)
+        raise InputError("few-genes", found, f"{MIN_PANEL} genes or more, and at least half of them", remedy)
     if unknown:
         log.warning("%s: %d genes are unknown to the %s (e.g. '%s')", path, len(unknown), owner, unknown[0])
     return np.isin(np.arange(len(known)), target)
@@ -114,7 +114,7 @@ def map_genes_of_files(
             found = f"{KIND_NAMES[first_kind]} in {files[0]} and {KIND_NAMES[kind]} in {file}"
             expected = "one kind of gene id in all files, or names that can be translated"
             remedy = f"convert the var_names of {file} to {KIND_NAMES[first_kind]}, or leave it out"
-            raise InputError(found, expected, remedy)
+            raise InputError("mixed-gene-ids", found, expected, remedy)
         elif vocabulary is None and is_new.any():
             log.warning("%s: %d of %d genes could not be translated and are left out", file, is_new.sum(), len(is_new))
         maps.append(mapping)
@@ -125,6 +125,6 @@ def map_genes_of_files(
             found = f"{overlap.num_shared} of the {overlap.num_model} genes of the list in the files "
             found += f"(e.g. {overlap.dropped[:1] or ['none']}; the list has e.g. {overlap.absent[:1]})"
             remedy = "give files with the same kind of gene id and of the same species, or another list of genes"
-            raise InputError(found, f"at least {MIN_SHARED:.0%} of them", remedy)
+            raise InputError("few-genes", found, f"at least {MIN_SHARED:.0%} of them", remedy)
         log.info("%d of the %d genes of the list are in the files", overlap.num_shared, overlap.num_model)
     return genes, maps

@@ -63,7 +63,7 @@ def _require_memory(nodes: Iterable[Any], path: str | Path) -> None:
     if size > (limit := machine_memory()):
         found = f"{path} takes {size / 2**30:,.1f} GiB of memory"
         remedy = "use a machine with more memory, or a part of the file"
-        raise InputError(found, f"at most {limit / 2**30:,.1f} GiB, as this machine has", remedy)
+        raise InputError("no-memory", found, f"at most {limit / 2**30:,.1f} GiB, as this machine has", remedy)
 
 
 def _read(node: Any) -> Any:
@@ -157,7 +157,7 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
             element = "the cells" if match is None else f"{match[2]}['{match[1]}']"
             found = f"{element} cannot be written ({reason_of(error)})"
             remedy = "convert it, for example with astype(str), or remove it"
-            raise InputError(found, "numbers alone or text alone", remedy) from error
+            raise InputError("not-writable", found, "numbers alone or text alone", remedy) from error
 
 
 class BackedH5ad:

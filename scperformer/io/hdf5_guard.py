@@ -86,7 +86,7 @@ def open_hdf5(path: str | Path) -> h5py.File:
                 log.warning("%s is opened although a child process could not inspect it", path)
         except ValueError as error:
             found = f"{path} is damaged ({error})"
-            raise InputError(found, "a complete HDF5 file", "copy or download it again") from error
+            raise InputError("damaged-file", found, "a complete HDF5 file", "copy or download it again") from error
     file = h5py.File(path, "r")
     if is_new:
         require_contained(file, path)

@@ -61,7 +61,7 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
         if len(matrices) != 1:
             names = ", ".join(entry.name for entry in matrices[:3])
             found = f"{path} is a folder with {len(matrices)} mtx files" + (f" ({names})" if matrices else "")
-            raise InputError(found, "one matrix.mtx or matrix.mtx.gz", "name the mtx file itself")
+            raise InputError("mtx-folder", found, "one matrix.mtx or matrix.mtx.gz", "name the mtx file itself")
         matrix = matrices[0]
     match = MTX_FILE.match(matrix.name)
     stem = match["stem"] if match else matrix.name
@@ -77,7 +77,7 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
     seen = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
     found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {seen})"
     expected = "files with the name of each cell and of each gene in a line"
-    raise InputError(found, expected, "copy them into the folder, and name them so")
+    raise InputError("mtx-names", found, expected, "copy them into the folder, and name them so")
 
 
 class _Spelled:
@@ -101,9 +101,11 @@ def matrix_size(path: Path) -> tuple[int, int]:
         num_rows, num_columns, num_entries, layout, field, symmetry = mminfo(header)
     if (layout, symmetry) != ("coordinate", "general") or field == "complex":
         found = f"{path} is a matrix of the kind '{layout} {field} {symmetry}'"
-        raise InputError(found, "coordinate, real or integer, general", "write it with scipy.io.mmwrite")
+        raise InputError("mtx-kind", found, "coordinate, real or integer, general", "write it with scipy.io.mmwrite")
     if num_entries > path.stat().st_size * (MAX_GZIP_RATIO if is_gzip(path) else 1) // MIN_ENTRY_BYTES:
-        raise InputError(f"{path} is truncated ({num_entries} entries in its header)", "all of them", "copy it again")
+        raise InputError(
+            "damaged-file", f"{path} is truncated ({num_entries} entries in its header)", "all of them", "copy it again"
+        )
     return num_rows, num_columns
 
 
@@ -113,7 +115,7 @@ def _read_names(path: Path) -> pd.DataFrame:
         content = file.read(MAX_NAMES_BYTES + 1)
         if len(content) > MAX_NAMES_BYTES:
             found = f"{path} of more than {MAX_NAMES_BYTES:,} bytes when unpacked"
-            raise InputError(found, "names", "check its content")
+            raise InputError("names-too-long", found, "names", "check its content")
         if b"\0" in content:  # pandas would cut a name there
             raise ValueError("a null character")
         separator, quoting = (",", csv.QUOTE_MINIMAL) if ".csv" in path.name.lower() else ("\t", csv.QUOTE_NONE)
@@ -157,7 +159,7 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     if (fitting := _headers(shape, genes, cells)) is None:
         found = f"{matrix} of {shape[0]} x {shape[1]} beside {len(cells)} barcodes and {len(genes)} features"
         expected = "a matrix with one row for each feature and one column for each barcode, or the other way round"
-        raise InputError(found, expected, "take the three files of one sample")
+        raise InputError("mtx-shape", found, expected, "take the three files of one sample")
     of_genes, of_cells, genes_in_rows = fitting
     notes = ["genes in rows" if genes_in_rows else "cells in rows", f"names in {cell_file.name}, {gene_file.name}"]
     tables = []

@@ -57,19 +57,21 @@ def _folder_kind(path: Path) -> str:
         _refuse_modalities((path / "mod").is_dir(), path)
         if not all((path / name).exists() for name in ("obs", "var")):
             found = f"{path} is a zarr store without obs and var"
-            raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
+            raise InputError("zarr-without-cells", found, "an AnnData in zarr", "name the folder of the AnnData itself")
         return "zarr"
     if any(MTX_FILE.match(entry.name) for entry in path.iterdir()):
         matrix_size(find_matrix(path)[0])
         return "mtx"
     found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
-    raise InputError(found, SUPPORTED_KINDS, "name the h5ad file itself, or the folder that contains matrix.mtx")
+    raise InputError(
+        "unknown-kind", found, SUPPORTED_KINDS, "name the h5ad file itself, or the folder that contains matrix.mtx"
+    )
 
 
 def _refuse_modalities(has_several: bool, path: Path) -> None:
     if has_several:
         remedy = "save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
-        raise InputError(f"{path} holds several modalities (MuData)", SUPPORTED_KINDS, remedy)
+        raise InputError("several-modalities", f"{path} holds several modalities (MuData)", SUPPORTED_KINDS, remedy)
 
 
 def _file_kind(path: Path) -> str:
@@ -79,17 +81,21 @@ def _file_kind(path: Path) -> str:
         return _hdf5_kind(path)
     if start and path.suffix.lower() in HDF5_SUFFIXES:
         remedy = f"{SAVE}, or name it .csv if it is a table"
-        raise InputError(f"{path} is not an HDF5 file", SUPPORTED_KINDS, remedy)
+        raise InputError("unknown-kind", f"{path} is not an HDF5 file", SUPPORTED_KINDS, remedy)
     if is_gzip(path):
         with reading(path, "a complete gzip file"), open_bytes(path) as unpacked:
             start = unpacked.read(512)
     for signatures, kind, remedy in UNSUPPORTED:
         if start.startswith(signatures):
-            raise InputError(f"{path} is {kind}", SUPPORTED_KINDS, remedy)
+            raise InputError("unknown-kind", f"{path} is {kind}", SUPPORTED_KINDS, remedy)
     if start[257:262] == b"ustar":
-        raise InputError(f"{path} is a tar archive", SUPPORTED_KINDS, "unpack it and name the folder of a sample")
+        raise InputError(
+            "unknown-kind", f"{path} is a tar archive", SUPPORTED_KINDS, "unpack it and name the folder of a sample"
+        )
     if b"\x00" in start or not start.strip():
-        raise InputError(f"{path} is {'of no known kind' if start.strip() else 'empty'}", SUPPORTED_KINDS, SAVE)
+        raise InputError(
+            "unknown-kind", f"{path} is {'of no known kind' if start.strip() else 'empty'}", SUPPORTED_KINDS, SAVE
+        )
     if start.lower().startswith(b"%%matrixmarket"):
         matrix_size(find_matrix(path)[0])
         return "mtx"
@@ -109,7 +115,7 @@ def _hdf5_kind(path: Path) -> str:
             return "10x h5"
     found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
     remedy = FROM_R if "assays" in parts else SAVE
-    raise InputError(found, SUPPORTED_KINDS, remedy)
+    raise InputError("unknown-kind", found, SUPPORTED_KINDS, remedy)
 
 
 def require_readable(path: str | Path) -> str:
@@ -117,23 +123,25 @@ def require_readable(path: str | Path) -> str:
     path = Path(path)
     require_path(path)
     if not path.exists():
-        raise InputError(f"no file {path}", SUPPORTED_KINDS, how_to_find(path))
+        raise InputError("no-file", f"no file {path}", SUPPORTED_KINDS, how_to_find(path))
     try:
         if path.is_dir():
             return _folder_kind(path)
         if not path.is_file():
-            raise InputError(f"{path} is neither a file nor a folder", SUPPORTED_KINDS, "copy the content into a file")
+            raise InputError(
+                "not-a-file", f"{path} is neither a file nor a folder", SUPPORTED_KINDS, "copy the content into a file"
+            )
         return _file_kind(path)
     except OSError as error:
         found = f"{path} cannot be read ({error.strerror})"
-        raise InputError(found, SUPPORTED_KINDS, "check its permissions") from error
+        raise InputError("unreadable", found, SUPPORTED_KINDS, "check its permissions") from error
 
 
 def require_h5ad(path: str | Path) -> None:
     """Refuse any input but an h5ad file."""
     kind = require_readable(path)
     if kind != "h5ad":
-        raise InputError(f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
+        raise InputError("not-h5ad", f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
 
 
 def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path: Path) -> None:
@@ -146,7 +154,9 @@ def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path:
     columns = list(map(str, var.index))
     if all(axis_shares(names)[0] < AXIS_SHARE for names in (columns, *name_columns(var).values())):
         found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}'), not in var_names"
-        raise InputError(found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it")
+        raise InputError(
+            "transposed", found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it"
+        )
 
 
 def read_cells(path: str | Path, orientation: str = "auto", everything: bool = False) -> AnnData:
@@ -270,4 +280,4 @@ def require_unchanged(path: str | Path, before: dict[Path, tuple[int, int, int]]
     """Refuse an input that was changed, replaced or removed since its `fingerprint` was taken `before`."""
     if fingerprint(path) != before:
         expected = "an input that stays the same while it is read"
-        raise InputError(f"{path} was changed while it was read", expected, "run the step again")
+        raise InputError("input-changed", f"{path} was changed while it was read", expected, "run the step again")

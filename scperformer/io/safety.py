@@ -48,7 +48,7 @@ def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad
     # HDF5's message has two lengths, gzip's has its end marker; "truncated" is clearer to users.
     is_cut = any(words in reason for words in ("truncated file", "end-of-stream", "Truncated file"))
     what = "is truncated" if is_cut else f"is damaged ({reason})"
-    return InputError(f"{path} {what}", expected, "copy or download it again, or write it again")
+    return InputError("damaged-file", f"{path} {what}", expected, "copy or download it again, or write it again")
 
 
 @contextmanager
@@ -87,13 +87,13 @@ def require_tree(links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | P
     except CycleError as error:
         part, group = error.args[1][:2]  # each group is in the next
         name = next(name for other, name in links[group] if other == part)
-        raise InputError(f"{path} has groups in a circle ('{name}')", expected, remedy) from error
+        raise InputError("group-links", f"{path} has groups in a circle ('{name}')", expected, remedy) from error
     sizes: dict[Node, int] = {}
     for group in order:  # the groups in a group come before it
         sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
         if sizes[group] > MAX_GROUPS + 2 * len(links):
             found = f"{path} has {len(links):,} groups, which links multiply to more than {MAX_GROUPS:,}"
-            raise InputError(found, expected, remedy)
+            raise InputError("group-links", found, expected, remedy)
 
 
 def _address(group: h5py.Group) -> tuple[int, int]:
@@ -106,10 +106,10 @@ def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None
     properties = dataset.id.get_create_plist()
     if properties.get_layout() == h5py.h5d.VIRTUAL:  # libhdf5 crashes on one that is its own source
         source = next((source.file_name for source in dataset.virtual_sources()), "nothing")
-        raise InputError(f"{path} has a virtual dataset ('{where}' -> {source})", ALL_IN_FILE, COPY)
+        raise InputError("outside-data", f"{path} has a virtual dataset ('{where}' -> {source})", ALL_IN_FILE, COPY)
     if properties.get_external_count():
         source = dataset.external[0][0]
-        raise InputError(f"{path} has data in another file ('{where}' -> {source})", ALL_IN_FILE, COPY)
+        raise InputError("outside-data", f"{path} has data in another file ('{where}' -> {source})", ALL_IN_FILE, COPY)
     for number in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(number)
         if h5py.h5z.filter_avail(code):
@@ -120,7 +120,7 @@ def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None
             called = FILTERS.get(code) or name.decode(errors="replace") or "unknown"
             found = f"{path} is compressed with the filter {called} ({code})"
             remedy = "install it (pip install hdf5plugin), or write the file again with compression='gzip'"
-            raise InputError(found, "gzip, or a filter of the package hdf5plugin", remedy)
+            raise InputError("unknown-filter", found, "gzip, or a filter of the package hdf5plugin", remedy)
 
 
 def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
@@ -142,9 +142,16 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
             try:
                 link = group.get(name, getlink=True)
             except TypeError as error:  # a user-defined kind of link
-                raise InputError(f"{path} has a link of an unknown kind ('{where}')", ALL_IN_FILE, COPY) from error
+                raise InputError(
+                    "outside-data", f"{path} has a link of an unknown kind ('{where}')", ALL_IN_FILE, COPY
+                ) from error
             if isinstance(link, h5py.ExternalLink):
-                raise InputError(f"{path} has a link to another file ('{where}' -> {link.filename})", ALL_IN_FILE, COPY)
+                raise InputError(
+                    "outside-data",
+                    f"{path} has a link to another file ('{where}' -> {link.filename})",
+                    ALL_IN_FILE,
+                    COPY,
+                )
             if isinstance(link, h5py.SoftLink):
                 soft.append((group, name, where))
                 continue
@@ -172,23 +179,25 @@ def require_contained_folder(folder: Path) -> None:
         name = entry.relative_to(folder)
         target = Path(os.path.realpath(entry))
         if entry.is_symlink() and not target.is_relative_to(root):
-            raise InputError(f"{folder} has a link that leaves it ('{name}')", expected, COPY)
+            raise InputError("outside-data", f"{folder} has a link that leaves it ('{name}')", expected, COPY)
         if entry.is_dir():
             links.setdefault(root / name.parent, []).append((target, str(name)))
         elif not entry.is_file():
-            raise InputError(f"{folder} holds '{name}', which is neither a file nor a folder", expected, COPY)
+            raise InputError(
+                "zarr-entry", f"{folder} holds '{name}', which is neither a file nor a folder", expected, COPY
+            )
         if entry.name not in ZARR_METADATA:
             continue
         if (size := entry.stat().st_size) > MAX_METADATA_BYTES:
-            raise InputError(f"{folder} holds '{name}' of {size} bytes", "metadata of zarr", COPY)
+            raise InputError("zarr-metadata", f"{folder} holds '{name}' of {size} bytes", "metadata of zarr", COPY)
         try:
             content = json.loads(entry.read_bytes())
         except (ValueError, RecursionError) as error:
             found = f"{folder} is damaged ('{name}' is not JSON)"
-            raise InputError(found, "a complete zarr folder", "copy it again") from error
+            raise InputError("damaged-file", found, "a complete zarr folder", "copy it again") from error
         if (objects := _objects(content)) is not None:
             remedy = "write it with anndata's write_zarr, which stores numbers and strings"
-            raise InputError(f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
+            raise InputError("zarr-objects", f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
     require_tree(links, folder)
 
 
@@ -218,9 +227,13 @@ def require_valid_indices(x: Any, where: str, path: str | Path) -> None:
         x.check_format(full_check=True)
     except ValueError as error:
         found = f"{path} is damaged ({where}: {reason_of(error)})"
-        raise InputError(found, "a sparse matrix with indices within its shape", "write the file again") from error
+        raise InputError(
+            "damaged-file", found, "a sparse matrix with indices within its shape", "write the file again"
+        ) from error
     if np.issubdtype(x.dtype, np.complexfloating):
-        raise InputError(f"complex numbers in {where} of {path}", "expression values", "write the file again")
+        raise InputError(
+            "complex-numbers", f"complex numbers in {where} of {path}", "expression values", "write the file again"
+        )
 
 
 def require_cells_and_genes(adata: Any, path: str | Path) -> None:
@@ -229,7 +242,7 @@ def require_cells_and_genes(adata: Any, path: str | Path) -> None:
         if size == 0:
             found = f"no {what}s in {path} ({adata.n_obs} cells x {adata.n_vars} genes)"
             remedy = f"check the step that wrote this file, for example a filter that dropped all {what}s"
-            raise InputError(found, f"at least one {what}", remedy)
+            raise InputError("no-cells-or-genes", found, f"at least one {what}", remedy)
 
 
 def require_usable(adata: AnnData, path: str | Path) -> None:
@@ -240,7 +253,7 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
             texts = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
             if texts.dtype.kind in "OUT" and any("\0" in text for text in texts if isinstance(text, str)):
                 found = f"{path} is damaged (a null character in the table of the {what})"  # HDF5 cannot store it
-                raise InputError(found, "text", "copy or download it again, or write it again")
+                raise InputError("null-character", found, "text", "copy or download it again, or write it again")
     matrices = {"X": adata.X} | {f"layers/{name}": layer for name, layer in adata.layers.items()}
     if adata.raw is not None:
         matrices["raw"] = adata.raw.X

@@ -24,46 +24,60 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     path = Path(sheet)
     expected = "a table with the columns sample and path"
     if not path.exists():
-        raise InputError(f"no sample sheet {sheet}", expected, how_to_find(path))
+        raise InputError("no-file", f"no sample sheet {sheet}", expected, how_to_find(path))
     if path.is_dir() or h5py.is_hdf5(path):
         found = f"{sheet}, a {'folder' if path.is_dir() else 'file of cells (HDF5)'}, in place of the sample sheet"
-        raise InputError(found, expected, "write a table with a row for it, or leave out the sheet")
+        raise InputError("sheet-kind", found, expected, "write a table with a row for it, or leave out the sheet")
     if zipfile.is_zipfile(path):
-        raise InputError(f"{sheet}, an archive or a sheet of Excel", expected, "save it as CSV UTF-8")
+        raise InputError("sheet-kind", f"{sheet}, an archive or a sheet of Excel", expected, "save it as CSV UTF-8")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         text = path.read_text(encoding="cp1252", errors="replace")
         log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
     if "\0" in text:  # as in UTF-16
-        raise InputError(f"{sheet} with null characters", "text in UTF-8", "save it as CSV UTF-8")
+        raise InputError("sheet-text", f"{sheet} with null characters", "text in UTF-8", "save it as CSV UTF-8")
     delimiter = "\t"
     if path.name.lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
         header = text.partition("\n")[0]
         delimiter = ";" if header.count(";") > header.count(",") else ","
         if delimiter not in header and "\t" in header:
-            raise InputError(f"tabs between the columns of {sheet}", "commas or semicolons", "name it .tsv")
+            raise InputError(
+                "sheet-separator", f"tabs between the columns of {sheet}", "commas or semicolons", "name it .tsv"
+            )
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:  # such as a field of more than 131,072 characters
-        raise InputError(f"{sheet} is no table ({error})", "a row for each sample", "save it again as CSV") from error
+        raise InputError(
+            "not-a-table", f"{sheet} is no table ({error})", "a row for each sample", "save it again as CSV"
+        ) from error
     table = [[field.strip() for field in line] for line in lines]
     names = table[0] if table else []
     for place, name in enumerate(names):
         if name and name in names[:place]:
-            raise InputError(f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them")
+            raise InputError(
+                "sheet-column", f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them"
+            )
         if name in NO_COLUMNS:
-            raise InputError(f"column '{name}' in {sheet}", "a name that a column of obs can have", "rename it")
+            raise InputError(
+                "sheet-column", f"column '{name}' in {sheet}", "a name that a column of obs can have", "rename it"
+            )
         if name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
-            raise InputError(f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it")
+            raise InputError(
+                "sheet-column", f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it"
+            )
     rows = []
     for number, row in enumerate(table[1:], start=2):
         if extra := next(filter(None, row[len(names) :]), ""):
             found = f"'{extra}' beyond the last column in row {number} of {sheet}"
-            raise InputError(found, f"{len(names)} columns", "give the column a name, or put quotes around the field")
+            raise InputError(
+                "sheet-row", found, f"{len(names)} columns", "give the column a name, or put quotes around the field"
+            )
         filled = {name: value for name, value in zip(names, row, strict=False) if value}
         if "" in filled:
-            raise InputError(f"'{filled['']}' in a column of {sheet} without a name", "a name above it", "add one")
+            raise InputError(
+                "sheet-row", f"'{filled['']}' in a column of {sheet} without a name", "a name above it", "add one"
+            )
         if filled:
             rows.append(filled)
     return rows
@@ -79,7 +93,7 @@ def sample_names(sheet: str | Path) -> dict[str, str]:
     rows = [row for row in read_sheet(sheet) if "path" in row and "sample" in row]
     for name in (row["sample"] for row in rows):
         if "/" in name:
-            raise InputError(f"sample '{name}' in {sheet}", "a name without '/'", "rename it")
+            raise InputError("sample-name", f"sample '{name}' in {sheet}", "a name without '/'", "rename it")
     return {os.path.realpath(path_in_sheet(sheet, row["path"])): row["sample"] for row in rows}
 
 
@@ -91,6 +105,6 @@ def described_samples(sheet: str | Path, paths: list[str]) -> dict[str, dict[str
         row = rows.get(os.path.realpath(path))
         if row is None:
             expected = "a row for each file, with its path"
-            raise InputError(f"no row for {path} in {sheet}", expected, "add it to the sheet")
+            raise InputError("no-sheet-row", f"no row for {path} in {sheet}", expected, "add it to the sheet")
         found[path] = {column: value for column, value in row.items() if column not in OWN_COLUMNS}
     return found

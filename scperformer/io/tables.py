@@ -93,7 +93,9 @@ class _Limiter(io.RawIOBase):
         elif self.left < 0:
             found = f"text that is more than {MAX_UNPACKED} times as large when it is unpacked"
         if found:
-            raise InputError(f"{self.path} with {found}", TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}")
+            raise InputError(
+                "table-text", f"{self.path} with {found}", TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}"
+            )
         last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)
         return len(chunk)
@@ -115,11 +117,11 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
         raise
     except UnicodeDecodeError as error:
         remedy = f"convert it, for example 'iconv -f latin1 -t utf-8 {path.name}'"
-        raise InputError(f"{path} with bytes that are not UTF-8", "text in UTF-8", remedy) from error
+        raise InputError("not-utf8", f"{path} with bytes that are not UTF-8", "text in UTF-8", remedy) from error
     except (pd.errors.ParserError, csv.Error) as error:
         reason = str(error).removeprefix("Error tokenizing data. C error: ").strip()
         expected = f"{TABLE_OF_NUMBERS}, the same number of fields in each row"
-        raise InputError(f"{path} is ragged ({reason})", expected, "write it again") from error
+        raise InputError("ragged-table", f"{path} is ragged ({reason})", expected, "write it again") from error
     except READ_ERRORS as error:
         raise damaged(path, error, "a complete table") from error
 
@@ -150,14 +152,14 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
     if not fitting:
         widest = ", ".join(map(str, max(widths.values(), key=max)[:5]))
         found = f"{path} is not a table (numbers of fields in its first lines: {widest})"
-        raise InputError(found, f"{expected}, the same number of fields in each row", "write it again")
+        raise InputError("not-a-table", found, f"{expected}, the same number of fields in each row", "write it again")
     # Labels may contain blanks and commas, by chance as many in each row.
     delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
     first, *rows = tried[delimiter]
     width = len(rows[0])
     if width > MAX_COLUMNS:
         found = f"{path} with {width:,} columns"
-        raise InputError(found, f"{expected}, and at most {MAX_COLUMNS:,} columns", AS_H5AD)
+        raise InputError("too-many-columns", found, f"{expected}, and at most {MAX_COLUMNS:,} columns", AS_H5AD)
     last = next(csv.reader(comments[-1:], delimiter=delimiter), [])
     has_numbers = any(field.strip().replace(".", "", 1).isdecimal() for field in first[1:])  # a row, not the header
     if has_numbers and len(last) in (width, width - 1) and len(first) == width:
@@ -191,7 +193,7 @@ def _refuse_long(layout: Layout, is_text: np.ndarray, path: Path) -> None:
     value = names[3 - gene - cell]
     found = f"{path}, a long table with a row for each gene of each cell"
     remedy = f"pivot it, with pandas by .pivot(index='{names[cell]}', columns='{names[gene]}', values='{value}')"
-    raise InputError(found, TABLE_OF_NUMBERS, f"{remedy}.fillna(0)")
+    raise InputError("long-table", found, TABLE_OF_NUMBERS, f"{remedy}.fillna(0)")
 
 
 def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
@@ -216,7 +218,7 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
         examples = f"rows e.g. {row}, columns e.g. {column}"
         found = f"{path}, a table whose names do not tell genes from cells ({examples}; {reason})"
         expected = "gene names on one axis and cell names on the other"
-        raise InputError(found, expected, f"add {' or '.join(options)}", options)
+        raise InputError("table-orientation", found, expected, f"add {' or '.join(options)}", options)
     return CELLS_BY_GENES if could_be_cells_by_genes else GENES_BY_CELLS, reason
 
 
@@ -277,14 +279,16 @@ def _require_names(rows: list[str], columns: list[str], corner: str, cells_in_ro
         could_be_cells = are_cells and len(set(names)) == len(names) and all(map(str.isdecimal, names))
         if not could_be_cells or is_gene(corner.strip()) or axis_shares(others)[0] < AXIS_SHARE:
             found = f"{path} with numbers in the first {what} (e.g. {', '.join(names[:3])})"
-            raise InputError(found, TABLE_OF_NUMBERS, f"write the names into the first {what}")
+            raise InputError("table-names", found, TABLE_OF_NUMBERS, f"write the names into the first {what}")
 
 
 def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[str], sparse.csr_matrix, pd.DataFrame]:
     """Read the row names, the columns of expression, and the columns that annotate cells or genes."""
     header = layout.header
     if is_annotation.all():
-        raise InputError(f"{path} without a column of numbers", TABLE_OF_NUMBERS, "write it again")
+        raise InputError(
+            "table-without-numbers", f"{path} without a column of numbers", TABLE_OF_NUMBERS, "write it again"
+        )
     rows: list[str] = []
     blocks: list[sparse.csr_matrix] = []
     annotations: list[pd.DataFrame] = []
@@ -310,7 +314,7 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
                         f"column '{str(name)[:40]}' of {path} with {example}, not a number, or rows that are too short"
                     )
                     remedy = "remove such columns, or write an h5ad file with them in obs or var"
-                    raise InputError(found, TABLE_OF_NUMBERS, remedy)
+                    raise InputError("table-text", found, TABLE_OF_NUMBERS, remedy)
             blocks.append(sparse.csr_matrix(values.to_numpy()))
     table = pd.concat(annotations, ignore_index=True)
     for place in range(table.shape[1]):  # numbers become numbers; codes such as 01 stay text

@@ -287,12 +287,19 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     encoder = model.network.encoder
     if not isinstance(encoder, Encoder) or not encoder.stack:
         found = f"model {model.saved.name} without layers of attention between tokens"
-        raise InputError(found, "a model trained with model=tiny, base or scbert", "choose another model_path=...")
+        raise InputError(
+            "no-attention-layers",
+            found,
+            "a model trained with model=tiny, base or scbert",
+            "choose another model_path=...",
+        )
     query = find_query(adata, model.saved, cfg, path)
     cells = Cells(query.all_cells(), model.tokens)
     rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]
     if len(rows) == 0:
-        raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
+        raise InputError(
+            "no-expression", f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells"
+        )
     rows = np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.cells])
     log.info("%s: %d of %d cells, %d layers", path, len(rows), len(cells), len(encoder.stack))
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)

@@ -276,6 +276,8 @@ def check_contract(attention: dict[str, Any]) -> Iterator[tuple[str, bool, str]]
         except Exception as error:  # any error may occur: the mechanism is the user's own program
             reason = one_line(f"{type(error).__name__}: {error}")
             remedy = "correct it; SCPERFORMER_DEBUG=1 shows where it happened"
-            raise InputError(f"attention={attention['name']} fails ({reason})", name, remedy) from error
+            raise InputError(
+                "contract-broken", f"attention={attention['name']} fails ({reason})", name, remedy
+            ) from error
         if found is not None:
             yield name, *found

@@ -155,14 +155,14 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
     if "SLURM_STEP_ID" not in environment:  # the command runs in the batch script itself, without srun
         if num_nodes > 1:
-            raise InputError(f"{asked} without srun", "a process on each node", remedy)
+            raise InputError("processes", f"{asked} without srun", "a process on each node", remedy)
         return LightningEnvironment()
     tasks, nodes = (int(environment.get(f"SLURM_STEP_NUM_{unit}", 1)) for unit in ("TASKS", "NODES"))
     if (tasks, nodes) == (1, num_nodes):
         return LightningEnvironment()
     if (tasks, nodes) != (num_nodes * devices, num_nodes) or "SLURM_NTASKS_PER_NODE" not in environment:
         found = f"{asked} in {tasks} processes of srun on {nodes} nodes"
-        raise InputError(found, f"{num_nodes * devices} on {num_nodes}", remedy)
+        raise InputError("processes", found, f"{num_nodes * devices} on {num_nodes}", remedy)
     return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/workflow.md
 
 

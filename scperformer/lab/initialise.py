@@ -64,15 +64,17 @@ def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") ->
     folder, _ = resolve_model(cfg.init)
     if not (folder / INFO).is_file():
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
-        raise InputError(f"no {INFO} at init='{cfg.init}'", expected, "check the path")
+        raise InputError("no-encoder", f"no {INFO} at init='{cfg.init}'", expected, "check the path")
     saved = read_model(folder)
     model = saved.config.get("model", {})
     if not any(name.startswith(ENCODER_PREFIX) for name in saved.weights):
         found = f"no encoder to start from in init='{cfg.init}' (trained with model.encoder=false)"
-        raise InputError(found, "a model with an encoder", "choose another, or leave init out")
+        raise InputError("no-encoder", found, "a model with an encoder", "choose another, or leave init out")
     if model.get("positions") == "coexpression":
         found = f"model=performer or pooled in init='{cfg.init}'"
-        raise InputError(found, "a model with attention between tokens, such as model=tiny", "leave init out")
+        raise InputError(
+            "encoder-kind", found, "a model with attention between tokens, such as model=tiny", "leave init out"
+        )
     rebuild(saved, folder)  # refuses a damaged model
     return Init(cfg.init, saved, mode, species)
 
@@ -92,7 +94,9 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     """Take the encoder's options from `init`; refuse other values than its own or the defaults."""
     cfg = replace(cfg, attention=with_source(cfg.attention))
     if not cfg.model.encoder:
-        raise InputError("model.encoder=false with init", "an encoder to start", "leave one of the two out")
+        raise InputError(
+            "encoder-options", "model.encoder=false with init", "an encoder to start", "leave one of the two out"
+        )
     saved = init.saved
     tokens = TokensConfig(**saved.config["tokens"])
     model = ModelConfig(**saved.config["model"])
@@ -114,7 +118,12 @@ def adopt_options(cfg: Config, init: Init) -> Config:
         if value not in (default[option], theirs.get(option)):
             expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
             remedy = "leave the options of the encoder out: they are taken from init"
-            raise InputError(f"{option}={value}", f"{expected}, as the encoder of init='{init.path}' has it", remedy)
+            raise InputError(
+                "encoder-options",
+                f"{option}={value}",
+                f"{expected}, as the encoder of init='{init.path}' has it",
+                remedy,
+            )
     log.info("encoder of %s (%s): its options are taken from there", saved.name, saved.hash[:12])
     shape = {name: getattr(model, name) for name in SHAPE}
     data = replace(cfg.data, target_sum=target_sum)
@@ -135,7 +144,9 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
         choose = "use an encoder of the same species, or train without init"
         examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
         found = f"{len(here)} of {len(genes)} genes of the reference in init='{init}' {examples}"
-        raise InputError(found, f"at least {MIN_KNOWN_SHARE:.0%} of them", choose if kind == wanted else convert)
+        raise InputError(
+            "few-genes", found, f"at least {MIN_KNOWN_SHARE:.0%} of them", choose if kind == wanted else convert
+        )
     return here, mapping.target[here].tolist()
 
 
@@ -155,7 +166,9 @@ def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: st
         wanted = ours if axis is None else ours.index_select(axis, new)
         if part.shape != wanted.shape:  # some defaults of mechanisms depend on the number of genes
             found = f"weights '{name}' of {tuple(part.shape)} in init='{init}'"
-            raise InputError(found, f"{tuple(wanted.shape)}", "use an encoder with about as many genes")
+            raise InputError(
+                "encoder-shape", found, f"{tuple(wanted.shape)}", "use an encoder with about as many genes"
+            )
         if axis is None:
             ours.copy_(part)
         else:
@@ -172,7 +185,7 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
 
     def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
-        return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
+        return InputError("gene-vectors", f"gene vectors '{path}' with {found}", expected, remedy)
 
     try:
         with open(path, encoding="utf-8-sig") as file:

@@ -76,13 +76,15 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
         asked.append(("labels", len(theirs.get("to_out.fc3.bias", ())), "outputs", "the label_dict of the checkpoint"))
     elif cfg.labels is not None:
         found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
-        raise InputError(found, "a fine-tuned checkpoint, which has labels", "leave labels out")
+        raise InputError("scbert-labels", found, "a fine-tuned checkpoint, which has labels", "leave labels out")
     for option, number, parts, where in asked:
         if option not in names:
-            raise InputError(f"{number} {option} that the {parts} of {path} do not name", where, f"add {option}=FILE")
+            raise InputError(
+                "scbert-names", f"{number} {option} that the {parts} of {path} do not name", where, f"add {option}=FILE"
+            )
         if len(names[option]) != number:
             found = f"{len(names[option])} names in {option}={getattr(cfg, option)}"
-            raise InputError(found, f"{number}, one for each of the {parts} of {path}", f"name {where}")
+            raise InputError("scbert-names", found, f"{number}, one for each of the {parts} of {path}", f"name {where}")
     return {
         "origin": {"tool": "scBERT", "file": path.name, "sha256": sha256(path), "licence": LICENCE, "tested": TESTED},
         "genes": names["genes"],

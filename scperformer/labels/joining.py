@@ -47,10 +47,10 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
     for label, joint in rows:
         if label not in labels:
             remedy = f"{did_you_mean(label, labels)}write the labels as the studies have them"
-            raise InputError(f"label '{label}' in {path}", f"labels such as '{labels[0]}'", remedy)
+            raise InputError("unknown-label", f"label '{label}' in {path}", f"labels such as '{labels[0]}'", remedy)
         if joint_of.setdefault(label, joint) != joint:
             found = f"two joint labels of '{label}' in {path} ('{joint_of[label]}' and '{joint}')"
-            raise InputError(found, "one joint label for each label", "leave one of them out")
+            raise InputError("label-map", found, "one joint label for each label", "leave one of them out")
     return joint_of
 
 
@@ -117,7 +117,9 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
             known = given.setdefault(name, own)
             if UNKNOWN_TERM not in (known, own) and known != own:
                 found = f"label '{name}' as {known} and, in {study.study}, as {own}"
-                raise InputError(found, "one ontology id for each label", "rename one of them with label_map=...")
+                raise InputError(
+                    "label-terms", found, "one ontology id for each label", "rename one of them with label_map=..."
+                )
             given[name] = own if known == UNKNOWN_TERM else known
     terms, ontology = find_terms(list(given), list(given.values()), source)
     term_of = dict(zip(given, terms, strict=True))
@@ -148,7 +150,9 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
     for number, study in enumerate(studies):
         if not (knows[number] & np.delete(knows, number, axis=0).any(axis=0)).any():
             found = f"no label of {study.study} in the other studies"
-            raise InputError(found, "studies that share labels", "name their joint labels with label_map=...")
+            raise InputError(
+                "unshared-labels", found, "studies that share labels", "name their joint labels with label_map=..."
+            )
     joint_terms = [term_of[label] for label in labels]
     tree = None if ontology is None else joined_by_terms(labels, joint_terms, ontology)
     return JointLabels(labels, joint_terms, tree, meanings)

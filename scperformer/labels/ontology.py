@@ -106,7 +106,9 @@ def read_obo(path: str | Path) -> Ontology:
             exact = (SYNONYM.match(value) for tag, value in tags if tag == "synonym")
             synonyms += [(text[1], term) for text in exact if text]
     if not names:
-        raise InputError(f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again")
+        raise InputError(
+            "bad-ontology", f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again"
+        )
     version = VERSION.search(head)
     return Ontology(version[1] if version else "", names, parents, _ids_of(names, synonyms, packaged_ontology().ids))
 
@@ -116,7 +118,7 @@ def _read_text(path: str | Path, expected: str) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
-        raise InputError(f"{path} cannot be read ({reason})", expected, "check its name") from error
+        raise InputError("bad-ontology", f"{path} cannot be read ({reason})", expected, "check its name") from error
 
 
 def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
@@ -128,7 +130,7 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
     for number, row in enumerate(rows, start=1):
         if len(row) != 2 or not all(field.strip() for field in row):
             found = f"row {number} of {path} with {sum(bool(field.strip()) for field in row)} values"
-            raise InputError(found, expected, "write two values in each row")
+            raise InputError("pairs-row", found, expected, "write two values in each row")
     return [(first.strip(), second.strip()) for first, second in rows]
 
 

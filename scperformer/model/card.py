@@ -48,7 +48,7 @@ def model_card(saved: SavedModel, files: Iterable[str] = ()) -> str:
         )
     except (jinja2.UndefinedError, TypeError, ValueError, KeyError, OverflowError) as error:  # entries of a bundle.json
         found = f"model {saved.name} with scores or a provenance of another form ({error})"
-        raise InputError(found, "those that 'scperformer train' writes", "train it again") from error
+        raise InputError("model-scores", found, "those that 'scperformer train' writes", "train it again") from error
 
 
 def _label_table(saved: SavedModel) -> str:

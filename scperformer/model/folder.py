@@ -54,7 +54,9 @@ def require_annotator(saved: SavedModel, path: str | Path) -> None:
     """Refuse a model that cannot annotate: an encoder without labels."""
     if not saved.is_annotator:
         remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
-        raise InputError(f"an encoder without labels at '{path}'", "a model with labels", remedy)
+        raise InputError(
+            "encoder-without-labels", f"an encoder without labels at '{path}'", "a model with labels", remedy
+        )
 
 
 def library_folder() -> Path:
@@ -95,7 +97,12 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
         return PACKAGED_MODEL, "packaged"
     if not path.exists() and (tissue := collection().named(str(path))):
         remedy = f"for this tissue, set tissue={tissue.replace(' ', '_')} instead"
-        raise InputError(f"the tissue '{path}' in place of a model", "a model folder or the name of a model", remedy)
+        raise InputError(
+            "tissue-as-model",
+            f"the tissue '{path}' in place of a model",
+            "a model folder or the name of a model",
+            remedy,
+        )
     return path, why
 
 
@@ -159,7 +166,7 @@ def read_model(path: str | Path) -> SavedModel:
     library = names_beside(library_folder() / "any") if folder.name == str(path) else []
     near = did_you_mean(folder.name, [*library, *names_beside(folder)]) if place.startswith("no folder") else ""
     remedy = f"{near}set model_path to the output folder of 'scperformer train'{remedy}"
-    raise InputError(f"{place} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
+    raise InputError("no-model", f"{place} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
 
 
 def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells | None:
@@ -188,7 +195,7 @@ def files_of_model(saved: SavedModel, folder: Path) -> list[str]:
 def damaged_model(folder: Path, problem: str) -> InputError:
     """Return the error for a model folder whose content is not as it was written."""
     remedy = "copy it again or train it again"
-    return InputError(f"damaged model '{folder}': {problem}", "the folder as it was written", remedy)
+    return InputError("damaged-model", f"damaged model '{folder}': {problem}", "the folder as it was written", remedy)
 
 
 def _read_model(folder: Path) -> SavedModel:
@@ -203,7 +210,7 @@ def _read_model(folder: Path) -> SavedModel:
         is_older = isinstance(version, int) and version < FORMAT_VERSION
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if is_older else update
-        raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
+        raise InputError("model-format", f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
     require_sound_content(info)
     for name in (WEIGHTS, GENES):
         if name not in info["files"]:

@@ -145,12 +145,12 @@ def _tf32_allowed() -> Iterator[None]:
 def choose_device(device: str, precision: str = "auto") -> str:
     """Return `cuda` or `cpu`; `auto` is a GPU if there is one. Refuse a missing GPU and an unsuitable precision."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device=cuda without a GPU", "a GPU that torch can use", "choose device=cpu")
+        raise InputError("no-gpu", "device=cuda without a GPU", "a GPU that torch can use", "choose device=cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and (precision == "tf32" or (precision == "bf16-mixed" and not computes_in_bfloat16())):
         cpu = ", or a CPU with avx512_bf16 or amx_bf16, as others are slower with it" if precision != "tf32" else ""
-        raise InputError(f"precision={precision} on this CPU", f"a GPU{cpu}", "leave precision out")
+        raise InputError("precision", f"precision={precision} on this CPU", f"a GPU{cpu}", "leave precision out")
     return device
 
 

@@ -62,7 +62,7 @@ class Model:
         if self.own_network is None:
             remedy = f"name the model of a study, such as model_path={self.members[0].path}"
             found = f"the model {self.saved.name} of {len(self.members)} studies"
-            raise InputError(found, "a model of one study in this place", remedy)
+            raise InputError("joint-model", found, "a model of one study in this place", remedy)
         return self.own_network
 
     @property

@@ -75,7 +75,7 @@ class Reader(nn.Module):
             if not self.attention.reads_genes:
                 found = f"model=performer with attention={attention['name']}"
                 expected = "attention whose queries can read all genes (favor, rbf or softmax)"
-                raise InputError(found, expected, "choose one of them, or model=tiny")
+                raise InputError("performer-attention", found, expected, "choose one of them, or model=tiny")
             width = self.attention.table_width(num_genes)
             self.scale: Tensor  # of what is read
             self.register_buffer("scale", torch.ones(1))

@@ -357,7 +357,7 @@ class Collection:
         if found is None:
             near = did_you_mean(name, self.tissues()["name"])
             remedy = f"{near}'scperformer models list' shows all, or name a model by model_path"
-            raise InputError(f"no tissue '{name}'", listed(self.tissues(species)["name"]), remedy)
+            raise InputError("unknown-tissue", f"no tissue '{name}'", listed(self.tissues(species)["name"]), remedy)
         return found
 
 

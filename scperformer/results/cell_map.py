@@ -98,7 +98,7 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
             num_features = cells.n_vars if source != "raw" or cells.raw is None else len(cells.raw.var)
             if places.get(source) is None or (findings.is_gene is not None and len(findings.is_gene) != num_features):
                 found = f"no {source} in {sample.path}, which predict used, or other genes in it"
-                raise InputError(found, "the file as predict wrote it", "annotate the file again")
+                raise InputError("other-expression", found, "the file as predict wrote it", "annotate the file again")
             with reading(sample.path):
                 stored = stored_expression(cells, findings, sample.path)[0].some(chosen)  # type: ignore[arg-type]
             names = pd.Index(gene_symbols(gene_table(cells, findings).index), dtype=object)  # type: ignore[arg-type]

@@ -58,18 +58,18 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     place = str(sample.path)
     if table is not None:
         if not Path(table).is_file():
-            raise InputError(f"no file {table}", "a table of true labels", how_to_find(table))
+            raise InputError("no-file", f"no file {table}", "a table of true labels", how_to_find(table))
         expected = f"a table with cell names in the first column and true labels in a column '{truth_key}'"
         columns, delimiter = read_texts(Path(table), expected)
         place = f"{table} (separated by {delimiter}s)"
         if repeated := list(columns.index[columns.index.duplicated()]):
             found = f"cell '{repeated[0]}' has more than one row in {table}"
-            raise InputError(found, "one row per cell", "remove the other rows")
+            raise InputError("cell-twice", found, "one row per cell", "remove the other rows")
     if truth_key not in columns:
         others = listed(name for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
         found = f"no column '{truth_key}' in {place}"
         remedy = f"{did_you_mean(truth_key, columns.columns)}set truth_key=... to the column of true labels"
-        raise InputError(found, f"one of {others}" if others else "a column of true labels", remedy)
+        raise InputError("no-column", found, f"one of {others}" if others else "a column of true labels", remedy)
     truth = columns[truth_key]
     if table is not None:
         truth = _in_order_of_cells(truth, sample, table)
@@ -88,13 +88,15 @@ def _in_order_of_cells(truth: pd.Series, sample: Annotated, table: str) -> pd.Se
     if cells.has_duplicates:
         found = f"cell '{cells[cells.duplicated()][0]}' occurs more than once in {sample.path}"
         remedy = "make the names unique, or put the true labels into obs before predicting"
-        raise InputError(found, "unique cell names, to find the cells in a table", remedy)
+        raise InputError("cell-twice", found, "unique cell names, to find the cells in a table", remedy)
     in_table = cells.isin(truth.index)
     if not in_table.any():
         example = f"'{truth.index[0]}'" if len(truth) else "no cell"
         expected = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})"
         remedy = "make the names equal, or put the true labels into obs before predicting"
-        raise InputError(f"none of the {len(cells)} cells of {sample.path} is in {table}", expected, remedy)
+        raise InputError(
+            "no-shared-cells", f"none of the {len(cells)} cells of {sample.path} is in {table}", expected, remedy
+        )
     if num_missing := int((~in_table).sum()):
         log.warning("%s: %d of %d cells are missing from the table", table, num_missing, len(cells))
     return truth.reindex(cells)
@@ -163,11 +165,11 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     foreign = [label for label in true_labels if label not in set(model_labels)]
     if not true_labels:
         text = f"no cell has a true label in '{truth_key}'"
-        raise InputError(text, "at least one", "set truth_key=... to another column")
+        raise InputError("no-truth", text, "at least one", "set truth_key=... to another column")
     if len(foreign) == len(true_labels):
         text = f"{samples[0].model_id} has none of the true labels in '{truth_key}' (e.g. {_quoted(true_labels)})"
         remedy = "set truth_key=... to another column, or rename the true labels"
-        raise InputError(text, f"the model's labels, e.g. {_quoted(model_labels)}", remedy)
+        raise InputError("no-shared-labels", text, f"the model's labels, e.g. {_quoted(model_labels)}", remedy)
     # The files can hold further labels, for example after manual edits.
     predicted = set(cells["model"]).union(cells.get("baseline", ()), cells.get("cluster", ()))
     labels = [*model_labels, *foreign, *sorted(predicted.difference(model_labels, true_labels))]
@@ -223,7 +225,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged file"
         expected = f"the folder that 'scperformer evaluate' wrote ({METRICS}, {PER_CLASS}, {CONFUSION})"
         remedy = "check the path, or run 'scperformer evaluate' again"
-        raise InputError(f"no evaluation in {folder} ({reason})", expected, remedy) from error
+        raise InputError("no-evaluation", f"no evaluation in {folder} ({reason})", expected, remedy) from error
     return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion, path=folder)
 
 

@@ -107,9 +107,11 @@ def explain_cells(
         found = f"{annotated.path} annotated by the {annotated.model_id}"
         expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
         remedy = "leave model_path out" if "tissue" in facts else "set model_path to the model of the calls"
-        raise InputError(found, expected, remedy)
+        raise InputError("other-model", found, expected, remedy)
     if label is not None and label not in labels:
-        raise InputError(f"label={label}", f"one of {', '.join(labels)}", "choose a label of the model")
+        raise InputError(
+            "unknown-label", f"label={label}", f"one of {', '.join(labels)}", "choose a label of the model"
+        )
     in_memory = annotated.cells
     source = open_cells(annotated.path, options.orientation) if in_memory is None else nullcontext(in_memory)
     with source as cells:
@@ -174,7 +176,12 @@ def _model_of(annotated: Annotated) -> Model:
     model = tissue_model(collection().find(str(tissue["name"]), None), bool(tissue["in_capitals"]))
     if annotated.facts["model"]["hash"] != model.saved.hash:
         found = f"{annotated.path} annotated by other profiles ({annotated.facts['model']['hash'][:12]})"
-        raise InputError(found, f"the profiles of this version ({model.saved.hash[:12]})", "annotate its cells again")
+        raise InputError(
+            "other-profiles",
+            found,
+            f"the profiles of this version ({model.saved.hash[:12]})",
+            "annotate its cells again",
+        )
     return model
 
 
@@ -189,7 +196,9 @@ def _adapt_as_predict(
         read = {name: run[name] for name in EXPRESSION_OPTIONS if name in run}
     except (TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
-        raise InputError(found, f"uns['{annotated.key}'] as predict wrote it", "annotate the file again") from error
+        raise InputError(
+            "damaged-annotation", found, f"uns['{annotated.key}'] as predict wrote it", "annotate the file again"
+        ) from error
     given = {name: getattr(options, name) for name in EXPRESSION_OPTIONS if hasattr(options, name)}
     read |= {name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)}
     # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
@@ -207,12 +216,14 @@ def _adapt_as_predict(
         condition = next((condition for condition in conditions if condition.key == annotated.adapted), None)
         if condition is None:
             remedy = "explain the file with all genes that it had, or name their place with source=..."
-            raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
+            raise InputError(
+                "other-genes", f"other genes in {path} than when it was annotated", "the same genes", remedy
+            )
     adapted = adapt_model(model, query, predict, condition)
     share = float(facts["condition"].get("thinned_to", 1.0))
     if not 0 < share <= 1:
         found = f"condition/thinned_to of {share:g}, in uns['{annotated.key}'] of {path}"
-        raise InputError(found, "a share of the counts above 0", "annotate the file again")
+        raise InputError("damaged-annotation", found, "a share of the counts above 0", "annotate the file again")
     adapted = replace(adapted, query=replace(adapted.query, share=share))
     shift = facts.get("shift", {})
     weight = float(shift.get("encoder_weight", 1.0))
@@ -221,7 +232,7 @@ def _adapt_as_predict(
     num_genes = len(adapted.model.saved.genes)
     if factors is not None and not (len(factors) == num_genes and np.isfinite(factors).all() and (factors > 0).all()):
         found = f"gene_factors that are not {num_genes} positive numbers, in uns['{annotated.key}'] of {path}"
-        raise InputError(found, "an annotation as predict writes it", "annotate the file again")
+        raise InputError("damaged-annotation", found, "an annotation as predict writes it", "annotate the file again")
     adapted = replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
     if (recorded := facts.get("batches")) is not None:
         factors = np.asarray(recorded["gene_factors"])
@@ -229,7 +240,9 @@ def _adapt_as_predict(
         if factors.shape != (len(names), num_genes) or not (np.isfinite(factors).all() and (factors > 0).all()):
             found = f"batches/gene_factors that are not {len(names)} x {num_genes} positive numbers"
             found += f", in uns['{annotated.key}'] of {path}"
-            raise InputError(found, "an annotation as predict writes it", "annotate the file again")
+            raise InputError(
+                "damaged-annotation", found, "an annotation as predict writes it", "annotate the file again"
+            )
         batches = read_query_batches(cells, str(recorded["key"]), path, names)
         adapted = replace(adapted, batches=BatchShifts(batches, [], np.ones(len(names)), factors))
     if adapted.resemblance is None:
@@ -237,7 +250,7 @@ def _adapt_as_predict(
     known = {name: np.asarray(facts["profiles"][name], dtype=np.float64) for name in ("centre", "shares")}
     if len(known["centre"]) != num_genes or len(known["shares"]) != len(model.saved.labels):
         found = f"profiles/centre and profiles/shares that do not fit, in uns['{annotated.key}'] of {path}"
-        raise InputError(found, "an annotation as predict writes it", "annotate the file again")
+        raise InputError("damaged-annotation", found, "an annotation as predict writes it", "annotate the file again")
     assert condition is not None
     return replace(adapted, resemblance=recorded_resemblance(model.saved, condition, **known))
 
@@ -261,7 +274,9 @@ def _draw_sample(
     x = adapted.corrected(as_measured, rows)
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
-        raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
+        raise InputError(
+            "no-expression", f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells"
+        )
     x = x[is_expressed]
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)
@@ -276,7 +291,7 @@ def _draw_sample(
     if (num_other := int((~is_same).sum())) > most * len(rows):
         found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{annotated.key}_label'"
         remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
-        raise InputError(found, "the same labels by the same model", remedy)
+        raise InputError("other-labels", found, "the same labels by the same model", remedy)
     if num_other:
         log.warning("%s: skipping %d cells with another label here than in the file", path, num_other)
     return rows[is_same], x[is_same], codes[rows[is_same]], proba[is_same]

@@ -125,7 +125,7 @@ def require_facts(facts: Any, obs: pd.DataFrame, key: str, path: object) -> None
             problem = f"obs column '{column}' is of type {obs[column].dtype}"
     if problem:
         remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
-        raise InputError(f"{problem} in {path}", "an annotation as predict writes it", remedy)
+        raise InputError("damaged-annotation", f"{problem} in {path}", "an annotation as predict writes it", remedy)
 
 
 def expected_accuracy(facts: Mapping[str, Any]) -> tuple[float, float]:

@@ -134,7 +134,7 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     repeated = next(path for place, path in enumerate(paths) if files[place] in files[:place])
-    raise InputError(f"{repeated} is given twice", "each file once", "remove the repeated file")
+    raise InputError("file-twice", f"{repeated} is given twice", "each file once", "remove the repeated file")
 
 
 def of_cells(adata: AnnData, key: str) -> Annotated:
@@ -159,7 +159,7 @@ def _annotated(
             remedy = "call scperformer.annotate first"
         if other := next((other for other in others if f"{other}_confidence" in columns), None):
             remedy = f"add key_added={other}, the key of the annotation in this file"
-        raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
+        raise InputError("not-annotated", f"no {missing[0]} in {path}", "an annotated file", remedy)
     obs = with_details(obs, obsm[f"{key}_details"], key)
     require_facts(facts, obs, key, path)
     umap = obsm[UMAP]
@@ -246,7 +246,7 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
             raise errors[0]
         reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in failed)
         found = f"none of {len(failed)} files is annotated: {reasons}"
-        raise InputError(found, "at least one annotated file", "see the reason for each file")
+        raise InputError("none-annotated", found, "at least one annotated file", "see the reason for each file")
     for left_out in failed or ():
         log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
     first = samples[0]
@@ -254,5 +254,5 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
         if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:
             found = f"{first.path} was annotated by {first.model_id}, {sample.path} by {sample.model_id}"
             remedy = "annotate them again with the same model_path, or give one file at a time"
-            raise InputError(found, "files annotated by one model", remedy)
+            raise InputError("several-models", found, "files annotated by one model", remedy)
     return samples

@@ -147,4 +147,4 @@ def require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated]) -
     if found:
         expected = f"an evaluation of {', '.join(names)} only, by {samples[0].model_id}"
         remedy = "run 'scperformer evaluate' again on the same files"
-        raise InputError(f"{evaluation.path or 'the evaluation'} evaluates {found}", expected, remedy)
+        raise InputError("other-samples", f"{evaluation.path or 'the evaluation'} evaluates {found}", expected, remedy)

@@ -118,7 +118,7 @@ def sample_of_cells(
         if sample_key not in sample.obs:
             remedy = f"{did_you_mean(sample_key, sample.obs.columns)}name a column of obs"
             found = f"no column '{sample_key}' in obs of {sample.path}"
-            raise InputError(found, "a column with the sample of each cell", remedy)
+            raise InputError("no-column", found, "a column with the sample of each cell", remedy)
     return np.concatenate([as_text(sample.obs[sample_key]) for sample in samples])
 
 

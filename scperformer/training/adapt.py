@@ -137,7 +137,7 @@ def adapt_model(
     is_tissue = _is_tissue(saved)
     if is_tissue and not cfg.adapts:
         found = f"adapt=false and the profiles of {saved.name}, which are no fitted model"
-        raise InputError(found, "a model named by model_path", "leave adapt=false out")
+        raise InputError("adapt-tissue", found, "a model named by model_path", "leave adapt=false out")
     seen = whole or query
     if whole is not None:
         _require_subset(query, whole)
@@ -146,7 +146,7 @@ def adapt_model(
     reference_cells = load_reference_cells(saved, model.path) if cfg.adapts else None
     if cfg.adapt == "true" and reference_cells is None:
         found = f"adapt=true and a model that keeps no cells ({model.path})"
-        raise InputError(found, "kept cells", f"{saved.how_to_complete}, or leave adapt=true out")
+        raise InputError("no-kept-cells", found, "kept cells", f"{saved.how_to_complete}, or leave adapt=true out")
     repeats = find_repeats(query, saved, reference_cells)
     share = math.nan if reference_cells is None else depth_share(reference_cells, condition)
     depth = condition.depth
@@ -228,9 +228,9 @@ def _require_subset(query: Query, whole: Query) -> None:
     remedy = "keep all genes and the values in the file of some of its cells, or leave condition_of out"
     if num_other := int((query.measured != whole.measured).sum()):
         found = f"{num_other:,} genes of the model that are in one of {query.path} and {whole.path}"
-        raise InputError(found, "the same genes in both", remedy)
+        raise InputError("other-genes", found, "the same genes in both", remedy)
     if read != expected:
-        raise InputError(f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
+        raise InputError("other-values", f"{read} of {query.path}", f"{expected}, as in {whole.path}", remedy)
 
 
 @dataclass
@@ -324,7 +324,7 @@ def _adapt_members(
         found.append((study, adapt_model(member, own, cfg, with_shift=with_shift, whole=own_whole)))
     if not found:
         expected = f"{MIN_PANEL} genes of one of the {len(model.members)} studies"
-        raise InputError(f"too few genes in {query.path}", expected, "use a model for its genes")
+        raise InputError("few-genes", f"too few genes in {query.path}", expected, "use a model for its genes")
     shifts = [each.shift for _, each in found]
     ratios = np.array([math.nan if shift is None else shift.relative_novelty for shift in shifts])
     is_far = np.array([shift is not None and shift.kind == FAR for shift in shifts])

@@ -43,7 +43,9 @@ def cost_of_files(cfg: TrainOptions) -> str:
     values, genes = 0.0, 0
     for path in paths:
         if not (matrices := stored_matrices(path)):
-            raise InputError(f"--estimate for {path}", "h5ad or zarr, stored by rows", "leave --estimate out")
+            raise InputError(
+                "storage", f"--estimate for {path}", "h5ad or zarr, stored by rows", "leave --estimate out"
+            )
         values += max(x.num_values * (DENSE_SHARE if hasattr(x.matrix, "chunks") else 1) for x in matrices)
         genes = max(genes, *(x.shape[1] for x in matrices))
     labels = deepest_labels(pd.concat(read_obs(paths, cfg), ignore_index=True), cfg, paths[0])

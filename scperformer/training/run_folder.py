@@ -47,7 +47,7 @@ class Diverged(InputError):
 
     def __init__(self, sign: str, cfg: NetworkOptions):
         found = f"training that diverged ({sign} not finite)"
-        super().__init__(found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
+        super().__init__("diverged", found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Run:
         if not cfg.resume or (differ and not cfg.overwrite):
             found = f"an unfinished run with {differ}" if differ else "an unfinished run"
             remedy = ("" if differ else "resume=true continues it, ") + "overwrite=true starts again"
-            raise InputError(f"{found} in '{folder}'", "no earlier run", remedy)
+            raise InputError("earlier-run", f"{found} in '{folder}'", "no earlier run", remedy)
         if differ:
             log.info("the unfinished run in %s has %s: starting anew", folder, differ)
             return False
@@ -169,7 +169,7 @@ def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_
     """
     real = [path.resolve() for path in paths]
     if twice := next((path for place, path in enumerate(paths) if real[place] in real[:place]), None):
-        raise InputError(f"the same file twice ({twice})", "each file once", "leave one of them out")
+        raise InputError("file-twice", f"the same file twice ({twice})", "each file once", "leave one of them out")
     require_loggers(cfg.logger)
     is_alone = cfg.trainer.devices * cfg.trainer.num_nodes == 1
     is_first = is_alone or not any(int(os.environ.get(name) or 0) for name in RANKS)
@@ -257,7 +257,7 @@ def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
         why = outputs.why_not_ours(folder, RUN)
     if why is not None:
         expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
-        raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
+        raise InputError("run-folder", f"{folder} {why}", expected, "move it away, or choose another output=...")
 
 
 def versions() -> dict[str, str]:

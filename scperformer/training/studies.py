@@ -64,16 +64,23 @@ def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
         return cfg.studies == AUTO and num_files > 1 and is_fitted
     if not is_fitted:
         found = "studies=true with attention between tokens"
-        raise InputError(found, "model=performer or pooled, or experiment=linear", "choose one, or leave studies out")
+        raise InputError(
+            "studies-encoder",
+            found,
+            "model=performer or pooled, or experiment=linear",
+            "choose one, or leave studies out",
+        )
     if num_files < 2 and cfg.batch_key is None:
-        raise InputError("studies=true with one file", "batch_key=... of the studies in it", "name the column")
+        raise InputError(
+            "studies-one-file", "studies=true with one file", "batch_key=... of the studies in it", "name the column"
+        )
     return True
 
 
 def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> Path:
     """Train a model of each study, and write them as one; studies are the files, or the batches of a single one."""
     if cfg.init is not None:
-        raise InputError("init with several studies", "one study", "train from init on one file")
+        raise InputError("studies-init", "init with several studies", "one study", "train from init on one file")
     cfg = settled(cfg)
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
@@ -153,7 +160,9 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
     for number, is_repeat in enumerate(repeats):
         if is_repeat.all():
             found = next(text for pair, text in texts.items() if number in pair)
-            raise InputError(found, f"cells of {names[number]} alone", "leave one of the two files out")
+            raise InputError(
+                "studies-same-cells", found, f"cells of {names[number]} alone", "leave one of the two files out"
+            )
     for text in texts.values():
         log.warning("%s: these do not count for the accuracy of each study by the others", text)
     return repeats

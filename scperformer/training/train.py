@@ -119,7 +119,7 @@ def load_reference(
     if not isinstance(source, AnnData) and cfg.data.in_memory is False:
         if profiles:
             remedy = "leave data.in_memory out, or add studies=true for a model of each file"
-            raise InputError(f"profiles beside {source[0]}, which stays on disk", "cells in memory", remedy)
+            raise InputError("storage", f"profiles beside {source[0]}, which stays on disk", "cells in memory", remedy)
         return make_reference(source, cfg, apart)
     path = Path("AnnData in memory") if isinstance(source, AnnData) else source[0]
     adata = source if isinstance(source, AnnData) else read_cells(path, cfg.orientation)
@@ -246,7 +246,12 @@ def _hashes(reference: Reference) -> np.ndarray:
     known = hashes[hashes != 0]  # 0: too few genes to say
     if len(known) == len(hashes) and len(np.unique(known)) == 1:
         found = f"{len(hashes)} cells with the same expression in the reference"
-        raise InputError(found, "cells that differ", "name the place of their counts, such as source=layers/counts")
+        raise InputError(
+            "identical-cells",
+            found,
+            "cells that differ",
+            "name the place of their counts, such as source=layers/counts",
+        )
     if num := len(known) - len(np.unique(known)):
         text = "%d of %d cells are copies of others, so that accuracies of held-out cells are too high: remove them"
         log.warning(text, num, len(hashes))

@@ -134,12 +134,14 @@ def device_of(options: TrainerConfig) -> Device:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
     on_cpu = options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus)
     if not on_cpu and not num_gpus:
-        raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
+        raise InputError(
+            "no-gpu", "trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu"
+        )
     num, unit = (os.cpu_count() or 1, "CPU core") if on_cpu else (num_gpus, "GPU")
     if options.devices > num:
         found = f"trainer.devices={options.devices} and {num} {unit}{'s' if num > 1 else ''}"
         remedy = "lower trainer.devices" + ("" if on_cpu else ", or choose trainer.accelerator=cpu")
-        raise InputError(found, f"a {unit} for each process", remedy)
+        raise InputError("devices", found, f"a {unit} for each process", remedy)
     # Emulated bfloat16, as on a V100, is slower than float32.
     is_cuda = not on_cpu and torch.cuda.is_available()
     is_fast = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -197,7 +199,7 @@ def require_loggers(options: LoggerConfig) -> None:
     for name in ("wandb", "mlflow"):
         if getattr(options, name) and importlib.util.find_spec(name) is None:
             remedy = f"install it with 'pip install {name}', or leave logger.{name} out"
-            raise InputError(f"logger.{name}=true without {name}", f"the library {name}", remedy)
+            raise InputError("no-logger", f"logger.{name}=true without {name}", f"the library {name}", remedy)
 
 
 def loggers_of(cfg: NetworkOptions, run_folder: Path) -> list[Logger]:

@@ -55,6 +55,6 @@ def test_formulas_are_defused():
 
 def test_messages_cannot_steer_a_terminal():
     assert one_line("a\n\x1b[2Jb\u202ec") == "a \ufffd[2Jb\ufffdc"
-    error = str(InputError("x" * 10**5, "y", "z\x07"))
+    error = str(InputError("long", "x" * 10**5, "y", "z\x07"))
     assert len(error) < 2500
     assert error.isprintable()

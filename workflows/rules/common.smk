@@ -42,7 +42,7 @@ def refuse_second_run():
     """Refuse to start while another run makes the same files, or after one that was killed."""
     found = f"another run of the workflow in {os.getcwd()} that makes the same files, or that was killed"
     remedy = "wait until it has ended; if none is running, repeat the command with --unlock, then without"
-    refuse(InputError(found, "one run at a time", remedy))
+    refuse(InputError("second-run", found, "one run at a time", remedy))
 
 
 try:
