@@ -326,7 +326,7 @@ def imported_rows(cells: ad.AnnData, seed: int, num_kept: int, folder: Path) -> 
         for adapt in ("false", "auto"):
             made = scp.annotate(file.copy(), model, options={"adapt": adapt, "min_overlap": 0.0})
             scores.append(float((made.obs["scperformer_label"].astype(str) == truth).mean()))
-        found[name] = (*scores, float(made.uns["scperformer"]["condition"]["expected_accuracy"]))
+        found[name] = (*scores, float(made.uns["scperformer"]["coverage"]["expected_accuracy"]))
     return found
 
 

@@ -58,10 +58,10 @@ from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.attention.tokens import Batch
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.model.batches import Cells
 from scperformer.model.inference import fast_cpu, predict_cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import ReadLayer
+from scperformer.model.performer import CrossAttentionLayer
 from scperformer.training.evidence import fit_branches
 from scperformer.training.fit_linear import LinearOptions
 from scperformer.training.scales import branch_scales
@@ -73,7 +73,7 @@ PRESETS = {
 }
 IN_CHUNKS = {"chunk_tokens": 512, "checkpointing": True}
 LAYERS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in MECHANISMS}
-LAYERS |= {f"{name}, in chunks": (name, IN_CHUNKS) for name, kind in MECHANISMS.items() if kind.additive}
+LAYERS |= {f"{name}, in chunks": (name, IN_CHUNKS) for name, kind in MECHANISMS.items() if kind.sums_over_keys}
 MODES = ("forward", "forward and backward")
 LONG = 10.0  # seconds; longer measurements run once
 LENGTH = 16_907
@@ -380,16 +380,16 @@ def drawn(adata: ad.AnnData, label_key: str, num_cells: int, seed: int) -> tuple
 @contextmanager
 def constant_queries():
     """Give all cells the same queries, which are learned."""
-    queries = ReadLayer.queries
+    queries = CrossAttentionLayer.queries
 
-    def constant(layer: ReadLayer, c_BD: torch.Tensor) -> torch.Tensor:
+    def constant(layer: CrossAttentionLayer, c_BD: torch.Tensor) -> torch.Tensor:
         return queries(layer, torch.linspace(-1, 1, c_BD.shape[-1]).expand_as(c_BD))
 
-    ReadLayer.queries = constant
+    CrossAttentionLayer.queries = constant
     try:
         yield
     finally:
-        ReadLayer.queries = queries
+        CrossAttentionLayer.queries = queries
 
 
 def called(x: csr_matrix, labels: np.ndarray, variant: str, seed: int) -> dict[str, np.ndarray]:

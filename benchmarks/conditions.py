@@ -38,8 +38,8 @@ from sklearn.preprocessing import StandardScaler, normalize
 
 from scperformer import annotate, train
 from scperformer.cells.alignment import align
-from scperformer.model.confidence import calibration_error
 from scperformer.model.load import Model
+from scperformer.trust.confidence import calibration_error
 
 GENE_SETS = 2  # random gene sets of a row for each seed; its line has their means
 KEYS = ["task", "seed", "row", "column"]

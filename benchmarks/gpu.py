@@ -47,10 +47,10 @@ from scperformer.attention.encoder import Encoder
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.lab.supervised import train_network
-from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
+from scperformer.token_attention.supervised import train_network
 from scperformer.training.trainer import EPOCHS_TABLE
 
 SCBERT = ["model=scbert", "model.positions=gene"]

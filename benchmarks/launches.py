@@ -14,7 +14,7 @@ from attention import LENGTH
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scperformer.attention import additive, fused
+from scperformer.attention import fused, linear_attention
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
 
@@ -91,7 +91,7 @@ def count(form: str, with_kernels: bool, backward: bool) -> Counter:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    additive.SPAN_TOKENS = LENGTH  # as on a GPU
+    linear_attention.SPAN_TOKENS = LENGTH  # as on a GPU
     print("| | torch: launches | GB | with backward | GB | kernels: launches (ours) | GB | with backward | GB |")
     print(f"|{'---|' * 9}")
     for form in FORMS:

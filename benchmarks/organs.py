@@ -24,10 +24,10 @@ from rank_correlation import marker_genes, nearest_profile, variable_genes
 from scipy import sparse
 
 import scperformer as scp
+from scperformer.annotation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.tissues import collection
-from scperformer.training.tissue_model import tissue_model
 
 KEY = "scperformer"
 TABLES = Path(__file__).parent

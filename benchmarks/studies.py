@@ -39,11 +39,11 @@ from sklearn.metrics import accuracy_score, f1_score
 
 import scperformer as scp
 from scperformer.labels.joining import StudyLabels, join_labels
-from scperformer.model.confidence import calibration_error
 from scperformer.model.load import Model
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel
-from scperformer.model.shift import OTHER
+from scperformer.trust.confidence import calibration_error
+from scperformer.trust.shift import OTHER
 
 COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", "linear", "linear_adapted", "default"]
 ROWS = [
@@ -239,7 +239,7 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
         right = np.unique(groups)[summed.argmax(axis=1)][is_known] == true[is_known]
         found["ece"] = calibration_error(confidence, right)
         is_other = record.get("shift", {}).get("kind") == OTHER
-        expected = float(confidence.mean() if is_other else record["condition"]["expected_accuracy"])
+        expected = float(confidence.mean() if is_other else record["coverage"]["expected_accuracy"])
         found |= {"expected": expected, "expected_error": abs(expected - float(right.mean()))}
     return found
 

@@ -9,7 +9,7 @@
 FOLDER has the files of `FILES`. Labels of a file and of a tissue are merged, after the calls, to what both mean. The
 other methods get the profiles of the same tissue: logistic regression on the same simulated cells, the nearest profile
 by Spearman's correlation, as in SingleR without its fine-tuning, and the package singler, if it is installed (1,000
-cells of each file). The quantiles of model/resemblance.py are printed from the choosing files: the resemblance of known
+cells of each file). The quantiles of trust/resemblance.py are printed from the choosing files: the resemblance of known
 cells, relative to the usual one of their file, averaged over the files.
 
 `--organs`: see benchmarks/organs.py; with `--use`, files of this use alone.
@@ -36,12 +36,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 import scperformer as scp
+from scperformer.annotation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.cells.profiles import simulated_counts
 from scperformer.labels.ontology import packaged_ontology
-from scperformer.model.resemblance import QUANTILES, SHARES
 from scperformer.model.tissues import collection
-from scperformer.training.tissue_model import tissue_model
+from scperformer.trust.resemblance import QUANTILES, SHARES
 
 KEY = "scperformer"
 ROWS = {"whole": (None, 1.0), "1,000 genes": (1000, 1.0), "a third of the counts": (None, 0.33)}

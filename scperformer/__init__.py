@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from scperformer.api import report as report
     from scperformer.api import tokens as tokens
     from scperformer.api import train as train
-    from scperformer.attention.additive import Additive as Additive
     from scperformer.attention.base import Attention as Attention
     from scperformer.attention.base import AttentionOptions as AttentionOptions
+    from scperformer.attention.linear_attention import LinearAttention as LinearAttention
     from scperformer.attention.registry import register_attention as register_attention
     from scperformer.base.errors import InputError as InputError
     from scperformer.model.load import load_model as load_model
@@ -50,7 +50,7 @@ _MODULES = {
         *("adapt", "annotate", "check", "embed", "evaluate", "explain", "import_model", "models"),
         *("pretrain", "report", "tokens", "train"),
     ),
-    "attention.additive": ("Additive",),
+    "attention.sums_over_keys": ("Additive",),
     "attention.base": ("Attention", "AttentionOptions"),
     "attention.registry": ("register_attention",),
     "base.errors": ("InputError",),

@@ -55,7 +55,7 @@ SHARED = {
     "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the tissue is found",
     "options": 'more options by their full names, such as `{"seed": 1}`',
     "attention": "a mechanism by its name, such as softmax, or a class of your own; None: favor",
-    "condition_of": "all cells of the sample, if `cells` are some of them, which are then treated as there",
+    "full_sample": "all cells of the sample, if `cells` are some of them, which are then treated as there",
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -410,7 +410,7 @@ def annotate(
     alpha: float | None = PredictConfig.alpha,
     clusters: str | None = PredictConfig.clusters,
     batch_key: str | None = PredictConfig.batch_key,
-    condition_of: AnnData | File | None = PredictConfig.condition_of,
+    full_sample: AnnData | File | None = PredictConfig.full_sample,
     threads: int = PredictConfig.threads,
     options: Options | None = None,
 ) -> AnnData | Path | list[Path]:
@@ -433,11 +433,11 @@ def annotate(
     from scperformer.cli.predict import run as run_predict
 
     cfg, _ = read_arguments("predict", locals())
-    whole = condition_of if isinstance(condition_of, AnnData) else None
+    whole = full_sample if isinstance(full_sample, AnnData) else None
     if not isinstance(cells, AnnData):
         if whole is not None:
             raise InputError(
-                "full-sample-type", "condition_of in memory for a file of cells", "a file", "write it to a file first"
+                "full-sample-type", "full_sample in memory for a file of cells", "a file", "write it to a file first"
             )
         paths = run_predict(cfg, _named(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
@@ -455,7 +455,7 @@ def embed(
     *,
     species: str = PredictConfig.species,
     batch_key: str | None = PredictConfig.batch_key,
-    condition_of: AnnData | File | None = PredictConfig.condition_of,
+    full_sample: AnnData | File | None = PredictConfig.full_sample,
     threads: int = PredictConfig.threads,
     options: Options | None = None,
 ) -> np.ndarray:
@@ -470,7 +470,7 @@ def embed(
     from scperformer.annotation.predict import embed_cells
 
     cfg, _ = read_arguments("predict", locals(), several=False)
-    whole = condition_of if isinstance(condition_of, AnnData) else None
+    whole = full_sample if isinstance(full_sample, AnnData) else None
     ready = _named(model, cfg)
     if isinstance(cells, AnnData):
         return embed_cells(cells, ready, cfg, whole=whole)
@@ -500,7 +500,7 @@ def tokens(
     The tokens of all cells in their order: `tokens[rows]` are of some cells, `tokens.to(device)` is a copy on a device.
     """
     from scperformer.cells.query import find_query
-    from scperformer.model.batches import Cells
+    from scperformer.model.minibatches import Cells
 
     cfg, _ = read_arguments("predict", locals(), several=False)
     ready = _named(model, cfg)

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scperformer.annotation.adapt import Adapted
 from scperformer.annotation.clusters_to_check import check_clusters
 from scperformer.annotation.columns import (
     MANY_UNKNOWN,
@@ -28,7 +29,7 @@ from scperformer.annotation.columns import (
     evidence,
     few_genes_warning,
     find_clusters,
-    gather_calls,
+    gather_predictions,
     name_columns,
     one_type_warning,
     quality_columns,
@@ -36,20 +37,19 @@ from scperformer.annotation.columns import (
     unknown_cells,
 )
 from scperformer.annotation.label_options import LabelOptions
+from scperformer.annotation.predictions import Predictions, Read
+from scperformer.annotation.which_tissue import SPECIFIC, close_tissues, tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
-from scperformer.cells.which_tissue import SPECIFIC, close_tissues, tissue_text
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.load import Model
-from scperformer.model.novelty import novelty_share
 from scperformer.model.saved_model import SavedModel, both_have_a_part, branch_names
-from scperformer.model.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
-from scperformer.training.adapt import Adapted
-from scperformer.training.calls import Calls, Read
+from scperformer.trust.novelty import novelty_share
+from scperformer.trust.shift import OTHER, Shift, expected_text, file_text, file_warning, tempered
 
 log = logging.getLogger(__name__)
 
@@ -178,12 +178,12 @@ def make_annotation(
         log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
         constraints = {"denied": np.array(denied, dtype=object), "weights": weights}
 
-    def read() -> Iterator[Calls]:
+    def read() -> Iterator[Predictions]:
         for calls in read_raw():
             proba = calls.proba if shift is None else tempered(calls.proba, shift.temperature)
             yield replace(calls, proba=reweighted(proba, weights) if constraints else proba)
 
-    calls = gather_calls(read, options.tree, options.min_confidence, options.families)
+    calls = gather_predictions(read, options.tree, options.min_confidence, options.families)
     is_cell = query.plan.findings.is_cell
     num_foreign = 0
     if query.plan.findings.is_foreign is not None:
@@ -198,7 +198,7 @@ def make_annotation(
     obs |= {"confidence": calls["confidence"], "novelty": novelty.astype(np.float32)}
     details = {"margin": calls["margin"]} | levels
     record: dict[str, Any] = describe_run(query, model)
-    record |= {"condition": adapted.record, "seconds": seconds, "num_unknown": int(unknown.sum())}
+    record |= {"coverage": adapted.record, "seconds": seconds, "num_unknown": int(unknown.sum())}
     record |= {"check": checked.record} | ({"constraints": constraints} if constraints else {})
     if checked.column is not None:
         obs["check"] = checked.column

@@ -23,16 +23,16 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.linalg import eigh
 from scipy.sparse import csr_matrix
 
+from scperformer.annotation.adapt import Adapted
 from scperformer.annotation.columns import CLUSTER_ENTRIES, cluster_texts, lost_cells
+from scperformer.annotation.coverage import seen_rows
 from scperformer.cells.quality import technical
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
-from scperformer.model.batch_effect import log_factors, mean_counts
-from scperformer.model.shift import FAR
+from scperformer.model.label_profiles import MIN_GENES, Profiles, find_profiles
 from scperformer.model.tissues import collection
-from scperformer.training.adapt import Adapted
-from scperformer.training.condition import seen_rows
-from scperformer.training.label_profiles import MIN_GENES, Profiles, find_profiles
+from scperformer.trust.batch_effect import log_factors, mean_counts
+from scperformer.trust.shift import FAR
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def check_clusters(adapted: Adapted, calls: pd.DataFrame, unknown: np.ndarray, i
     Parameters
     ----------
     calls
-        Of each cell, as `gather_calls` returns them.
+        Of each cell, as `gather_predictions` returns them.
     unknown, is_cell
         The cells that are unknown, and those that are no empty droplets; boolean.
     """

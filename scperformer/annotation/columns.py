@@ -24,14 +24,14 @@ from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
-from scperformer.model.confidence import calibration
-from scperformer.model.conformal import label_sets, set_texts, set_threshold
-from scperformer.model.doublets import Doublets
 from scperformer.model.saved_model import SavedModel
-from scperformer.model.shift import MIN_CELLS
+from scperformer.trust.confidence import calibration
+from scperformer.trust.conformal import label_sets, set_texts, set_threshold
+from scperformer.trust.doublets import Doublets
+from scperformer.trust.shift import MIN_CELLS
 
 if TYPE_CHECKING:
-    from scperformer.training.calls import Read
+    from scperformer.annotation.predictions import Read
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 # Entries of obsm, with the prefix in place of the braces.
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
 
-CALLS_ENTRIES = ("scores", "empty", "by_encoder", "baseline", "gains", "counts")
+PREDICTION_ENTRIES = ("scores", "empty", "by_encoder", "baseline", "gains", "counts")
 CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
 MANY_LOST = 0.2  # share of the cells of a label that are unknown
 MIN_LOST = 3  # cells; fewer say too little about a label
@@ -81,14 +81,14 @@ def require_not_annotated(
         raise InputError("annotation-exists", found, "no earlier annotation of this name", remedy, fixes)
 
 
-def gather_calls(
+def gather_predictions(
     read: "Read", tree: LabelTree | None, min_confidence: float, families: np.ndarray | None = None
 ) -> pd.DataFrame:
     """Return what is needed of the calls of N cells in one table, without their probabilities.
 
     Its columns are `best`, the index of the label (`best_labels`); `confidence`, its probability; `margin`, its lead
-    over the best other label; with `families`, `family`, the probability of its family; `CALLS_ENTRIES`
-    as in `Calls`; and `called` and `call_confidence`, the index of the called node of a
+    over the best other label; with `families`, `family`, the probability of its family; `PREDICTION_ENTRIES`
+    as in `Predictions`; and `called` and `call_confidence`, the index of the called node of a
     label tree and its probability (without a tree, the label and its probability).
     """
     blocks = []
@@ -102,7 +102,7 @@ def gather_calls(
         block = {"best": best, "confidence": first, "margin": first - second}
         if families is not None:
             block["family"] = np.where(families == families[best][:, None], calls.proba, 0).sum(axis=1)
-        block |= {name: getattr(calls, name) for name in CALLS_ENTRIES}
+        block |= {name: getattr(calls, name) for name in PREDICTION_ENTRIES}
         blocks.append(pd.DataFrame(block | dict(zip(("called", "call_confidence"), called, strict=True))))
     return pd.concat(blocks, ignore_index=True)
 
@@ -306,4 +306,4 @@ def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
     if share <= ONE_TYPE or counts.sum() < MIN_CELLS:
         return ""
     text = f"{share:.0%} of the known cells are {shortened(node)}: depth and batch effect are estimated on these alone"
-    return f"{text}; for a subset of a sample, set condition_of=WHOLE_SAMPLE"
+    return f"{text}; for a subset of a sample, set full_sample=WHOLE_SAMPLE"

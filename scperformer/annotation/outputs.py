@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # Options that change nothing in an annotation, or whose effect is in the identity in another way.
 WITHOUT_EFFECT = {
-    *("inputs", "model_path", "output", "output_dir", "sample_sheet", "condition_of", "key_added"),
+    *("inputs", "model_path", "output", "output_dir", "sample_sheet", "full_sample", "key_added"),
     *("overwrite", "replace_annotation", "resume", "keep_going", "adapted_folder"),
     *("batch_size", "threads", "device"),
 }
@@ -78,20 +78,20 @@ def model_hash(given: "Model | None") -> str:
 
 
 def identity_of(
-    cfg: AnnotationOptions, of_model: str, sha256: str, condition_sha256: str, sample: dict[str, str]
+    cfg: AnnotationOptions, of_model: str, sha256: str, full_sample_sha256: str, sample: dict[str, str]
 ) -> dict[str, Any]:
     """Return everything that the annotation of a file depends on, as JSON has it.
 
     Parameters
     ----------
-    sha256, condition_sha256
-        Of the file, and of the file `condition_of` ("" without).
+    sha256, full_sample_sha256
+        Of the file, and of the file `full_sample` ("" without).
     sample
         The columns that a sample sheet adds, with their values.
     """
     identity = {name: value for name, value in asdict(cfg).items() if name not in WITHOUT_EFFECT}
     identity |= {"input": sha256, "model": of_model, "version": version("scperformer")}
-    identity |= {"condition_of": condition_sha256, "sheet": sample}
+    identity |= {"full_sample": full_sample_sha256, "sheet": sample}
     return dict(json.loads(json.dumps(identity)))
 
 
@@ -111,8 +111,8 @@ def is_finished(path: str, output: Path, of_model: str, cfg: AnnotationOptions, 
         found = None if text is None else json.loads(text)
     why = f"no record of an annotation '{cfg.key_added}'"
     if found is not None:
-        of_condition = "" if cfg.condition_of is None else checksum(cfg.condition_of)
-        identity = identity_of(cfg, of_model, checksum(path), of_condition, sample)
+        of_full_sample = "" if cfg.full_sample is None else checksum(cfg.full_sample)
+        identity = identity_of(cfg, of_model, checksum(path), of_full_sample, sample)
         why = ", ".join(f"other {name}" for name in identity if found.get(name) != identity[name])
     if why and not cfg.overwrite:
         expected = f"an annotation of {path} by the same model and options"

@@ -1,7 +1,7 @@
 """Annotate the cells of an AnnData or of a file with a model.
 
 The steps for a file: open it, find its cells with the genes of the model (`find_query`), adapt the model to them
-(`adapt_model`), call each block of cells (`call_block`), make the annotation from the calls (`make_annotation`), and
+(`adapt_model`), call each block of cells (`predict_block`), make the annotation from the calls (`make_annotation`), and
 write a copy of the file with it (`write_annotation`).
 """
 
@@ -17,25 +17,25 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
+from scperformer.annotation.adapt import Adapted, adapt_model
 from scperformer.annotation.annotate import Annotation, make_annotation
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.label_options import find_label_options
 from scperformer.annotation.markers import cluster_markers
 from scperformer.annotation.outputs import identity_of, model_hash
+from scperformer.annotation.predictions import Predictions, predict_block
+from scperformer.annotation.tissue_model import find_tissue
+from scperformer.annotation.which_tissue import tissue_text
 from scperformer.annotation.write import write_annotation, write_text
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches, read_query_batches
 from scperformer.cells.query import Expression, find_expression, find_query
-from scperformer.cells.which_tissue import tissue_text
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import default_output, fingerprint, open_cells
 from scperformer.model.load import Model
-from scperformer.training.adapt import Adapted, adapt_model
-from scperformer.training.calls import Calls, call_block
-from scperformer.training.tissue_model import find_tissue
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def annotate_cells(adata: AnnData, model: Model | None, cfg: AnnotationOptions, 
     model, tissue, expression = model_for(adata, model, cfg)
     options = find_label_options(adata, model.saved, cfg)
     adapted = _adapted_to(adata, model, cfg, whole=whole, expression=expression)
-    blocks = call_all(adapted, cfg)
+    blocks = predict_all(adapted, cfg)
     seconds = time.perf_counter() - start
     annotation = make_annotation(adata, adapted, options, cfg.key_added, lambda: blocks, seconds, tissue)
     annotation.record |= {"config_json": _as_json(cfg)}
@@ -90,7 +90,7 @@ def embed_cells(
     if not model.saved.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
     adapted = _adapted_to(cells, model, cfg, path, whole, expression)
-    return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
+    return np.concatenate([calls.embedding for calls in predict_all(adapted, cfg)])
 
 
 def annotate_file(
@@ -121,18 +121,18 @@ def annotate_file(
             with progress(name, total=query.rows.shape[0], unit="cells") as shown, freed_memory(KEPT):
                 files = [scratch / f"{first}.npz" for first in query.starts()]
                 for first, file in zip(query.starts(), files, strict=True):
-                    np.savez(file, **vars(call_block(adapted, first, cfg, shown.update)))
+                    np.savez(file, **vars(predict_block(adapted, first, cfg, shown.update)))
 
-            def read() -> Iterator[Calls]:
+            def read() -> Iterator[Predictions]:
                 for file in files:
                     with np.load(file) as arrays:
-                        yield Calls(**arrays)
+                        yield Predictions(**arrays)
 
             seconds = time.perf_counter() - start
             annotation = make_annotation(cells, adapted, options, cfg.key_added, read, seconds, tissue)
             annotation.record |= {"config_json": _as_json(cfg)}
-            of_condition = adapted.record.get("of_sha256", "")
-            identity = identity_of(cfg, model_hash(given), query.sha256, of_condition, sample)
+            of_full_sample = adapted.record.get("of_sha256", "")
+            identity = identity_of(cfg, model_hash(given), query.sha256, of_full_sample, sample)
             annotation.record["run"]["identity"] = json.dumps(identity)
             if sample:
                 is_stored = isinstance(cells, BackedH5ad)
@@ -156,16 +156,16 @@ def _adapted_to(
     whole: AnnData | None = None,
     expression: Expression | None = None,
 ) -> Adapted:
-    """Adapt a model to open cells, or to all cells of which they are some: `whole`, or the file `cfg.condition_of`."""
+    """Adapt a model to open cells, or to all cells of which they are some: `whole`, or the file `cfg.full_sample`."""
     query = find_query(cells, model.saved, cfg, path, expression)
     with_shift = cfg.shift != "false"
     if cfg.batch_key is not None:
         query = replace(query, batches=read_query_batches(cells, cfg.batch_key, path))
     elif with_shift and (found := likely_batches(cells)) is not None:
         log.info("%s: obs['%s'] may name batches: batch_key=%s corrects each of them apart", path, found, found)
-    if cfg.condition_of is None and whole is None:
+    if cfg.full_sample is None and whole is None:
         return adapt_model(model, query, cfg, with_shift=with_shift)
-    name = cfg.condition_of or "condition_of"
+    name = cfg.full_sample or "full_sample"
     with nullcontext(whole) if whole is not None else open_cells(name, cfg.orientation) as all_cells:
         of_all = find_query(all_cells, model.saved, cfg, name)
         if cfg.batch_key is not None:
@@ -175,8 +175,8 @@ def _adapted_to(
         return adapt_model(model, query, cfg, with_shift=with_shift, whole=of_all)
 
 
-def call_all(adapted: Adapted, cfg: AnnotationOptions) -> list[Calls]:
+def predict_all(adapted: Adapted, cfg: AnnotationOptions) -> list[Predictions]:
     """Call all cells of a query, block by block; the calls stay in memory."""
     query = adapted.query
     with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
-        return [call_block(adapted, start, cfg, shown.update) for start in query.starts()]
+        return [predict_block(adapted, start, cfg, shown.update) for start in query.starts()]

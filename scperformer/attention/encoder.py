@@ -22,8 +22,8 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from scperformer.attention.additive import Additive, KeySums, has_triton
 from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.linear_attention import KeySums, LinearAttention, has_triton
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.base.errors import InputError
@@ -87,7 +87,7 @@ class Layer(nn.Module):
         self.inner = model.num_heads * model.head_dim
         self.pre_norm = model.norm == "pre"
         # The means of batch norm are over all tokens.
-        in_chunks = isinstance(attention, Additive) and not attention.is_causal and model.norm != "batch"
+        in_chunks = isinstance(attention, LinearAttention) and not attention.is_causal and model.norm != "batch"
         self.chunk_tokens = model.chunk_tokens if in_chunks else None
         self.checkpointing = model.checkpointing
         # With post-norm the output of a norm is the next residual, which stays float32.
@@ -166,7 +166,7 @@ class Layer(nn.Module):
 
     def chunk_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
         """Return the sums over the keys of one chunk."""
-        assert isinstance(self.attention, Additive)
+        assert isinstance(self.attention, LinearAttention)
         # Without a mask, if all tokens are real, this takes a tenth less time. (On a GPU the check would synchronise.)
         all_real = not keep_BL.is_cuda and bool(keep_BL.all())
         return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
@@ -182,7 +182,7 @@ class Layer(nn.Module):
 
     def read_chunk(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
         """Return the layer's output for one chunk, given the sums over all keys."""
-        assert isinstance(self.attention, Additive)
+        assert isinstance(self.attention, LinearAttention)
         return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
 
     def _recomputed(self, function: Callable) -> Callable:
@@ -217,13 +217,13 @@ class Encoder(nn.Module):
         self.measured_G: Tensor | None = None  # bool, genes that occur in the file of the cells; None: all
         first = self.mechanisms[0]
         self.redraw_interval = first.redraw_interval  # training steps between calls of `redraw`; 0: never
-        summable = isinstance(first, Additive) and first.can_subtract
+        summable = isinstance(first, LinearAttention) and first.can_subtract
         # Every gene is a token: in the first layer, unexpressed genes have the same keys in all cells.
         self.shares_keys = tokens.unexpressed == "full" and summable and self.stack[0].chunk_tokens is not None
         if self.has_memory and (first.is_causal or not summable or model.norm == "batch"):
-            suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.additive)
+            suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.sums_over_keys)
             causal = " causal" if first.is_causal else " model.norm=batch and" if model.norm == "batch" else ""
-            epsilon = f" and attention.epsilon={first.options.epsilon}" if first.additive and not summable else ""
+            epsilon = f" and attention.epsilon={first.options.epsilon}" if first.sums_over_keys and not summable else ""
             found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"
             expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null, and layer norm"
             raise InputError("memory-attention", found, expected, "choose one of them, or tokens.unexpressed=skip")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, KeySums, power_of_2
 from scperformer.attention.base import AttentionOptions, Sizes, widened
+from scperformer.attention.linear_attention import LOG2_E, LOG_OF_NOTHING, KeySums, LinearAttention, power_of_2
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option, require
 
 DEFAULT_EPSILON = 0.001  # added to features that can be 0, as in generalized attention
@@ -123,7 +123,7 @@ def hadamard(x_PL: Tensor) -> Tensor:
     return x_PL
 
 
-class Favor(Additive):
+class Favor(LinearAttention):
     """Linear attention with phi(x) = exp(W x - |x|^2 / 2), or f(W x) + epsilon, x scaled by E^(-1/4).
 
     With `projection=identity`, phi(x) = f(x) + epsilon, and x is not scaled.

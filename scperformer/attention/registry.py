@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from scperformer.attention.additive import Rbf
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.favor import Favor, PublishedFavor
+from scperformer.attention.linear_attention import Rbf
 from scperformer.attention.lsh import Lsh
 from scperformer.attention.softmax import Linformer, Softmax
 from scperformer.attention.window import Evo, Window

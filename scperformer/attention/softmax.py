@@ -31,7 +31,7 @@ class Softmax(Attention):
 
     quadratic = True
     causal = True
-    reads_genes = True
+    uses_cross_attention = True
 
     def table_width(self, num_genes: int) -> int:
         return num_genes

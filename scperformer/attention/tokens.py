@@ -155,9 +155,9 @@ class Embedding(nn.Module):
             fixed = sinusoids(num_genes + 1, model.dim, model.positions)
             self.gene.weight.data = torch.zeros_like(fixed) if model.positions == "gene2vec" else fixed
         self.expression: nn.Module | None = None  # left out if no token is a query
-        if not model.reads_genes and tokens.name == "continuous":
+        if not model.uses_cross_attention and tokens.name == "continuous":
             self.expression = ContinuousEmbedding(model.dim)
-        elif not model.reads_genes:
+        elif not model.uses_cross_attention:
             self.expression = nn.Embedding(mask_token(tokens) + 1, model.dim)
             nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
 

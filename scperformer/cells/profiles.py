@@ -41,7 +41,7 @@ from scperformer.labels.joining import MAP, replicate_types
 from scperformer.labels.ontology import read_pairs
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import UNKNOWN_TERM
-from scperformer.model.batch_effect import gene_factors, label_means
+from scperformer.trust.batch_effect import gene_factors, label_means
 
 log = logging.getLogger(__name__)
 

@@ -45,11 +45,11 @@ class AnalyzeConfig(ModelOptions):
 def run(cfg: AnalyzeConfig) -> Path | None:
     """Write the folder of an analysis, and return its path; for `contract`, print a line for each promised property."""
     if cfg.analysis != CONTRACT:
-        from scperformer.lab.analyze import run_analyze
+        from scperformer.token_attention.analyze import run_analyze
 
         return run_analyze(cfg)
-    from scperformer.lab.contract import check_contract
     from scperformer.model.inference import torch_state_kept
+    from scperformer.token_attention.contract import check_contract
 
     num_broken = 0
     with torch_state_kept(cfg.threads):

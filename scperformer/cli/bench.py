@@ -46,9 +46,9 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str]) -> int:
     A run with a result is not repeated, unless the words say `overwrite=true`. `presets` is the user's folder of
     presets, `plugins` are files with mechanisms of attention.
     """
+    from scperformer.cli.arguments import quoted
     from scperformer.cli.bench_table import write_results
     from scperformer.cli.compose import hand_to_hydra
-    from scperformer.cli.words import quoted
 
     given = dict(word.partition("=")[::2] for word in words)
     output = Path(given.get("output", OUTPUT).strip("'\""))
@@ -130,10 +130,10 @@ def _in_new_process(*args: Any) -> None:
 
 def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> None:
     """Run `train` in this process, which is new, and complete the record in the folder of the run."""
+    from scperformer.cli.arguments import own_presets, plugin_words, sort_words
     from scperformer.cli.compose import command_line, make_config
     from scperformer.cli.main import call, load_plugins, refuse, set_up_logging
     from scperformer.cli.train import run as train
-    from scperformer.cli.words import own_presets, plugin_words, sort_words
 
     handle_signals()
     set_up_logging()
@@ -147,7 +147,7 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
         with command_line(PROGRAM, *plugin_words(plugins), "train", *words):
             call(train, config)
         cost = _cost(time.perf_counter() - start, config.trainer.devices * config.trainer.num_nodes)
-        from scperformer.lab.measure import measure  # after the cost: it imports more
+        from scperformer.token_attention.measure import measure  # after the cost: it imports more
 
         results = cost | measure(config)
     except Exception as error:

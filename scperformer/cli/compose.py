@@ -16,10 +16,10 @@ from threading import RLock
 from typing import Any, get_args, get_origin
 
 from scperformer.base.errors import InputError
+from scperformer.cli.arguments import option_words
 from scperformer.cli.help import closest_option, options_of
 from scperformer.cli.presets import conf_dir, give_to_hydra, preset_groups
 from scperformer.cli.steps import SCHEMAS
-from scperformer.cli.words import option_words
 from scperformer.cli.workflow import WORKFLOW_STEPS
 
 OF_HYDRA = re.compile(r"[+~]*hydra[./]")  # words about Hydra itself, such as its launcher

@@ -19,11 +19,11 @@ from scperformer.base.memory import GIVEN_BACK, freed_memory
 from scperformer.base.messages import MIN_SIMILARITY, did_you_mean
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
 from scperformer.cli import bench
+from scperformer.cli.arguments import ESTIMATE, PLUGIN, own_presets, plugin_words, sort_words
 from scperformer.cli.compose import command_line, hand_to_hydra, make_config
 from scperformer.cli.help import help_text, program_text
 from scperformer.cli.steps import BENCH, STEPS, USUAL_STEPS
 from scperformer.cli.train import print_estimate
-from scperformer.cli.words import ESTIMATE, PLUGIN, own_presets, plugin_words, sort_words
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ class PretrainConfig(PretrainOptions):
 def run(cfg: PretrainConfig, cells: "Sequence[AnnData] | None" = None) -> Path:
     """Pretrain on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
     from scperformer.io.read import default_output
-    from scperformer.lab.pretrain import pretrain_cells
     from scperformer.model.inference import torch_state_kept
+    from scperformer.token_attention.pretrain import pretrain_cells
 
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".encoder")
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported

@@ -31,10 +31,10 @@ class TrainConfig(TrainOptions):
 
 def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
     """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
+    from scperformer.annotation.studies import train_studies, trains_studies
     from scperformer.cells.profiles import added_profiles
     from scperformer.io.read import default_output
     from scperformer.model.inference import torch_state_kept
-    from scperformer.training.studies import train_studies, trains_studies
     from scperformer.training.train import train_cells
 
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
@@ -43,8 +43,8 @@ def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
         if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
             return train_studies(cells, cfg, output)
         encoder = None
-        if cfg.init is not None or (cfg.model.encoder and not cfg.model.reads_genes):
-            from scperformer.lab.supervised import TokenEncoder
+        if cfg.init is not None or (cfg.model.encoder and not cfg.model.uses_cross_attention):
+            from scperformer.token_attention.supervised import TokenEncoder
 
             encoder = TokenEncoder(cfg)
         return train_cells(cells, cfg, output, encoder, profiles)
@@ -52,10 +52,10 @@ def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
 
 def print_estimate(cfg: TrainConfig) -> None:
     """Print the time and memory of a training, from the sizes of its files: a line for each model."""
+    from scperformer.annotation.studies import trains_studies
     from scperformer.training.estimate import cost_of_files
-    from scperformer.training.studies import trains_studies
 
-    if cfg.model.encoder and not cfg.model.reads_genes:
+    if cfg.model.encoder and not cfg.model.uses_cross_attention:
         raise InputError(
             "no-estimate", "--estimate with attention between tokens", "model=performer or pooled", "leave one out"
         )

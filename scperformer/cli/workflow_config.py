@@ -16,8 +16,8 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.outputs import MARK
+from scperformer.cli.arguments import option_word, option_words, sort_words, without_interpolation
 from scperformer.cli.compose import config_from, make_config
-from scperformer.cli.words import option_word, option_words, sort_words, without_interpolation
 from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet

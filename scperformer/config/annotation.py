@@ -56,7 +56,7 @@ class AnnotationOptions(TissueOptions):
     adapt: str = choice("auto", "true", "false")
     # for a subset of a sample, the file of the whole sample: depth and batch effect are estimated on it; see
     # docs/trust.md#parts-of-a-sample
-    condition_of: str | None = None
+    full_sample: str | None = None
     adapted_folder: str | None = None  # for many files of one panel: a folder that keeps refitted models
 
     @property

@@ -134,7 +134,7 @@ class ModelConfig(Options):
         require(self.depth > 0 or by_cell, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
 
     @property
-    def reads_genes(self) -> bool:
+    def uses_cross_attention(self) -> bool:
         """Whether the encoder only needs sums over the genes of a cell: it has no tokens that query each other."""
         return self.encoder and self.positions == "coexpression"
 
@@ -311,6 +311,6 @@ class PretrainOptions(NetworkOptions):
         super().__post_init__()
         require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
         expected = "attention between tokens with pretrain: model=tiny, base or scbert"
-        require(not self.model.reads_genes, "model.positions", self.model.positions, expected)
+        require(not self.model.uses_cross_attention, "model.positions", self.model.positions, expected)
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")

@@ -27,7 +27,6 @@ from scperformer.importing.options import ImportOptions
 from scperformer.io.gene_names import guess_species
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
 from scperformer.io.read import read_cells
-from scperformer.lab import scbert
 from scperformer.labels.ontology import PACKAGED_TERMS, find_terms
 from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.content import INFO
@@ -44,6 +43,7 @@ from scperformer.model.folder import (
 )
 from scperformer.model.load import rebuild
 from scperformer.model.saved_model import SavedModel
+from scperformer.token_attention import scbert
 
 log = logging.getLogger(__name__)
 

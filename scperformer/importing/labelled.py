@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from scperformer.annotation.fit_imported import KEPT_SCORES, MAX_KEPT, evidence_of
 from scperformer.base.errors import InputError
 from scperformer.base.messages import join_names, listed
 from scperformer.cells.normalisation import recover_counts
@@ -22,7 +23,6 @@ from scperformer.model.arrays import ReferenceCells
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.load import rebuild
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.fit_imported import KEPT_SCORES, MAX_KEPT, evidence_of
 
 log = logging.getLogger(__name__)
 

@@ -157,7 +157,7 @@ def read_reference_cells(
 
 @dataclass
 class HeldOut:
-    """N held-out cells of C labels, and the profile of the labels (see model/novelty.py)."""
+    """N held-out cells of C labels, and the profile of the labels (see trust/novelty.py)."""
 
     logits: np.ndarray  # float32, N x C, scaled as the model's
     labels: np.ndarray  # int64, N: index of the true label

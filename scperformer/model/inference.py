@@ -25,9 +25,9 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.memory import KEPT, freed_memory
-from scperformer.model.batches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.linear import CELLS_PER_SUM, CELLS_PER_SUM_ON_GPU, sums_over_genes
+from scperformer.model.minibatches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import Performer
 

@@ -54,7 +54,7 @@ class Model:
     path: Path
     own_network: CellTypeModel | ImportedNetwork | None = None
     members: "list[Model]" = field(default_factory=list)
-    adapted: "dict[str, Model]" = field(default_factory=dict)  # models refitted to files, by the key of the condition
+    adapted: "dict[str, Model]" = field(default_factory=dict)  # models refitted to files, by the key of the coverage
 
     @property
     def network(self) -> CellTypeModel | ImportedNetwork:
@@ -104,7 +104,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
             raise ValueError(f"more parts than its {len(weights)} weights")
         if not saved.is_annotator:
-            kind = Performer if model.reads_genes else Encoder
+            kind = Performer if model.uses_cross_attention else Encoder
             return kind(len(saved.genes), tokens, model, attention, torch.Generator().manual_seed(0))
         sizes = len(saved.genes), len(saved.labels)
         return CellTypeModel(*sizes, tokens=tokens, model=model, attention=attention, head=head)

@@ -17,7 +17,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY
-from scperformer.model.performer import Performer, Reader
+from scperformer.model.performer import CrossAttention, Performer
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Head(nn.Module):
 class Readout(nn.Module):
     """The trained part of the encoder branch if the encoder is a Performer: from the sums over genes to logits."""
 
-    def __init__(self, reader: Reader, head: Head):
+    def __init__(self, reader: CrossAttention, head: Head):
         super().__init__()
         self.reader = reader
         self.head = head
@@ -138,11 +138,11 @@ class CellTypeModel(nn.Module):
         self.has_both = model.linear and model.encoder
         self.encoder: Encoder | Performer | None = None
         if model.encoder:
-            kind = Performer if model.reads_genes else Encoder
+            kind = Performer if model.uses_cross_attention else Encoder
             self.encoder = kind(num_genes, tokens, model, attention, Generator().manual_seed(seed))
-            self.pool = None if model.reads_genes else Pool(head.name, num_genes, model.dim)
+            self.pool = None if model.uses_cross_attention else Pool(head.name, num_genes, model.dim)
             self.head = Head(model.dim if self.pool is None else self.pool.width, num_labels, head)
-            if model.linear and not model.reads_genes:
+            if model.linear and not model.uses_cross_attention:
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
 
@@ -214,7 +214,7 @@ def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[st
     """Refuse options of which no encoder can be built, by building a small one; warn of options without effect."""
     if model.gene2vec_path is not None and model.positions != "gene2vec":
         log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
-    if model.reads_genes:
+    if model.uses_cross_attention:
         Performer(1, tokens, model, attention, Generator())
         return
     encoder = Encoder(1, tokens, replace(model, depth=1), attention, Generator())

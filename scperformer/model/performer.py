@@ -38,7 +38,7 @@ def expression_weights(batch: Batch) -> Tensor:
     return batch.x_BL * (LENGTH / batch.x_BL.norm(dim=1, keepdim=True).clamp(min=TINY))
 
 
-class ReadLayer(nn.Module):
+class CrossAttentionLayer(nn.Module):
     """The cell's vector reads the genes; what is read is added to it, and starts at 0."""
 
     def __init__(self, model: ModelConfig):
@@ -59,20 +59,20 @@ class ReadLayer(nn.Module):
         return c_BD + self.to_out(self.dropout(read_BHD).flatten(-2))
 
 
-class Reader(nn.Module):
+class CrossAttention(nn.Module):
     """From the sums over the genes of a cell, B x X, to its vector, B x D. The first D sums are of gene vectors."""
 
     def __init__(self, num_genes: int, model: ModelConfig, attention: dict[str, Any], generator: Generator):
         super().__init__()
         self.dim = model.dim
-        self.stack = [ReadLayer(model) for _ in range(model.depth)]
+        self.stack = [CrossAttentionLayer(model) for _ in range(model.depth)]
         self.layers = nn.ModuleList(self.stack)
         width = 0
         if model.depth:
             sizes = Sizes(num_heads=model.num_heads, head_dim=model.dim, length=num_genes + 1, keys_of_genes=True)
             # Its parameters are not trained: the sums over the genes, which are computed once, depend on them.
             self.attention = make_attention(attention, sizes, generator).requires_grad_(False)
-            if not self.attention.reads_genes:
+            if not self.attention.uses_cross_attention:
                 found = f"model=performer with attention={attention['name']}"
                 expected = "attention whose queries can read all genes (favor, rbf or softmax)"
                 raise InputError("performer-attention", found, expected, "choose one of them, or model=tiny")
@@ -82,7 +82,7 @@ class Reader(nn.Module):
         self.mean_X: Tensor  # the sums of the mean training cell
         self.register_buffer("mean_X", torch.zeros(model.dim + width))
 
-    def start_like(self, other: "Reader") -> None:
+    def start_like(self, other: "CrossAttention") -> None:
         """Take all that is not trained from another one."""
         state = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("layers.")}
         self.load_state_dict(state, strict=False)
@@ -119,7 +119,7 @@ class Performer(nn.Module):
     ):
         super().__init__()
         self.embedding = Embedding(num_genes, model, tokens)
-        self.reader = Reader(num_genes, model, attention, generator)
+        self.reader = CrossAttention(num_genes, model, attention, generator)
         self.kept_table: tuple[list[Any], Tensor] | None = None  # the weights that it was made of, and the table
 
     @property

@@ -81,7 +81,7 @@ class SavedModel:
 
     @property
     def reference_batch_effect(self) -> float:
-        """The largest batch effect (model/shift.py) between a batch of the reference and the others; 0: not known."""
+        """The largest batch effect (trust/shift.py) between a batch of the reference and the others; 0: not known."""
         return float(self._batch_scores.get("batch_effect", 0.0))
 
     @property

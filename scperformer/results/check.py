@@ -17,6 +17,8 @@ import numpy as np
 from anndata import AnnData
 
 from scperformer.annotation.columns import require_not_annotated
+from scperformer.annotation.coverage import find_coverage
+from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.messages import shortened
 from scperformer.base.outputs import require_absent
@@ -28,7 +30,6 @@ from scperformer.cells.profiles import has_profiles, reference_with_profiles
 from scperformer.cells.quality import measure_quality
 from scperformer.cells.query import Query, find_expression, map_to_model, require_fit
 from scperformer.cells.reference_labels import label_columns, require_labels
-from scperformer.cells.which_tissue import tissue_text
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions, TissueOptions
 from scperformer.config.training import ReferenceOptions
@@ -38,7 +39,6 @@ from scperformer.io.read import default_output, open_cells, read_cells
 from scperformer.io.safety import reading
 from scperformer.model.folder import names_model, read_model, require_annotator, resolve_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.condition import find_condition
 
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 
@@ -229,7 +229,7 @@ class Checker:
             return
         model, model_text = self.model, self.model_text
         if model is None:
-            from scperformer.training.tissue_model import find_tissue  # imports torch
+            from scperformer.annotation.tissue_model import find_tissue  # imports torch
 
             found, record = find_tissue(cells, predict, path, (findings, rows))
             # JSON has no arrays.
@@ -247,7 +247,7 @@ class Checker:
         result["notes"] += overlap.notes
         self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
         require_fit(var, plan, model, predict, path)
-        find_condition(Query(path, rows, plan, var, self.options))  # refuses damaged cells as predict does
+        find_coverage(Query(path, rows, plan, var, self.options))  # refuses damaged cells as predict does
         require_not_annotated(cells, AnnotationOptions.key_added, path)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:

@@ -28,9 +28,9 @@ from torch.nn.functional import pad
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.model.batches import Cells, prediction_batches
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import fast_cpu, predicting, seeing_genes_of, torch_state_kept
+from scperformer.model.minibatches import Cells, prediction_batches
 from scperformer.model.network import CellTypeModel, Head
 from scperformer.model.performer import Performer, expression_weights
 

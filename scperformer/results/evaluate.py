@@ -20,8 +20,8 @@ from scperformer.labels.common import common_labels
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
 from scperformer.labels.tree import NO_CALL
-from scperformer.model.confidence import calibration_error
 from scperformer.results.read_annotations import Annotated, cell_table, common_tree
+from scperformer.trust.confidence import calibration_error
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,10 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
+from scperformer.annotation.adapt import Adapted, adapt_model, with_encoder_weight
 from scperformer.annotation.annotate import without_slashes
+from scperformer.annotation.coverage import BatchShifts, Coverage, find_coverage, reduced
+from scperformer.annotation.tissue_model import recorded_resemblance, tissue_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.batches import read_query_batches
@@ -26,18 +29,15 @@ from scperformer.io.read import open_cells
 from scperformer.io.writing import write_anndata
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import best_labels
-from scperformer.model.batches import Cells
 from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
 from scperformer.model.load import Model, load_model
+from scperformer.model.minibatches import Cells
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
 from scperformer.results import explanation_page as page
 from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
 from scperformer.results.read_annotations import Annotated, find_model
-from scperformer.training.adapt import Adapted, adapt_model, with_encoder_weight
-from scperformer.training.condition import BatchShifts, Condition, find_condition, reduced
-from scperformer.training.tissue_model import recorded_resemblance, tissue_model
 
 log = logging.getLogger(__name__)
 
@@ -206,23 +206,23 @@ def _adapt_as_predict(
     read |= {"inputs": [path], "adapt": adapt, "min_overlap": 0.0}
     predict: AnnotationOptions = checked(AnnotationOptions, read, "")
     query = find_query(cells, model.saved, predict, path)
-    condition = None
+    coverage = None
     if annotated.adapted:
-        # The recorded depth, because cells may have been left out since; without a part in the condition, if it was not
+        # The recorded depth, because cells may have been left out since; without a part in the coverage, if it was not
         # below the depth of the reference cells.
-        depth = float(facts["condition"]["depth"])
-        measured = find_condition(query, with_depth=False)
+        depth = float(facts["coverage"]["depth"])
+        measured = find_coverage(query, with_depth=False)
         conditions = [replace(measured, depth=None if np.isnan(depth) else depth), measured]
-        condition = next((condition for condition in conditions if condition.key == annotated.adapted), None)
-        if condition is None:
+        coverage = next((coverage for coverage in conditions if coverage.key == annotated.adapted), None)
+        if coverage is None:
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(
                 "other-genes", f"other genes in {path} than when it was annotated", "the same genes", remedy
             )
-    adapted = adapt_model(model, query, predict, condition)
-    share = float(facts["condition"].get("thinned_to", 1.0))
+    adapted = adapt_model(model, query, predict, coverage)
+    share = float(facts["coverage"].get("thinned_to", 1.0))
     if not 0 < share <= 1:
-        found = f"condition/thinned_to of {share:g}, in uns['{annotated.key}'] of {path}"
+        found = f"coverage/thinned_to of {share:g}, in uns['{annotated.key}'] of {path}"
         raise InputError("damaged-annotation", found, "a share of the counts above 0", "annotate the file again")
     adapted = replace(adapted, query=replace(adapted.query, share=share))
     shift = facts.get("shift", {})
@@ -251,8 +251,8 @@ def _adapt_as_predict(
     if len(known["centre"]) != num_genes or len(known["shares"]) != len(model.saved.labels):
         found = f"profiles/centre and profiles/shares that do not fit, in uns['{annotated.key}'] of {path}"
         raise InputError("damaged-annotation", found, "an annotation as predict writes it", "annotate the file again")
-    assert condition is not None
-    return replace(adapted, resemblance=recorded_resemblance(model.saved, condition, **known))
+    assert coverage is not None
+    return replace(adapted, resemblance=recorded_resemblance(model.saved, coverage, **known))
 
 
 def _draw_sample(
@@ -310,7 +310,7 @@ def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
     if reference_cells is None:
         return None
     measured = np.isin(model.saved.genes, saved.genes)
-    x = reduced(reference_cells, Condition(measured, None), saved.config["target_sum"], seed=0)
+    x = reduced(reference_cells, Coverage(measured, None), saved.config["target_sum"], seed=0)
     tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
     if len(tested) < 2:
         return None

@@ -23,9 +23,9 @@ REQUIRED = {
 }
 OPTIONAL = {
     TEXT: "model/tissue model/encoder/kind model/encoder/attention model/imported/tool model/imported/file "
-    "model/imported/sha256 run/date condition/key shift/kind tissue/name tissue/title tissue/how "
+    "model/imported/sha256 run/date coverage/key shift/kind tissue/name tissue/title tissue/how "
     "check/text batches/key",
-    NUMBER: "condition/adapted condition/expected_accuracy condition/depth condition/thinned_to "
+    NUMBER: "coverage/adapted coverage/expected_accuracy coverage/depth coverage/thinned_to "
     "genes/informative_share tree/num_backed_off encoder/num_decided calibration/num_cells "
     "calibration/error other_species/num_cells novelty/unknown_fpr shift/relative_novelty shift/batch_effect "
     "shift/expected_lowest shift/expected_highest "
@@ -42,7 +42,7 @@ OPTIONAL = {
 # Entries that are read only beside another, which they need.
 NEEDED = {
     "run": "run/date",
-    "condition/adapted": "condition/key condition/depth",
+    "coverage/adapted": "coverage/key coverage/depth",
     "constraints": "constraints/weights",
     "model/lacks": "model/imported/tool",
     "tree/nodes": "tree/parents tree/ontology_term_ids",
@@ -130,6 +130,6 @@ def require_facts(facts: Any, obs: pd.DataFrame, key: str, path: object) -> None
 
 def expected_accuracy(facts: Mapping[str, Any]) -> tuple[float, float]:
     """Return the lowest and the highest accuracy that is expected of an annotation; NaN if it is not known."""
-    known = facts.get("condition", {}).get("expected_accuracy", math.nan)  # imported models have none
+    known = facts.get("coverage", {}).get("expected_accuracy", math.nan)  # imported models have none
     trust = facts.get("profiles") or facts.get("shift") or {}
     return trust.get("expected_lowest", known), trust.get("expected_highest", known)

@@ -44,14 +44,14 @@ class Annotated:
     key: str  # prefix of the annotation
     obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
     umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"]; None without
-    facts: dict[str, Any]  # uns[key]: model, condition, input, genes, baseline, versions
+    facts: dict[str, Any]  # uns[key]: model, coverage, input, genes, baseline, versions
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
 
     @property
     def adapted(self) -> str:
-        """Key of the condition to which the model was adapted; empty if it was not adapted."""
-        condition = self.facts.get("condition", {})
-        return str(condition["key"]) if condition.get("adapted") else ""
+        """Key of the coverage to which the model was adapted; empty if it was not adapted."""
+        coverage = self.facts.get("coverage", {})
+        return str(coverage["key"]) if coverage.get("adapted") else ""
 
     def column(self, name: str) -> pd.Series:
         """Return the annotation column `obs["KEY_name"]`."""

@@ -12,10 +12,10 @@ import pandas as pd
 from natsort import natsorted
 
 from scperformer.annotation.columns import MANY_UNKNOWN, lost_cells
+from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of
-from scperformer.cells.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
@@ -183,7 +183,7 @@ def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], 
     rows = []
     for row in summaries:
         tissue = row["facts"].get("tissue")
-        is_refitted = tissue is None and row["facts"].get("condition", {}).get("adapted")
+        is_refitted = tissue is None and row["facts"].get("coverage", {}).get("adapted")
         values = [row["name"], "annotated by a refitted model" if is_refitted else "annotated"]
         values += [tissue and tissue_text(tissue), row["num_cells"], row["num_unknown"] / row["num_cells"]]
         values += [row[name] for name in ("kind", "expected", "median", "agreement", "num_decided")]

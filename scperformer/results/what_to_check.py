@@ -6,10 +6,10 @@ from typing import Any
 from natsort import natsorted
 
 from scperformer.annotation.columns import CLUSTER_ENTRIES, MANY_UNKNOWN
+from scperformer.annotation.which_tissue import close_tissues
 from scperformer.base.messages import listed
-from scperformer.cells.which_tissue import close_tissues
-from scperformer.model.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
 from scperformer.results.evaluate import Evaluation
+from scperformer.trust.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
 
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.
 LOW_OVERLAP = 0.7
@@ -84,16 +84,16 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
     for each in summaries:
         facts = each["facts"]
         model = facts["model"]
-        condition = facts.get("condition", {})
+        coverage = facts.get("coverage", {})
         kind = each["kind"]
         if num_repeated := facts["repeats"]["num_cells"]:
             text = "Some cells are cells of the reference, and their confidence is too high"
             warn(text, each, f"{num_repeated / facts['repeats']['num_seen']:.0%}")
-        if condition.get("expected_accuracy", 1.0) < LOW_EXPECTED:
+        if coverage.get("expected_accuracy", 1.0) < LOW_EXPECTED:
             text = "Low accuracy on reference cells that were reduced to the genes and the depth of the sample"
-            warn(text, each, f"{condition['expected_accuracy']:.0%}")
+            warn(text, each, f"{coverage['expected_accuracy']:.0%}")
         overlap = facts["genes"].get("informative_share", facts["genes"]["share_of_model"])
-        if overlap < LOW_OVERLAP and not condition.get("adapted"):
+        if overlap < LOW_OVERLAP and not coverage.get("adapted"):
             text = "Many informative genes of the model are missing and count as not expressed; present"
             warn(text, each, f"{overlap:.0%}")
         if "droplets" in facts:  # shares of barcodes, most of which are empty droplets, mean nothing

@@ -7,7 +7,7 @@ import numpy as np
 from scperformer.base.progress import progress
 from scperformer.cells.on_disk import CELLS_AT_ONCE
 from scperformer.cells.reference import Reference
-from scperformer.model.batches import row_subset
+from scperformer.model.minibatches import row_subset
 from scperformer.training.components import fit_components
 from scperformer.training.evidence import FittedBranch
 from scperformer.training.fit_linear import label_weights

@@ -15,16 +15,16 @@ from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions
 from scperformer.model.arrays import HeldOut
-from scperformer.model.batch_effect import batch_effect
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import CellTypeModel, LinearModel, Readout
-from scperformer.model.novelty import fit_novelty
 from scperformer.model.performer import Performer
-from scperformer.model.shift import MIN_CELLS
 from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design
 from scperformer.training.folds import Folds, evidence_folds, no_folds
 from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.scales import branch_scale, scaled_score, scales_if_significant, score_alone
+from scperformer.trust.batch_effect import batch_effect
+from scperformer.trust.novelty import fit_novelty
+from scperformer.trust.shift import MIN_CELLS
 
 MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
 MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
@@ -118,7 +118,7 @@ def fit_branches(
             linear, logits["linear"] = LinearModel(made["weight"], made["bias"]), made["logits"]
             if "axes" in made:
                 branch = FittedBranch(Views(options.powers, tuple(made["scales"])), made["axes"], options)
-        if cfg.model.reads_genes:
+        if cfg.model.uses_cross_attention:
             encoder, logits["encoder"] = _fit_encoder(
                 x, labels, folds, device, cfg=cfg, draws=draws, unlabelled=unlabelled, vectors=vectors, folder=folder
             )

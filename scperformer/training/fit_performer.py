@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 
 from scperformer.attention.encoder import Encoder
 from scperformer.config.training import NetworkOptions
-from scperformer.model.batches import seed_of, seed_sequence
 from scperformer.model.linear import power_transform
+from scperformer.model.minibatches import seed_of, seed_sequence
 from scperformer.model.network import Head, Readout
-from scperformer.model.performer import Performer, Reader
+from scperformer.model.performer import CrossAttention, Performer
 from scperformer.training.trainer import SeededLearner, device_of, loss_weights, run_steps
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def train_readouts(
     torch.manual_seed(seed_of("readouts", cfg.seed))
     copies = []
     for _ in sides:
-        reader = Reader(len(performer.vectors_GD), cfg.model, cfg.attention, torch.Generator())
+        reader = CrossAttention(len(performer.vectors_GD), cfg.model, cfg.attention, torch.Generator())
         reader.start_like(performer.reader)
         copies.append(Readout(reader, Head(reader.dim, num_labels, cfg.head)))
     sums_NX = torch.from_numpy(sums)

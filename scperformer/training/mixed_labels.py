@@ -17,8 +17,8 @@ from scipy.sparse import csc_matrix, csr_matrix
 
 from scperformer.cells.quality import technical
 from scperformer.cells.splits import stratified_sample
-from scperformer.model.batch_effect import mean_counts
-from scperformer.training.label_profiles import find_profiles
+from scperformer.model.label_profiles import find_profiles
+from scperformer.trust.batch_effect import mean_counts
 
 log = logging.getLogger(__name__)
 

@@ -104,7 +104,7 @@ class Run:
         has_labels = isinstance(cfg, TrainOptions)
         groups = ("tokens", "model", "attention", *(["head"] if has_labels else []))
         config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
-        if has_labels and cfg.model.reads_genes:  # a model that adapts to a file is trained again
+        if has_labels and cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again
             steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
             config["training"] = {"optim": asdict(cfg.optim), **steps}
         if cfg.genes_path is not None:

@@ -28,11 +28,9 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig, TrainOptions
 from scperformer.io.read import origins, read_cells
 from scperformer.model.arrays import HeldOut, ReferenceCells
-from scperformer.model.batches import Cells, gene_means, row_subset
-from scperformer.model.confidence import calibration
 from scperformer.model.inference import branch_logits, torch_state_kept
+from scperformer.model.minibatches import Cells, gene_means, row_subset
 from scperformer.model.network import CellTypeModel, LinearModel, require_encoder
-from scperformer.model.novelty import fit_profile
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.all_cells import fit_to_cells_on_disk
 from scperformer.training.choose_linear import choose_linear_options
@@ -46,6 +44,8 @@ from scperformer.training.mixed_labels import mixed_labels
 from scperformer.training.run_folder import Diverged, Run, training_run
 from scperformer.training.scales import MIN_ERRORS, scales_if_significant
 from scperformer.training.trainer import device_of
+from scperformer.trust.confidence import calibration
+from scperformer.trust.novelty import fit_novelty_model
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Training:
     @property
     def learns(self) -> bool:
         """Whether there are layers between tokens, which are trained after all else has been fitted."""
-        return self.cfg.model.encoder and not self.cfg.model.reads_genes
+        return self.cfg.model.encoder and not self.cfg.model.uses_cross_attention
 
 
 def train_cells(
@@ -135,7 +135,7 @@ def settled(cfg: Config) -> Config:
     cfg = replace(cfg, attention=with_source(cfg.attention))
     if cfg.model.encoder:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
-    if not cfg.model.reads_genes:
+    if not cfg.model.uses_cross_attention:
         return cfg
     unused = {"tokens": cfg.tokens != TokensConfig(), "model.norm": cfg.model.norm != "pre"}
     unused["attention"] = cfg.model.depth == 0 and cfg.attention["name"] != "favor"
@@ -234,7 +234,7 @@ def _log_cost(reference: Reference) -> None:
 
 def _fits_once(reference: Reference, cfg: TrainOptions) -> bool:
     """Whether out-of-fold cells stand for validation cells: a second fit, to all cells, would change nothing."""
-    is_learned = cfg.model.encoder and not cfg.model.reads_genes
+    is_learned = cfg.model.encoder and not cfg.model.uses_cross_attention
     if is_learned or cfg.data.split_key is not None:
         return False
     return bool(evidence_folds(reference.labels, cfg.data.seed_of_split(cfg.seed), reference.batches).is_dealt.any())
@@ -358,7 +358,7 @@ def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any
     else:
         logits, evidence = scale_by_validation(training, linear, encoder)
         with threadpool_limits(1):  # sums in another order would change the last bits
-            profile = fit_profile(train.x, train.known_labels, training.cfg.seed)
+            profile = fit_novelty_model(train.x, train.known_labels, training.cfg.seed)
         held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), vars(profile))
     assert fitted.baseline is not None
     metrics = {
@@ -380,7 +380,7 @@ def scale_by_validation(
     `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left out.
     """
     options = training.cfg.model
-    min_errors = 0.0 if options.reads_genes else MIN_ERRORS
+    min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
     scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, training.val.known_labels, min_errors)
     training.network.scale_branches(scale_linear, scale_encoder)
     scales = {"linear": scale_linear, "encoder": scale_encoder}

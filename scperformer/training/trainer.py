@@ -25,8 +25,8 @@ from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.config.options import AUTO
 from scperformer.config.training import LoggerConfig, NetworkOptions, TrainerConfig
-from scperformer.model.batches import prefetch, seed_of
 from scperformer.model.inference import fast_cpu
+from scperformer.model.minibatches import prefetch, seed_of
 from scperformer.training.fit_linear import POWERS
 
 log = logging.getLogger(__name__)

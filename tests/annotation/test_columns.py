@@ -6,15 +6,15 @@ import pandas as pd
 import pytest
 
 from scperformer.annotation.columns import (
-    gather_calls,
+    gather_predictions,
     name_columns,
     one_type_warning,
     require_not_annotated,
     unknown_cells,
 )
+from scperformer.annotation.predictions import Predictions
 from scperformer.base.errors import InputError
 from scperformer.labels.tree import LabelTree
-from scperformer.training.calls import Calls
 
 
 @pytest.mark.parametrize("column", ["mine_label", "mine_set_size", "mine_novelty", "mine_doublet"])
@@ -29,8 +29,8 @@ def test_levels_repeat_the_call_below_it():
     tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"}, {"lymphocyte": "X:9"})
     proba = np.array([[0.4, 0.1, 0.5], [0.35, 0.35, 0.3], [0.1, 0.9, 0.0]])
     nothing = np.zeros(3)
-    calls = Calls(proba, proba, nothing.astype(int), nothing > 0, nothing, nothing, nothing > 0, nothing, nothing)
-    table = gather_calls(lambda: [calls], tree, 0.8)
+    calls = Predictions(proba, proba, nothing.astype(int), nothing > 0, nothing, nothing, nothing > 0, nothing, nothing)
+    table = gather_predictions(lambda: [calls], tree, 0.8)
     np.testing.assert_allclose(table["margin"], [0.1, 0, 0.8])
     np.testing.assert_allclose(table["call_confidence"], [0.9, 0, 0.9])
     unknown = unknown_cells(table, np.full(3, 0.5), np.ones(len(tree.labels), dtype=bool), 0.05, 0.8)
@@ -68,4 +68,4 @@ def test_a_file_of_one_type_is_warned_of(counts, with_tree, named):
     codes = np.repeat(np.arange(4), counts)
     warning = one_type_warning(codes, tree if with_tree else LabelTree(labels, {}))
     assert warning.startswith(named or "")
-    assert ("condition_of=WHOLE_SAMPLE" in warning) == (named is not None) == bool(warning)
+    assert ("full_sample=WHOLE_SAMPLE" in warning) == (named is not None) == bool(warning)

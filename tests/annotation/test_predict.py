@@ -23,7 +23,6 @@ from scperformer.cli.predict import run as run_predict
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io import rows
 from scperformer.model import inference
-from scperformer.model.batches import Cells
 from scperformer.model.inference import (
     Predictions,
     branch_logits,
@@ -32,6 +31,7 @@ from scperformer.model.inference import (
     torch_state_kept,
 )
 from scperformer.model.load import load_model
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
 

@@ -140,7 +140,7 @@ def test_confidences_far_below_those_of_held_out_cells_are_warned_of(folder, sam
 
 def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
     done = annotated(sample[:, :150].copy(), folder, "adapt=true", "alpha=0.1")
-    assert done.uns["scperformer"]["condition"]["adapted"]
+    assert done.uns["scperformer"]["coverage"]["adapted"]
     assert 0.015 < (done.obs["scperformer_call"] == "unknown").mean() < 0.1
     right = done.obs["scperformer_label"].astype(str) == done.obs["cell_type"]
     held_out = done.uns["scperformer"]["calibration"]

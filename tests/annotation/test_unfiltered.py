@@ -30,8 +30,8 @@ def test_cells_of_an_unfiltered_matrix_get_the_same_calls(raw_pbmc, expected, ca
     obs = raw_pbmc.obs
     record = raw_pbmc.uns[KEY]
     require_same_calls(obs.loc[expected.obs_names], expected.obs)
-    assert record["condition"]["depth"] == expected.uns[KEY]["condition"]["depth"]
-    assert not record["condition"]["adapted"]
+    assert record["coverage"]["depth"] == expected.uns[KEY]["coverage"]["depth"]
+    assert not record["coverage"]["adapted"]
     means = record["fit"]["mean_confidence"], expected.uns[KEY]["fit"]["mean_confidence"]
     assert means[0] == pytest.approx(means[1], rel=1e-6)
     assert record["sets"]["mean_size"] == obs.loc[is_cell, f"{KEY}_set_size"].mean()

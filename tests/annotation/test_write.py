@@ -13,12 +13,12 @@ from support.inputs import nullable, write_nullable
 
 import scperformer
 from scperformer.annotation.annotate import Annotation, without_slashes
+from scperformer.annotation.predictions import Predictions
 from scperformer.annotation.write import write_annotation
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.io.h5ad import BackedH5ad
 from scperformer.io.read import fingerprint, open_cells, read_cells
-from scperformer.training.calls import Calls
 
 
 def stored(path):
@@ -52,7 +52,7 @@ def annotation_of(num, num_blocks=5):
     proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
     nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool, float, float)]
     blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
-    parts = [Calls(*arrays) for arrays in zip(*blocks, strict=True)]
+    parts = [Predictions(*arrays) for arrays in zip(*blocks, strict=True)]
     record = {"labels": np.array(["a", "b"]), "total": float("nan"), "model": {"name": "m"}}
     return Annotation("new", obs, details, lambda: parts, ["CD8+|CD45RA+ T", "b"], record)
 

@@ -20,8 +20,8 @@ from scperformer.api import Trained
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model
-from scperformer.model.shift import FAR, OTHER
 from scperformer.model.tissues import collection
+from scperformer.trust.shift import FAR, OTHER
 
 ROOT = Path(__file__).parents[2]
 STEPS = [name for name in scp.__all__ if inspect.isfunction(getattr(scp, name))]
@@ -84,7 +84,7 @@ HOSTILE = {
     "bytes as model": ({"model": b"x"}, "a model of the type bytes"),
     "an array as model": ({"model": np.zeros(3)}, "a model of the type ndarray"),
     "a long path of a model": ({"model": "x" * 5000}, "a path of 5,000 characters"),
-    "a long path": ({"condition_of": "x" * 5000}, "a path of 5,000 characters"),
+    "a long path": ({"full_sample": "x" * 5000}, "a path of 5,000 characters"),
     "a key with a line break": ({"key_added": "a\nb"}, "expected a name without '/' or control characters"),
     "a key that clears the terminal": ({"key_added": "\x1b[2J"}, "expected a name without '/' or control characters"),
 }

@@ -5,14 +5,14 @@ import torch
 from support.measured import TensorBytes
 from support.mechanisms import E, H, inputs, log_weights, make
 
-from scperformer.attention.additive import CAUSAL_CHUNK, LOG2_E
 from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Encoder
+from scperformer.attention.linear_attention import CAUSAL_CHUNK, LOG2_E
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import ModelConfig, TokensConfig
 
-ADDITIVE = {
+LINEAR = {
     "favor": {"name": "favor"},
     "favor fastfood": {"name": "favor", "projection": "fastfood"},
     "favor relu": {"name": "favor", "kernel": "relu"},
@@ -20,11 +20,11 @@ ADDITIVE = {
     "favor exp": {"name": "favor", "kernel": "exp"},
     "rbf": {"name": "rbf"},
 }
-each_kind = pytest.mark.parametrize("case", list(ADDITIVE))
+each_kind = pytest.mark.parametrize("case", list(LINEAR))
 
 
 def causal(case: str):
-    return make(**ADDITIVE[case], causal=True)
+    return make(**LINEAR[case], causal=True)
 
 
 @each_kind
@@ -65,7 +65,7 @@ def test_a_strong_key_does_not_erase_earlier_keys(case):
 def test_memory_grows_linearly(case):
     sizes = Sizes(num_heads=2, head_dim=8, length=9)
     mechanism = make_attention(
-        {**ADDITIVE[case], "num_features": 16, "causal": True}, sizes, torch.Generator().manual_seed(0)
+        {**LINEAR[case], "num_features": 16, "causal": True}, sizes, torch.Generator().manual_seed(0)
     )
 
     def largest_tensor(num_tokens):

@@ -15,13 +15,13 @@ from scperformer.model import inference
 from scperformer.model.inference import fast_cpu
 
 GENES = 40
-ADDITIVE = {
+LINEAR = {
     "favor": {"name": "favor", "num_features": 9},
     "favor published": {"name": "favor", "num_features": 9, "epsilon": 1e-4},
     "favor relu": {"name": "favor", "kernel": "relu", "num_features": 9},
     "rbf": {"name": "rbf", "num_anchors": 7},
 }
-each_additive = pytest.mark.parametrize("attention", ADDITIVE.values(), ids=ADDITIVE)
+each_linear = pytest.mark.parametrize("attention", LINEAR.values(), ids=LINEAR)
 
 
 def make(attention: dict, num_genes: int = GENES, unexpressed: str = "skip", **options) -> Encoder:
@@ -54,7 +54,7 @@ def in_float64(batch: Batch) -> Batch:
     return Batch(batch.genes_BL, batch.values_BL.double(), batch.x_BL.double(), batch.keep_BL)
 
 
-@each_additive
+@each_linear
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("size", [7, 33])
 def test_chunks_give_the_same_result_and_gradients(attention, checkpointing, size):
@@ -65,7 +65,7 @@ def test_chunks_give_the_same_result_and_gradients(attention, checkpointing, siz
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
-@each_additive
+@each_linear
 def test_chunks_without_gradients_give_the_same_result(attention):
     batch = make_batch()
     with torch.inference_mode():
@@ -84,7 +84,7 @@ def test_checkpointing_gives_the_same_gradients_with_other_mechanisms(name):
 
 def test_recomputed_chunks_repeat_their_dropout():
     def gradients(checkpointing):
-        encoder = make(ADDITIVE["favor"], dropout=0.5, chunk_tokens=7, checkpointing=checkpointing).double().train()
+        encoder = make(LINEAR["favor"], dropout=0.5, chunk_tokens=7, checkpointing=checkpointing).double().train()
         torch.manual_seed(3)
         return run(encoder, in_float64(make_batch(num_cells=1)))
 
@@ -93,7 +93,7 @@ def test_recomputed_chunks_repeat_their_dropout():
 
 def test_recomputed_chunks_repeat_their_precision():
     def gradients(checkpointing):
-        encoder = make(ADDITIVE["favor"], chunk_tokens=7, checkpointing=checkpointing)
+        encoder = make(LINEAR["favor"], chunk_tokens=7, checkpointing=checkpointing)
         with torch.autocast("cpu", torch.bfloat16):
             return run(encoder, make_batch(num_cells=1))
 
@@ -102,7 +102,7 @@ def test_recomputed_chunks_repeat_their_precision():
 
 
 def test_a_cell_has_the_same_bits_alone_and_in_a_batch():
-    encoder = make(ADDITIVE["favor"], chunk_tokens=7)
+    encoder = make(LINEAR["favor"], chunk_tokens=7)
     batch = make_batch()
     with torch.inference_mode():
         together = encoder(batch)
@@ -115,7 +115,7 @@ def test_a_cell_has_the_same_bits_alone_and_in_a_batch():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_takes_all_tokens_at_once(monkeypatch):
-    encoder, batch, seen = make(ADDITIVE["favor"], chunk_tokens=7).cuda(), make_batch().to("cuda"), []
+    encoder, batch, seen = make(LINEAR["favor"], chunk_tokens=7).cuda(), make_batch().to("cuda"), []
     attention = encoder.stack[0].attention
     monkeypatch.setattr(type(attention), "packed", lambda _, qkv, *rest: seen.append(qkv.shape[-2]) or qkv[2])
     encoder(batch)
@@ -169,7 +169,7 @@ def test_scberts_encoder_in_chunks_never_holds_phi():
 @pytest.mark.parametrize("num_expressed", [0, 5, 30], ids=["none", "few", "most"])
 def test_keys_of_unexpressed_genes_are_computed_once_in_prediction(case, num_expressed, monkeypatch):
     """Where sums can be subtracted and few genes are expressed, of measured genes; else directly."""
-    encoder = make(ADDITIVE[case], unexpressed="full", chunk_tokens=7).double()
+    encoder = make(LINEAR[case], unexpressed="full", chunk_tokens=7).double()
     x = torch.zeros(2, GENES + 1, dtype=torch.float64)
     x[:, :num_expressed] = torch.rand(2, num_expressed, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     keep = torch.ones(2, GENES + 1, dtype=torch.bool)

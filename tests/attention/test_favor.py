@@ -9,9 +9,9 @@ from scipy import stats
 from support.mechanisms import inputs, kept, make
 from support.twins import favor, favor_matrix, published_favor, softmax
 
-from scperformer.attention.additive import power_of_2
 from scperformer.attention.base import Sizes
 from scperformer.attention.favor import Fastfood, gaussian_directions
+from scperformer.attention.linear_attention import power_of_2
 from scperformer.attention.registry import make_attention
 from scperformer.base.errors import InputError
 

@@ -13,7 +13,7 @@ from support.twins import TWINS, favor
 
 pytest.importorskip("triton")
 from scperformer.attention import fused, fused_causal
-from scperformer.attention.additive import Rbf
+from scperformer.attention.linear_attention import Rbf
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

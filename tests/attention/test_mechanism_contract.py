@@ -1,6 +1,6 @@
 """Every attention mechanism against its naive twin: L x L weights in float64, computed from the formula.
 
-tests/lab/test_contract.py has the properties that mechanisms of others have, too.
+tests/token_attention/test_contract.py has the properties that mechanisms of others have, too.
 """
 
 import json
@@ -33,8 +33,8 @@ from support.twins import CASES, TWINS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.attention.additive import Additive
 from scperformer.attention.base import Sizes
+from scperformer.attention.linear_attention import LinearAttention
 from scperformer.attention.registry import MECHANISMS, attention_options, make_attention
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
@@ -178,7 +178,7 @@ def test_causal_is_true(name):
 
 @each_mechanism
 def test_additive_is_true(name):
-    assert isinstance(make(name), Additive) == MECHANISMS[name].additive
+    assert isinstance(make(name), LinearAttention) == MECHANISMS[name].sums_over_keys
 
 
 def long_inputs(length):

@@ -12,18 +12,18 @@ from scperformer.attention.registry import MECHANISMS
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
 GENES, DIM, HEADS, WIDTH, DEPTH = 60, 12, 3, 4, 3
-ADDITIVE = {
+LINEAR = {
     "favor": {"name": "favor", "num_features": 9},
     "favor relu": {"name": "favor", "kernel": "relu", "num_features": 9},
     "rbf": {"name": "rbf", "num_anchors": 7},
 }
 TOKENS = {name: TokensConfig(name=name, unexpressed="memory") for name in ("scbert", "continuous")}
-each_additive = pytest.mark.parametrize("attention", ADDITIVE.values(), ids=ADDITIVE)
+each_linear = pytest.mark.parametrize("attention", LINEAR.values(), ids=LINEAR)
 each_tokens = pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
 
 
@@ -106,7 +106,7 @@ def naive(
     return [norm(tokens, encoder.norm) for tokens in h]
 
 
-@each_additive
+@each_linear
 @each_tokens
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
 def test_memory_equals_the_naive_form(attention, tokens, dtype, tolerance):
@@ -117,7 +117,7 @@ def test_memory_equals_the_naive_form(attention, tokens, dtype, tolerance):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@each_additive
+@each_linear
 @each_tokens
 def test_unmeasured_genes_are_not_in_the_memory(attention, tokens):
     encoder = make(attention, tokens).double()
@@ -138,7 +138,7 @@ def test_unmeasured_genes_are_not_in_the_memory(attention, tokens):
     assert (actual - with_zeros).abs().max() > 1e-3
 
 
-@each_additive
+@each_linear
 def test_memory_is_exact_where_long_keys_are_subtracted(attention):
     """Keys several times as long as initial ones, and cells that express from 5 to 99 % of 1,000 genes."""
     rng = np.random.default_rng(0)
@@ -160,7 +160,7 @@ def test_memory_is_exact_where_long_keys_are_subtracted(attention):
     torch.testing.assert_close(actual, expected, rtol=0, atol=5e-5)
 
 
-@each_additive
+@each_linear
 @pytest.mark.parametrize(
     "options",
     [
@@ -190,7 +190,7 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     tokens = TOKENS["continuous"]
     sizes = ModelConfig(dim=DIM, depth=DEPTH, num_heads=HEADS, head_dim=WIDTH, linear=False)
     network = CellTypeModel(
-        GENES, 4, tokens=tokens, model=sizes, attention=ADDITIVE["favor"], head=HeadConfig(name="mean")
+        GENES, 4, tokens=tokens, model=sizes, attention=LINEAR["favor"], head=HeadConfig(name="mean")
     )
     calls = []
     unexpressed = network.encoder.embedding.unexpressed
@@ -208,7 +208,7 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
 
 
 def test_each_precision_has_its_own_memory():
-    encoder, batch = make(ADDITIVE["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
+    encoder, batch = make(LINEAR["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
     with torch.no_grad():
         expected = encoder(batch)
         encoder.kept_memory = None
@@ -217,7 +217,7 @@ def test_each_precision_has_its_own_memory():
         assert torch.equal(encoder(batch), expected)
 
 
-@pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if not mechanism.additive])
+@pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if not mechanism.sums_over_keys])
 def test_mechanisms_without_sums_over_keys_are_refused(name):
     with pytest.raises(
         InputError, match=rf"memory with attention={name}; expected attention with sums over keys .*favor.*rbf"

@@ -12,7 +12,7 @@ from scperformer.attention.tokens import Batch, Embedding, log2_bins, mask_token
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import normalise
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.model.batches import Cells
+from scperformer.model.minibatches import Cells
 
 SCBERT = TokensConfig(name="scbert", unexpressed="full")
 SCBERT_SKIP = TokensConfig(name="scbert", unexpressed="skip")

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from scperformer.base.errors import InputError
+from scperformer.cli.arguments import sort_words
 from scperformer.cli.compose import make_config
 from scperformer.cli.help import option_texts
 from scperformer.cli.steps import SCHEMAS, STEPS
-from scperformer.cli.words import sort_words
 from scperformer.model.folder import PACKAGED_MODEL
 
 AWKWARD = [

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from scperformer.cli.arguments import sort_words
 from scperformer.cli.compose import make_config
 from scperformer.cli.steps import STEPS
-from scperformer.cli.words import sort_words
 from scperformer.cli.workflow import snakemake_words, workflow_folder
 
 ROOT = Path(__file__).parents[2]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from scperformer.base.errors import InputError
+from scperformer.cli.arguments import quoted
 from scperformer.cli.compose import config_from, make_config
 from scperformer.cli.presets import conf_dir
 from scperformer.cli.steps import SCHEMAS
-from scperformer.cli.words import quoted
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
 VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without

@@ -18,12 +18,12 @@ from scipy import sparse
 import scperformer
 from scperformer.annotation import predict
 from scperformer.annotation import write as writer
+from scperformer.annotation.predictions import predict_block
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows as rows
 from scperformer.model.load import load_model
-from scperformer.training.calls import call_block
 
 BLOCK = 17  # cells; 120 of them make eight blocks
 
@@ -147,7 +147,7 @@ def test_a_run_of_several_files_goes_on(counts_adata, tiny_model, tmp_path, capl
         if len(called) == 2:
             called.append(0)
             raise KeyboardInterrupt
-        calls = call_block(*arguments)
+        calls = predict_block(*arguments)
         called.append(len(calls.proba))
         return calls
 

@@ -6,9 +6,9 @@ from scipy.special import expit
 from support import celltypist
 
 import scperformer as scp
+from scperformer.annotation.fit_imported import KEPT_SCORES
 from scperformer.base.errors import InputError
 from scperformer.model.folder import load_reference_cells
-from scperformer.training.fit_imported import KEPT_SCORES
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_model_with_labelled_cells_adapts_to_a_panel(halves, model):
     panel = sample[:, list(parts[0].features[::4])].copy()
     adapted = scp.annotate(panel.copy(), loaded)
     plain = scp.annotate(panel.copy(), loaded, options={"adapt": "false"})
-    record = adapted.uns["scperformer"]["condition"]
+    record = adapted.uns["scperformer"]["coverage"]
     assert record["adapted"]
     assert 0.3 < record["expected_accuracy"] < 1
 
@@ -115,7 +115,7 @@ def test_labels_of_some_types_alone(halves, tmp_path, caplog):
     assert "5 of 8 labels have no labelled cells" in caplog.text
     panel = sample[:, list(parts[0].features[::2])].copy()
     found = scp.annotate(panel, made.path, options={"unknown_fpr": 0.0})
-    assert found.uns["scperformer"]["condition"]["adapted"]
+    assert found.uns["scperformer"]["coverage"]["adapted"]
     labels = set(found.obs["scperformer_label"])
     assert len(labels - {"B", "CD14+ Mono", "NK"}) >= 2
 

@@ -137,7 +137,7 @@ def test_with_labelled_cells_a_model_is_calibrated_and_adapts_to_a_panel(cells, 
     assert not read_model(made.path).lacks
     panel = cells[:, ~cells.var_names.isin(GENES[::10])].copy()
     scp.annotate(panel, made.load(), options={"adapt": "true"})
-    assert panel.uns["scperformer"]["condition"]["adapted"]
+    assert panel.uns["scperformer"]["coverage"]["adapted"]
     proba = panel.obsm["scperformer_proba"]
     np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
     assert (proba.idxmax(axis=1).to_numpy() == labels).mean() > 0.8

@@ -7,8 +7,8 @@ from conftest import make_counts
 import scperformer
 from scperformer.cells.query import find_query
 from scperformer.config.options import ModelOptions
-from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells
+from scperformer.model.minibatches import Cells
 from scperformer.results.contributions import find_contributions
 
 FUNCTIONS = {

@@ -10,7 +10,7 @@ from scipy import sparse
 from scperformer.attention.registry import MECHANISMS
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.batches import Cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
 GENES, LABELS = 12, 3

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import scanpy as sc
 from scipy import sparse
+from scperformer.model.shift import FAR
 
 import scperformer as scp
 from scperformer.base.inputs import sha256
@@ -13,7 +14,6 @@ from scperformer.io.read import read_cells
 from scperformer.model.card import model_card
 from scperformer.model.folder import CARD, PACKAGED_MODEL, load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.model.shift import FAR
 from scperformer.model.tissues import collection
 
 REFERENCE = PACKAGED_MODEL.parents[3] / "data" / "pbmc3k.h5ad"

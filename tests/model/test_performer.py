@@ -12,8 +12,8 @@ from scipy.sparse import csr_matrix
 import scperformer as scp
 from scperformer.base.errors import InputError
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.batches import Cells
 from scperformer.model.inference import predict_cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
 G = 30

@@ -6,7 +6,7 @@ import torch
 from scipy import sparse
 
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.batches import Cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.results import contributions
 from scperformer.results.contributions import SUM_TOLERANCE, find_contributions

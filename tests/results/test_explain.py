@@ -14,9 +14,9 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits
 from scperformer.model.load import Model, load_model
+from scperformer.model.minibatches import Cells
 from scperformer.results.explain import delete_genes, rank_markers
 from scperformer.results.explanation_page import (
     attention_per_label,
@@ -165,7 +165,7 @@ def test_another_label_is_explained_in_all_cells(annotated, model):
 def test_the_adapted_model_is_explained(model):
     panel = make_counts()[:, 20:140].copy()
     scperformer.annotate(panel, model, options=as_options(["adapt=true"]))
-    assert panel.uns[KEY]["condition"]["adapted"]
+    assert panel.uns[KEY]["coverage"]["adapted"]
     adapted = set(model.adapted)
     shallow = np.argsort(np.asarray(panel.X.sum(axis=1)).ravel())[:40]
     explained = scperformer.explain(panel[shallow].copy(), model).adata  # their depth is not that of all cells
@@ -290,9 +290,9 @@ def test_cells_of_a_deeper_file_are_explained_as_predict_thinned_them(caplog):
     x = sparse.csr_matrix(np.vstack([cells.X[of_sum].sum(axis=0) for of_sum in rows]), dtype=np.float32)
     deep = ad.AnnData(x, obs=pd.DataFrame(index=[f"sum{number}" for number in range(60)]), var=cells.var[[]])
     scperformer.annotate(deep, "pbmc3k")
-    assert deep.uns[KEY]["condition"]["thinned_to"] < 0.3
+    assert deep.uns[KEY]["coverage"]["thinned_to"] < 0.3
     explained = scperformer.explain(deep, "pbmc3k", options={"cells": "all"}).adata
     assert explained.n_obs > 50
-    deep.uns[KEY]["condition"]["thinned_to"] = 2.0
-    with pytest.raises(InputError, match="condition/thinned_to of 2"):
+    deep.uns[KEY]["coverage"]["thinned_to"] = 2.0
+    with pytest.raises(InputError, match="coverage/thinned_to of 2"):
         scperformer.explain(deep, "pbmc3k")

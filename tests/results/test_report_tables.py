@@ -76,7 +76,7 @@ def test_samples_of_a_column_are_in_natural_order(samples, cells, labels):
 
 def test_a_sample_and_a_failed_one_have_a_row(samples, cells):
     samples[0].obs["k_doublet"] = [True, False, False, True]
-    samples[0].facts |= {"condition": {"adapted": True, "expected_accuracy": 0.876}, "encoder": {"num_decided": 3}}
+    samples[0].facts |= {"coverage": {"adapted": True, "expected_accuracy": 0.876}, "encoder": {"num_decided": 3}}
     failed = [Failed(name="three", reason="no such file")]
     table = tables.sample_table([tables.summarise(sample, cells) for sample in samples], failed, None)
     titles = [title for title, _ in table.columns]

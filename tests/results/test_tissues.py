@@ -7,8 +7,8 @@ from support.page import Page
 from support.tissues import cells_of_tissue
 
 import scperformer
+from scperformer.annotation.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
 from scperformer.base.errors import InputError
-from scperformer.cells.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
 from scperformer.results.evaluate import read_evaluation
 from scperformer.results.read_annotations import read_annotated
 

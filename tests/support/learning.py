@@ -7,7 +7,7 @@ import torch
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cells.splits import stratified_split
 from scperformer.cli.compose import make_config
-from scperformer.model.batches import Cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
 OVERRIDES = [

@@ -5,7 +5,7 @@ from scipy.sparse import csr_matrix, random_array
 
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import TokensConfig
-from scperformer.model.batches import Cells
+from scperformer.model.minibatches import Cells
 
 TOKENS = {
     "continuous": TokensConfig(),

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.twins import CASES, TWINS
 
-from scperformer.attention.additive import LOG2_E
 from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.linear_attention import LOG2_E
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.model.inference import torch_state_kept
 

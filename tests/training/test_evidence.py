@@ -10,14 +10,14 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
-from scperformer.model.batch_effect import batch_effect, correct_batch_effect
-from scperformer.model.batches import Cells
 from scperformer.model.inference import branch_logits, predict_cells
+from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training import evidence
 from scperformer.training.evidence import effects_of_batches, fill_network, fit_branches
 from scperformer.training.fit_linear import LinearOptions
 from scperformer.training.scales import branch_scales, scales_if_significant, score_alone
+from scperformer.trust.batch_effect import batch_effect, correct_batch_effect
 
 RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
 MODEL = ModelConfig(positions="coexpression", dropout=0.5)

@@ -552,6 +552,6 @@ def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     proba = [done.obsm["scperformer_proba"].to_numpy() for done in (whole, alone)]
     np.testing.assert_allclose(*proba, atol=1e-3)
     assert (alone.obs["scperformer_label"].astype(str) == alone.obs["cell_type"].astype(str)).mean() > 0.9
-    assert not alone.uns["scperformer"]["condition"]["adapted"]
+    assert not alone.uns["scperformer"]["coverage"]["adapted"]
     # A part of a small panel is enough: the model has nothing else.
     scperformer.annotate(counts_adata[:, genes[:45]].copy(), loaded)

@@ -14,8 +14,8 @@ from support.learning import cells, cfg, last_state, new_network  # noqa: F401 -
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.config.training import LoggerConfig, TrainerConfig
-from scperformer.lab.epochs import processes_from
-from scperformer.lab.supervised import Learner, train_network
+from scperformer.token_attention.epochs import processes_from
+from scperformer.token_attention.supervised import Learner, train_network
 from scperformer.training import trainer
 from scperformer.training.trainer import Device, device_of, require_loggers
 

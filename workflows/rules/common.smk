@@ -14,7 +14,7 @@ import snakemake.exceptions
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import FAILED_SUFFIX, MARK
-from scperformer.cli.words import option_word as option
+from scperformer.cli.arguments import option_word as option
 from scperformer.cli.steps import RESULT_VERSION
 from scperformer.cli.workflow_config import read_workflow, require_labelled
 from scperformer.io.sheet import OWN_COLUMNS

@@ -1,0 +1,373 @@
+"""Which tissue a file is of: the one that explains its cells by types that occur in no other tissue.
+
+Most cells of most files are of types that occur everywhere: leukocytes, vessels, fibroblasts. They say nothing about
+the tissue, and the tissue with most of them would fit best. So each cell is compared with the specific types of a
+tissue, and with the common types of all tissues. The evidence for the tissue is what its specific types gain.
+
+There are four answers. A tissue has evidence. The cells are leukocytes, and blood, spleen, marrow or thymus fits them
+better than the common types. Nothing is specific, and the cells are called by common types. Or nothing fits.
+
+Cells are centred by the mean of the file, and profiles by the mean of the same mixture of types. The chemistry and the
+ambient RNA of the file, which all of its cells share, have then no part in their correlation. Cells of a single type
+have little left; the mean of the file is compared with the profiles instead.
+
+Shape letters: N cells, P profiles, G genes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+
+from scperformer.base.errors import InputError
+from scperformer.base.messages import listed
+from scperformer.cells.detect import gene_table
+from scperformer.cells.query import Expression, Query, find_expression, map_to_model
+from scperformer.config.options import TissueOptions
+from scperformer.io.gene_names import guess_species
+from scperformer.io.gene_overlap import MIN_PANEL
+from scperformer.io.gene_table import human_genes
+from scperformer.io.h5ad import BackedH5ad
+from scperformer.labels.ontology import packaged_ontology
+from scperformer.model.saved_model import SavedModel
+from scperformer.model.tissues import AND, BLOOD_CELL, COMMON, collection
+from scperformer.trust.resemblance import centred
+
+NUM_CELLS = 500  # of a file, which are compared
+NUM_GENES = 2000  # that vary most between profiles
+NUM_ROUNDS = 3  # of finding the nearest profile of each cell, and the mixture of types
+LEAD = 0.05  # of the correlation with a specific type over that with any common type, from which it counts
+# Mean lead over the cells, beyond LEAD. Files of tissues of the collection have .0095 or more, other ones up to .0072
+# (benchmarks/NOTES.md).
+MIN_EVIDENCE = 0.0085
+MIN_CLEAR_EVIDENCE = 0.004  # enough, if that for any other tissue is smaller by this factor
+CLEAR = 2.5
+MIN_SECOND = 10  # cells of a second tissue
+SIMILAR = 0.2  # correlation of a cell with a common type, from which it is one
+MIN_SIMILAR = 0.2  # share of such cells in files that common types call; cell lines have .14 at most
+VERY_SIMILAR = 0.3  # cell lines have .012 of such cells,
+MIN_VERY_SIMILAR = 0.04  # and a carcinoma with few other cells more
+LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen, marrow or thymus
+ALIKE = 0.97  # of the score of the common types; blood has finer ones
+# The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
+MIN_MEAN_SCORE = 0.6
+MAX_TYPES = 3  # listed of each tissue
+TINY = 1e-9  # in place of 0, where a quotient is taken
+# How a tissue was found, and the share of its score from which another one fits, too.
+SPECIFIC = "specific types"
+BLOOD = "leukocytes"
+MEAN = "mean of the cells"
+UNDETERMINED = "common types"
+GIVEN = "given"
+CLOSE = {SPECIFIC: 0.6, BLOOD: 0.9, MEAN: 0.95}
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The tissues of a species by their fit to a file, the best first; `UNDETERMINED`: the common types come first."""
+
+    names: list[str]
+    scores: list[float]
+    how: str
+    in_capitals: bool = False  # mouse symbols in capitals
+    is_found: bool = True  # whether the first one fits
+    types: dict[str, int] = field(default_factory=dict)  # specific ones, or the nearest, with the number of their cells
+    num_cells: int = 0  # that were compared
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The first tissue and how it was found, as annotations record it, and the next two."""
+        record = {"name": self.names[0], "title": collection().title(self.names[0]), "in_capitals": self.in_capitals}
+        record |= {"how": self.how, "score": self.scores[0], "num_cells": self.num_cells}
+        record["types"] = np.array(list(self.types), dtype=object)
+        record["type_cells"] = np.array(list(self.types.values()), dtype=int)
+        return record | {"next": self.names[1:3], "next_scores": self.scores[1:3]}
+
+
+def is_undetermined(record: Mapping[str, Any]) -> bool:
+    """Return whether common types are in the place of a tissue."""
+    return str(record.get("name", "")) in COMMON.values()
+
+
+def tissue_text(record: Mapping[str, Any]) -> str:
+    """Return a tissue and how it was found, as in "pancreas (adult human), by alpha cell (38 of 500 cells)"."""
+    if is_undetermined(record) and record["how"] != GIVEN:
+        return f"not determined, {how_found(record)}: {record['title']}"
+    return f"{record['title']}, {how_found(record)}"
+
+
+def how_found(record: Mapping[str, Any]) -> str:
+    """Return how a tissue was found, and which other one fits, as in "as nearly all cells are leukocytes"."""
+    if record["how"] == GIVEN:
+        return "as given"
+    if is_undetermined(record):
+        return "as no type is specific to one"
+    if record["how"] == SPECIFIC:
+        text = _types_text(record)
+    elif record["how"] == BLOOD:
+        text = "as nearly all cells are leukocytes"
+    else:
+        text = f"by the {record['how']}, whose correlation is {record.get('score', np.nan):.2f}"
+    close = close_tissues(record)
+    return f"{text}; {close} fit{'' if ' and ' in close else 's'}, too" if close else text
+
+
+def _types_text(record: Mapping[str, Any]) -> str:
+    """Return the specific types, as in "by hepatocyte (38 of 500 cells) and cholangiocyte (11)"."""
+    found = list(zip(record.get("types", ()), record.get("type_cells", ()), strict=True))
+    texts = [f"{name} ({num})" for name, num in found]
+    if not texts:
+        return "by specific types"
+    texts[0] = f"{texts[0][:-1]} of {record['num_cells']} cells)"
+    return f"by {listed(texts)}"
+
+
+def close_tissues(record: Mapping[str, Any]) -> str:
+    """Return the tissues that fit nearly as well as the one that was found, with their scores; "" if none does.
+
+    The scores are shares of the score of the tissue that was found.
+    """
+    if is_undetermined(record):
+        return ""
+    limit = CLOSE.get(record["how"], 1.0) * record.get("score", 0.0)
+    pairs = zip(record.get("next", ()), record.get("next_scores", ()), strict=True)
+    return " and ".join(f"{name} {score / record['score']:.0%}" for name, score in pairs if score >= limit > 0)
+
+
+def require_tissue(ranking: Ranking, path: str) -> None:
+    """Refuse a file that resembles no tissue, such as cell lines."""
+    if not ranking.is_found:
+        kinds = listed(f"{num / ranking.num_cells:.0%} {name}" for name, num in ranking.types.items())
+        nearest = " and ".join(ranking.names[:2])
+        found = f"cells in {path} that resemble no tissue of the collection (most like {kinds}; of {nearest})"
+        remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=FOLDER"
+        raise InputError("no-tissue", found, "cells of a known type", remedy)
+
+
+def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions, expression: Expression) -> tuple[str, bool]:
+    """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
+    findings, _ = expression
+    names = list(map(str, gene_table(cells, findings).index))
+    name = collection().find(str(cfg.tissue), _species(names) if cfg.species == "auto" else cfg.species)
+    return name, collection().is_mouse(name) and _in_capitals(names)
+
+
+def better_tissue(
+    cells: AnnData | BackedH5ad, cfg: TissueOptions, given: str, path: str, expression: Expression
+) -> str:
+    """Return the tissue that has evidence, in words, where the given one has much less; "" if none does."""
+    try:
+        ranking = rank_tissues(cells, cfg, path, expression)
+    except InputError:  # genes of another species than the given tissue
+        return ""
+    scores = dict(zip(ranking.names, ranking.scores, strict=True))
+    if ranking.how != SPECIFIC or any(name in given for name in ranking.names[0].split(AND)):
+        return ""
+    is_close = scores.get(given, 0.0) >= CLOSE[SPECIFIC] * ranking.scores[0]
+    return "" if is_close or not ranking.is_found else tissue_text(ranking.record)
+
+
+def rank_tissues(
+    cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data", expression: Expression | None = None
+) -> Ranking:
+    """Rank the tissues by how well their profiles fit the cells of an open file, whose expression may be known."""
+    findings, rows = expression or find_expression(cells, cfg, path)
+    var = gene_table(cells, findings)
+    names = list(map(str, var.index))
+    species = _species(names) if cfg.species == "auto" else cfg.species
+    remedy = "check their names; for another species, train a model on its labelled cells"
+    if species == "other":
+        found = f"genes of another species in {path} (e.g. '{names[-1]}')"
+        raise InputError("other-species", found, "genes of human or mouse", remedy)
+    problem = InputError(
+        "few-genes", f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", remedy
+    )
+    for each in ("human", "mouse") if species == "unknown" else (species,):
+        in_capitals = each == "mouse" and _in_capitals(names)
+        try:
+            plan = map_to_model(var, findings, _genes_as_model(each, in_capitals), cfg, path)
+        except InputError as error:  # names of another species
+            problem = error
+            continue
+        query = Query(path, rows, plan, var, cfg)
+        if query.measured.sum() >= MIN_PANEL:
+            x = query.some(query.spread(NUM_CELLS)).toarray()
+            return _ranking(each, x, query.measured, in_capitals)
+    raise problem
+
+
+def _in_capitals(names: list[str]) -> bool:
+    return guess_species(names) == "human"
+
+
+def _species(names: list[str]) -> str:
+    """Return the species of the genes: of symbols in one case, the one that has more names that the other lacks."""
+    species = guess_species(names)
+    if species in ("mouse", "other"):
+        return species
+    orthologs = human_genes().orthologs
+    known = {name.upper() for name in names}
+    mouse, human = {name.upper() for name in orthologs}, {name.upper() for name in orthologs.values()}
+    lead = len(known & (mouse - human)) - len(known & (human - mouse))
+    return "mouse" if lead > 0 else "human" if lead < 0 else species
+
+
+def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:
+    """Return the genes of a species as a model without labels, to which the genes of a file are matched."""
+    genes = [gene.upper() if in_capitals else gene for gene in collection().genes(species).tolist()]
+    empty: dict[str, Any] = {"labels": [], "ontology_term_ids": [], "metrics": {}, "provenance": {}, "weights": {}}
+    means = np.ones(len(genes), dtype=np.float32)
+    return SavedModel(name=species, genes=genes, gene_means=means, config={"target_sum": 1e4}, **empty)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Profiles that are compared with the cells of a file: those of a tissue, or the common types."""
+
+    name: str
+    labels: np.ndarray
+    is_specific: np.ndarray  # bool P: types that do not occur in every tissue
+    is_blood: np.ndarray  # bool P
+    correlations: np.ndarray  # N x P
+    of_mean: np.ndarray  # P: correlation with the mean of the file
+
+    def best(self, of: np.ndarray) -> np.ndarray:
+        """Return the highest correlation of each cell with some of the profiles, given by a boolean, P."""
+        return self.correlations[:, of].max(axis=1, initial=-1.0)
+
+
+def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: bool) -> Ranking:
+    """Rank the tissues of a species, given ln(1 + cp10k) of its genes, of which the file has the `measured` ones."""
+    common, tissues = _compare(species, x_NG, measured)
+    answers = (rank(common, tissues) for rank in (_by_specific_types, _by_common_types, _by_mean))
+    ranking = next(filter(None, answers), None)
+    if ranking is None:
+        kinds = pd.Series(common.labels[common.correlations.argmax(axis=1)]).value_counts().head(MAX_TYPES)
+        ranking = replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False, types=kinds.to_dict())
+    return replace(ranking, in_capitals=in_capitals, num_cells=len(x_NG))
+
+
+def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
+    """Rank the tissues by what their specific types gain, if one has evidence; a second one may have evidence, too."""
+    known_N = np.maximum.reduce([part.best(~part.is_specific) for part in (common, *tissues)])
+    leads = {part.name: part.best(part.is_specific) - known_N for part in tissues}
+    evidence = {name: _evidence(lead) for name, lead in leads.items()}
+    first, next_one = sorted(evidence, key=lambda name: -evidence[name])[:2]
+    is_clear = evidence[first] >= MIN_CLEAR_EVIDENCE and evidence[first] >= CLEAR * evidence[next_one]
+    if evidence[first] < MIN_EVIDENCE and not is_clear:
+        return None
+    parts = {part.name: part for part in tissues}
+    is_of_first = leads[first] > LEAD
+    further = {name: lead - np.maximum(leads[first], 0) for name, lead in leads.items()}
+    second = max(further, key=lambda name: _evidence(further[name]))
+    is_of_second = further[second] > LEAD
+    types: dict[str, int] = {}
+    if _evidence(further[second]) >= MIN_EVIDENCE and is_of_second.sum() >= MIN_SECOND:
+        is_of_first &= leads[first] >= leads[second]
+        types = _types_of(parts[second], is_of_second)
+        evidence = {f"{first}{AND}{second}": evidence.pop(first)} | evidence
+        del evidence[second]
+    return replace(_ordered(evidence, SPECIFIC), types=_types_of(parts[first], is_of_first) | types)
+
+
+def _by_common_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
+    """Rank blood, spleen, marrow and thymus, or the common types, if these are the types of enough cells."""
+    nearest_N = common.correlations.argmax(axis=1)
+    best_N = np.where(common.is_specific[nearest_N], 0, common.correlations.max(axis=1))
+    if (best_N >= SIMILAR).mean() < MIN_SIMILAR and (best_N >= VERY_SIMILAR).mean() < MIN_VERY_SIMILAR:
+        return None
+    medians = _medians([common, *tissues])
+    blood = [name for name in medians if name in _blood_tissues()]
+    fits_blood = max(medians[name] for name in blood) >= ALIKE * medians[common.name]
+    nearest_N = nearest_N[~common.is_specific[nearest_N]]
+    if common.is_blood[nearest_N].mean() >= LEUKOCYTES and fits_blood:
+        return _ordered({name: medians[name] for name in blood}, BLOOD)
+    return _ordered(medians, UNDETERMINED, first=common.name)
+
+
+def _by_mean(common: _Part, tissues: list[_Part]) -> Ranking | None:
+    """Rank the tissues by the correlation of their types with the mean of a file of one type."""
+    scores = {part.name: part.of_mean[part.is_specific].max(initial=-1.0) for part in tissues}
+    highest = max(part.of_mean[~part.is_specific].max(initial=-1.0) for part in (common, *tissues))
+    if max(highest, *scores.values()) < MIN_MEAN_SCORE:
+        return None
+    if max(scores.values()) > highest:
+        return _ordered(scores, MEAN)
+    if not common.is_blood[common.of_mean.argmax()]:
+        return _ordered(scores | {common.name: highest}, UNDETERMINED, first=common.name)
+    return _ordered({part.name: part.of_mean.max() for part in tissues if part.name in _blood_tissues()}, MEAN)
+
+
+def _ordered(scores: Mapping[str, float], how: str, first: str | None = None) -> Ranking:
+    names = sorted(scores, key=lambda name: (name != first, -scores[name]))
+    return Ranking(names, [float(scores[name]) for name in names], how)
+
+
+def _evidence(lead_N: np.ndarray) -> float:
+    return float(np.maximum(lead_N - LEAD, 0).mean())
+
+
+def _medians(parts: list[_Part]) -> dict[str, float]:
+    return {part.name: float(np.median(part.correlations.max(axis=1))) for part in parts}
+
+
+def _types_of(part: _Part, of_cell: np.ndarray) -> dict[str, int]:
+    """Return the specific types of a tissue that some cells, given by a boolean, are nearest to, the most first."""
+    labels = part.labels[part.is_specific][part.correlations[of_cell][:, part.is_specific].argmax(axis=1)]
+    return {str(name): int(num) for name, num in pd.Series(labels).value_counts().head(MAX_TYPES).items()}
+
+
+@cache
+def _is_blood(term: str) -> bool:
+    return BLOOD_CELL in packaged_ontology().ancestors(term)
+
+
+@cache
+def _blood_tissues() -> frozenset[str]:
+    """Return the tissues of leukocytes, to which no leukocytes of other tissues are added."""
+    rows = collection().tissues()
+    return frozenset(rows["name"][rows["pool"] != "yes"])
+
+
+def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Part, list[_Part]]:
+    """Compare cells with the common types, and with the tissues of a species."""
+    sets, logs_PG, has_gene_PG = collection().expression(species)
+    spread_G = logs_PG.std(axis=0) * measured
+    mean_G = logs_PG[collection().is_study(sets)].mean(axis=0)
+    totals_G = np.expm1(x_NG).mean(axis=0)
+    file_G = np.log1p(totals_G * 1e4 / max(float(totals_G.sum()), TINY))
+
+    def part(name: str, labels: pd.Index, terms: Sequence[str], logs: np.ndarray, has_gene: np.ndarray) -> _Part:
+        of_gene = spread_G * has_gene
+        top = np.argsort(-of_gene)[: min(NUM_GENES, np.count_nonzero(of_gene))]
+        is_specific = np.array([not collection().is_common(term) for term in terms])
+        is_blood = np.array([_is_blood(term) for term in terms])
+        of_mean = centred((logs - mean_G)[:, top]) @ centred((file_G - mean_G)[None, top])[0]
+        correlations = _correlations(x_NG[:, top], logs[:, top])
+        return _Part(name, labels.to_numpy(object), is_specific, is_blood, correlations, of_mean)
+
+    tissues = []
+    for row in collection().tissues(species).itertuples():
+        is_own = sets == row.set
+        terms = collection().terms(row.set)
+        tissues.append(part(row.name, terms.index, terms.tolist(), logs_PG[is_own], has_gene_PG[is_own][0]))
+    common = collection().common_types(species)
+    genes = pd.Index(collection().genes(species))
+    table = common.profiles.reindex(columns=genes).fillna(0)
+    has_gene = genes.isin(common.profiles.columns)
+    return part(common.name, table.index, common.terms, np.log1p(table.to_numpy() / 100), has_gene), tissues
+
+
+def _correlations(cells_NG: np.ndarray, profiles_PG: np.ndarray) -> np.ndarray:
+    """Return the correlations of centred cells with profiles, centred by the mixture of the types of the cells."""
+    own_NG = centred(cells_NG - cells_NG.mean(axis=0))
+    mean_G = profiles_PG.mean(axis=0)
+    for _ in range(1 + NUM_ROUNDS):
+        correlations_NP = own_NG @ centred(profiles_PG - mean_G).T
+        shares_P = np.bincount(correlations_NP.argmax(axis=1), minlength=len(profiles_PG)) / len(cells_NG)
+        mean_G = shares_P @ profiles_PG
+    return correlations_NP

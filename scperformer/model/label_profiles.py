@@ -1,0 +1,121 @@
+"""Published profiles of a tissue beside the labels of a reference: which type each label resembles.
+
+The names of the labels have no part in it, so that any reference can be used.
+
+Shape letters: K groups of cells, C labels, P profiles, G genes. Means are counts per 10,000.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+
+from scperformer.io.gene_matching import gene_symbols
+from scperformer.io.gene_names import guess_species
+from scperformer.labels.ontology import packaged_ontology
+from scperformer.model.tissues import collection
+from scperformer.trust.resemblance import centred
+
+NUM_COMPARED = 2000  # genes that vary most between the profiles of a tissue
+MIN_GENES = 200  # that a model, a file and the profiles share
+NUM_ROUNDS = 4  # of finding the profiles that the labels resemble, and their mean
+MIN_SCORE = 0.5  # mean correlation of the labels with the nearest profile
+MIN_SHARE = 0.2  # of the cells of a cluster, with a label that counts
+TINY = 1e-9  # in place of 0, where a quotient is taken
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The profiles of a tissue beside the labels of a model."""
+
+    labels: np.ndarray  # P names of types
+    shared: np.ndarray  # int: genes of the model that the profiles have
+    counts: np.ndarray  # P x these genes: counts per 10,000
+    compared: np.ndarray  # int: shared genes that vary most between profiles
+    centre: np.ndarray  # mean of the labels over these genes
+    profiles: np.ndarray  # P x these genes: centred by the mean of the profiles that the labels resemble
+    of_labels: np.ndarray  # int, C: the profile that each label resembles most
+    score: float  # mean correlation of the labels with these profiles
+    symbols: pd.Index  # of the compared genes, in capitals
+    mean: np.ndarray  # of the profiles that the labels resemble, over the compared genes
+    tissue: str = ""  # its name
+    families: np.ndarray = field(default_factory=lambda: np.arange(0))  # int, P: of types that differ little
+
+    def compare(self, means_KG: np.ndarray, shares_KC: np.ndarray) -> pd.DataFrame:
+        """Compare the means of groups of cells with their labels, of which each has a share of the cells.
+
+        Returns a row for each group: the nearest profile (`looks_like`), its `family` and correlation (`resemblance`),
+        and its lead over the families of labels with a fifth of the cells (`difference`; 0: it is one of these).
+        """
+        found = centred(_logs(means_KG[:, self.shared])[:, self.compared] - self.centre) @ self.profiles.T
+        is_label = shares_KC >= np.minimum(MIN_SHARE, shares_KC.max(axis=1, keepdims=True))
+        is_own = is_label @ (self.families[self.of_labels][:, None] == self.families)
+        nearest = found.argmax(axis=1)
+        highest = found.max(axis=1)
+        difference = highest - np.where(is_own, found, -1.0).max(axis=1)
+        columns = {"looks_like": self.labels[nearest], "family": self.families[nearest]}
+        return pd.DataFrame(columns | {"resemblance": highest, "difference": difference})
+
+    def of_other_tissues(self, means_KG: np.ndarray) -> float:
+        """Return the highest correlation of the mean of some groups with a specific type of another tissue."""
+        known = collection()
+        species = "mouse" if known.is_mouse(self.tissue) else "human"
+        sets, logs_PG, has_gene_PG = known.expression(species)
+        terms = known.types.set_index("set")["id"][sets.unique()].to_numpy()
+        own = frozenset().union(*(packaged_ontology().ancestors(term) for term in known.tissue(self.tissue).terms))
+        is_other = np.array([not known.is_common(term) and term not in own for term in terms])
+        is_other &= known.is_study(sets)
+        genes = pd.Index(known.genes(species)).str.upper().get_indexer(self.symbols)
+        found = genes >= 0
+        profiles = logs_PG[is_other][:, genes[found]] * has_gene_PG[is_other][:, genes[found]]
+        groups = _logs(means_KG[:, self.shared])[:, self.compared] - self.centre
+        return float((centred(groups[:, found]) @ centred(profiles - self.mean[found]).T).max(initial=-1.0))
+
+
+def _logs(means: np.ndarray) -> np.ndarray:
+    return np.log1p(1e4 * means / np.maximum(means.sum(axis=1, keepdims=True), TINY))
+
+
+def find_profiles(names: Sequence[str | None], genes: Sequence[str], means_CG: np.ndarray) -> Profiles | None:
+    """Return the profiles of a tissue that is named, or else that labels resemble most; None: of no tissue.
+
+    `names` are the first to be tried; `means_CG` are the means of the labels for some `genes`.
+    """
+    symbols = pd.Index([gene.upper() for gene in gene_symbols(genes)])
+    species = guess_species(genes)
+    known = collection()
+    name = next(filter(None, (known.named(name or "", species) for name in names)), None)
+    if name is None:
+        tissues = known.tissues(species)["name"]
+        found = {name: _beside(known.profiles(one), symbols, means_CG) for one, name in tissues.items()}
+        scores = {name: each.score for name, each in found.items() if each is not None}
+        name = max(scores, key=scores.__getitem__, default=None)
+    tissue = None if name is None else known.tissue(name)
+    profiles = None if tissue is None else _beside(tissue.profiles, symbols, means_CG)
+    if tissue is None or profiles is None or profiles.score < MIN_SCORE:
+        return None
+    return replace(profiles, tissue=tissue.name, families=tissue.families)
+
+
+def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
+    """Put profiles, counts per million, beside the labels of a model; None: they share too few genes."""
+    places = table.columns.str.upper().get_indexer_for(symbols)
+    shared = np.flatnonzero(places >= 0)
+    if len(shared) < MIN_GENES or len(means_CG) < 2:
+        return None
+    counts = table.to_numpy()[:, places[shared]] / 100
+    logs_PG = _logs(counts)
+    compared = np.argsort(-logs_PG.std(axis=0), kind="stable")[:NUM_COMPARED]
+    logs_PG = logs_PG[:, compared]
+    labels_CG = _logs(means_CG[:, shared])[:, compared]
+    centre = labels_CG.mean(axis=0)
+    mean = logs_PG.mean(axis=0)
+    for _ in range(NUM_ROUNDS):
+        correlations = centred(labels_CG - centre) @ centred(logs_PG - mean).T
+        nearest = correlations.argmax(axis=1)
+        mean = logs_PG[nearest].mean(axis=0)
+    score = float(correlations.max(axis=1).mean())
+    types = table.index.to_numpy(object)
+    names = symbols[shared][compared]
+    return Profiles(types, shared, counts, compared, centre, centred(logs_PG - mean), nearest, score, names, mean)

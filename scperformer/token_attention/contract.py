@@ -1,0 +1,283 @@
+"""The contract of attention mechanisms (attention/base.py), property by property, on random cells with dropped tokens.
+
+Shape letters: B cells, H heads, L tokens, E head width, G genes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.registry import attention_options
+from scperformer.base.errors import InputError, one_line
+
+B, H, L, E = 2, 2, 33, 16
+ROUNDING = 1e-9  # relative to the largest number: sums of float64 in another order, exponents included
+ROUNDING_OF_BF16 = 0.05  # it has 8 bits, and weights, values and outputs are rounded
+ROUNDING_OF_DIFFERENCES = 1e-5  # of central differences with steps of 1e-5 in float64
+MAX_GROWTH = 2.5  # of the operations with twice as many tokens
+
+Found = tuple[bool, str]  # whether a property holds, and the number that shows it
+Cells = tuple[Tensor, ...]  # arguments of `Attention.forward`: queries, keys, values, kept tokens and positions
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The class of a mechanism and its options."""
+
+    kind: type[Attention]
+    options: Any
+
+    def make(self, length: int = L, seed: int = 0) -> Attention:
+        """Return the mechanism in float64 and eval mode, started from keys as before training."""
+        generator = torch.Generator().manual_seed(seed)
+        made = self.kind(Sizes(num_heads=H, head_dim=E, length=length), self.options, generator).double()
+        made.start(random_cells()[1], random_cells()[3], generator)
+        return made.eval()
+
+    def output(self, *cells: Tensor) -> Tensor:
+        """Return the outputs of real tokens by a new mechanism; of `random_cells` if no cells are given."""
+        return output(self.make(), cells or random_cells())
+
+
+def random_cells() -> Cells:
+    """Return the same random queries, keys, values, kept tokens and positions in each call."""
+    generator = torch.Generator().manual_seed(0)
+    q_BHLE, k_BHLE, v_BHLE = torch.randn(3, B, H, L, E, generator=generator, dtype=torch.float64)
+    keep_BL = torch.rand(B, L, generator=generator) < 0.7
+    keep_BL[:, 0] = True
+    return q_BHLE, k_BHLE, v_BHLE, keep_BL, torch.arange(L).expand(B, L)
+
+
+def output(made: Attention, cells: Cells) -> Tensor:
+    """Return the outputs of real tokens; the others are arbitrary."""
+    return made(*cells).transpose(1, 2)[cells[3]]
+
+
+def with_vectors(cells: Cells, change: Callable[[Tensor], Tensor]) -> Cells:
+    """Return cells with changed queries, keys and values."""
+    return *map(change, cells[:3]), *cells[3:]
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> Found:
+    """Compare tensors: the largest difference, relative to the largest number."""
+    largest = ((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+    return largest <= tolerance, f"relative difference {largest:.1e}"
+
+
+def weighted(out: Tensor) -> Tensor:
+    """Return a sum with a weight of its own for each number."""
+    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum()
+
+
+def gradients(made: Attention, cells: Cells) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Return queries, keys, values and trained parameters, and the gradients of a weighted sum of the output."""
+    cells = with_vectors(cells, lambda x: x.clone().requires_grad_())
+    inputs = [*cells[:3], *(each for each in made.parameters() if each.requires_grad)]
+    return inputs, list(torch.autograd.grad(weighted(output(made, cells)), inputs, allow_unused=True))
+
+
+Check = Callable[[Candidate], Found]
+PROPERTIES: dict[Check, dict[str, bool]] = {}  # the claims of the mechanisms that promise each property
+
+
+def promised(**claims: bool) -> Callable[[Check], Check]:
+    """Register a property, which is named by its docstring, for the mechanisms with these attributes."""
+
+    def register(check: Check) -> Check:
+        PROPERTIES[check] = claims
+        return check
+
+    return register
+
+
+@promised()
+def output_is_like_the_values(candidate: Candidate) -> Found:
+    """The output is finite, with the shape and the dtype of the values."""
+    _, _, v_BHLE, keep_BL, _ = cells = random_cells()
+    out = candidate.make()(*cells)
+    num_finite = int(out.transpose(1, 2)[keep_BL].isfinite().sum())
+    fits = (out.shape, out.dtype) == (v_BHLE.shape, v_BHLE.dtype) and num_finite == keep_BL.sum() * H * E
+    return fits, f"{tuple(out.shape)}, {out.dtype}, {num_finite} finite numbers of real tokens"
+
+
+@promised()
+def bfloat16_differs_by_rounding(candidate: Candidate) -> Found:
+    """In bfloat16, it differs by rounding."""
+    rounded = with_vectors(random_cells(), Tensor.bfloat16)
+    expected = candidate.output(*with_vectors(rounded, Tensor.double))
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = output(candidate.make().float(), rounded)
+    holds, figure = close(actual, expected, ROUNDING_OF_BF16)
+    return holds and actual.dtype == torch.bfloat16, f"{figure}, {actual.dtype}"
+
+
+@promised()
+def predictions_repeat(candidate: Candidate) -> Found:
+    """With eval() it depends on the inputs alone."""
+    made = candidate.make()
+    return close(output(made, random_cells()), output(made, random_cells()), 0)
+
+
+@promised()
+def randomness_is_of_the_generator(candidate: Candidate) -> Found:
+    """All randomness is from the generator of the constructor."""
+    before = torch.get_rng_state()
+    holds, figure = close(candidate.output(), candidate.output(), 0)
+    return holds and torch.equal(torch.get_rng_state(), before), figure
+
+
+@promised()
+def padding_has_no_influence(candidate: Candidate) -> Found:
+    """Padding has no influence, on gradients neither."""
+    cells = random_cells()
+    dropped_B1L1 = ~cells[3][:, None, :, None]
+    full, empty = (
+        with_vectors(cells, partial(torch.masked_fill, mask=dropped_B1L1, value=value)) for value in (1e4, torch.nan)
+    )
+    made = candidate.make()
+    found = [close(output(made, changed), output(made, cells), 0) for changed in (full, empty)]
+    pairs = zip(gradients(made, full)[1], gradients(made, cells)[1], strict=True)
+    found += [close(actual, expected, 0) for actual, expected in pairs if actual is not None and expected is not None]
+    return min(found)  # one that does not hold, if there is any
+
+
+@promised()
+def other_cells_have_no_influence(candidate: Candidate) -> Found:
+    """Other cells have no influence."""
+    alone = [candidate.output(*(x[i : i + 1] for x in random_cells())) for i in range(B)]
+    return close(torch.cat(alone), candidate.output())
+
+
+@promised()
+def saved_weights_are_all(candidate: Candidate) -> Found:
+    """Saved weights give the same output."""
+    loaded = candidate.make(seed=1)
+    loaded.load_state_dict(candidate.make().state_dict())
+    return close(output(loaded, random_cells()), candidate.output(), 0)
+
+
+@promised()
+def gradients_equal_differences(candidate: Candidate) -> Found:
+    """Gradients of the inputs and of all parameters equal differences."""
+    made = candidate.make()
+    inputs, found = gradients(made, random_cells())
+    if missing := sum(each is None for each in found[3:]):
+        return False, f"{missing} parameters without one"
+    generator = torch.Generator().manual_seed(1)
+    steps = [1e-5 * torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in inputs]
+    pairs = zip(found, steps, strict=True)
+    expected = torch.stack([(grad * step).sum() for grad, step in pairs if grad is not None]).sum()
+    outputs = []
+    with torch.no_grad():
+        for sign in (-1, 2):  # from the middle to the lower end, and from there to the upper
+            for x, step in zip(inputs, steps, strict=True):
+                x += sign * step
+            outputs.append(weighted(output(made, (*inputs[:3], *random_cells()[3:]))))
+    holds, figure = close((outputs[1] - outputs[0]) / 2, expected, ROUNDING_OF_DIFFERENCES)
+    if candidate.kind.exact_gradients:
+        return holds, figure
+    return bool(expected.isfinite()), f"{figure}, as a stabiliser has none"
+
+
+@promised(order_sensitive=False, is_causal=False)
+def permuted_tokens_permute_the_output(candidate: Candidate) -> Found:
+    """Permuted tokens permute the output (order_sensitive is false)."""
+    order = torch.randperm(L, generator=torch.Generator().manual_seed(1))
+    *vectors, keep_BL, positions_BL = random_cells()
+    permuted = candidate.make()(*(x[:, :, order] for x in vectors), keep_BL[:, order], positions_BL[:, order])
+    return close(permuted[:, :, order.argsort()].transpose(1, 2)[keep_BL], candidate.output())
+
+
+@promised(fixed_length=False)
+def weights_fit_all_numbers_of_genes(candidate: Candidate) -> Found:
+    """Weights fit all numbers of genes (fixed_length is false)."""
+    few, many = ([x.shape for x in candidate.make(length).state_dict().values()] for length in (L, 20 * L))
+    return few == many, f"{sum(map(torch.Size.numel, few))} numbers, {sum(map(torch.Size.numel, many))} for more genes"
+
+
+@promised(quadratic=False)
+def work_is_linear(candidate: Candidate) -> Found:
+    """The work is linear in the tokens (quadratic is false)."""
+    work = []
+    for length in (512, 1024):
+        x = torch.randn(1, H, length, E, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        with FlopCounterMode(display=False) as counter:
+            candidate.make(length)(x, x, x, torch.ones(1, length, dtype=torch.bool), torch.arange(length)[None])
+        work.append(counter.get_total_flops())
+    growth = work[1] / max(work[0], 1)
+    return growth <= MAX_GROWTH, f"{growth:.2f} times the products with twice as many tokens"
+
+
+@promised(causal=True)
+def later_tokens_have_no_influence(candidate: Candidate) -> Found:
+    """Later tokens have no influence (causal is true)."""
+    kind: Any = candidate.kind.Options  # with an option `causal`
+    options = candidate.options if candidate.options.causal else kind(causal=True)
+    cells = random_cells()
+    half = L // 2
+    changed = with_vectors(cells, lambda x: torch.cat([x[:, :, :half], x[:, :, half:] + 1], dim=2))
+    made = replace(candidate, options=options).make()
+    before, after = (made(*each)[:, :, :half].transpose(1, 2)[cells[3][:, :half]] for each in (cells, changed))
+    return close(after, before)
+
+
+@promised(shared_qk=True)
+def keys_are_the_queries(candidate: Candidate) -> Found:
+    """Keys are ignored (shared_qk is true)."""
+    q_BHLE, k_BHLE, *others = random_cells()
+    return close(candidate.output(q_BHLE, k_BHLE + 1, *others), candidate.output(), 0)
+
+
+@promised(sums_over_keys=True, is_causal=False)
+def sums_over_keys_can_be_added(candidate: Candidate) -> Found:
+    """Sums over keys can be added (additive is true)."""
+    made: Any = candidate.make()
+    q, k, v, keep, _ = random_cells()
+    first, last = (made.key_sums(k[:, :, part], v[:, :, part], keep[:, part]) for part in (slice(9), slice(9, L)))
+    sums = first + last
+    if made.can_subtract:
+        sums = sums + -first + first
+    return close(made.read(q, sums).transpose(1, 2)[keep], candidate.output())
+
+
+@promised(uses_cross_attention=True)
+def reading_genes_is_a_weighted_mean(candidate: Candidate) -> Found:
+    """Genes are read as their weights say (uses_cross_attention is true)."""
+    x_BG = torch.rand(B, L, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    made = candidate.make()
+    q_BHLE, k_BHLE, v_BHLE, *_ = random_cells()
+    genes = k_BHLE[0, 0], v_BHLE[0, 0]
+    table = made.gene_table(*genes)
+    read = made.read_genes(q_BHLE[:, :, :1], x_BG if table is None else x_BG @ table, *genes)[:, :, 0]
+    return close(read, made.gene_weights(q_BHLE[:, :, 0], genes[0], x_BG) @ genes[1])
+
+
+def check_contract(attention: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """Yield each property that a mechanism promises, whether it holds, and the number that shows it.
+
+    Raises
+    ------
+    InputError
+        The mechanism ends with an error.
+    """
+    candidate = Candidate(*attention_options(attention))
+    for check, claims in PROPERTIES.items():
+        name = (check.__doc__ or "").removesuffix(".")
+        try:
+            made = candidate.make()
+            is_promised = all(getattr(made, claim) is value for claim, value in claims.items())
+            found = check(candidate) if is_promised else None
+        except Exception as error:  # any error may occur: the mechanism is the user's own program
+            reason = one_line(f"{type(error).__name__}: {error}")
+            remedy = "correct it; SCPERFORMER_DEBUG=1 shows where it happened"
+            raise InputError(
+                "contract-broken", f"attention={attention['name']} fails ({reason})", name, remedy
+            ) from error
+        if found is not None:
+            yield name, *found

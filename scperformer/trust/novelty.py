@@ -1,0 +1,116 @@
+"""Novelty of cells: the distance to the nearest label in the principal directions of the reference.
+
+Each label has a mean and a covariance there. The score of a cell is its squared Mahalanobis distance to the nearest
+label (Lee et al. 2018, arXiv 1807.03888, but on expression, with a covariance for each label), plus the excess of its
+expression outside of the directions. Logits are not used: they are often large for unknown cell types.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix, diags
+
+NUM_DIRECTIONS = 8  # with more, directions follow single cells, and fewer cells of similar novel types are found
+NUM_STEPS = 8  # steps of subspace iteration from random directions
+NUM_WARM_STEPS = 2  # steps from the directions of all cells
+TINY = 1e-12  # in place of 0, where a logarithm or a quotient is taken
+PRIOR_CELLS = 5  # per direction: a label with so many cells weights its own covariance as much as the common one
+USUAL_EXCESS = 1.0  # expression outside adds to the score above so many standard deviations over the label's mean
+JITTER = 1e-3  # added to variances, relative to the common ones: a label of equal cells has no variance
+
+
+@dataclass
+class NoveltyModel:
+    """The directions, and the distribution of each label in them: G genes, K directions, C labels."""
+
+    weights: np.ndarray  # float32, G: factors of the genes, in cells scaled to length 1
+    vectors: np.ndarray  # float32, G x K: the directions, times the weights
+    means: np.ndarray  # float64, C x K
+    whitening: np.ndarray  # float64, C x K x K: after it, the cells of a label have the covariance 1
+    outside: np.ndarray  # float64, C x 2: mean and standard deviation of ln(squared length outside of the directions)
+
+    def scores(self, x: csr_matrix) -> np.ndarray:
+        """Return the score of cells, float64 N, from their expression, ln(1 + cp10k), CSR N x G; each by itself."""
+        places, outside = _project(_of_length_one(x), self.weights, self.vectors)
+        offsets = places[:, None] - self.means
+        directions = range(self.means.shape[1])
+        # Matrix products are avoided: their last bits would depend on the place of a cell in memory.
+        white = sum(offsets[:, :, k, None] * self.whitening[:, k] for k in directions)
+        excess = np.maximum(0, (outside[:, None] - self.outside[:, 0]) / self.outside[:, 1] - USUAL_EXCESS)
+        return np.min(sum((white[:, :, k] ** 2 for k in directions), excess**2), axis=1)
+
+
+def _project(v: csr_matrix, weights: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the coordinates of cells of length 1 in the directions, float64 N x K, and ln(squared length outside)."""
+    places = (v @ vectors).astype(np.float64)
+    inside = sum(places[:, k] ** 2 for k in range(places.shape[1]))
+    return places, np.log(np.maximum(v.multiply(v) @ weights.astype(np.float64) ** 2 - inside, TINY))
+
+
+def _of_length_one(x: csr_matrix) -> csr_matrix:
+    """Scale cells, CSR N x G, to length 1; empty cells stay 0."""
+    squares = csr_matrix((x.data.astype(np.float64) ** 2, x.indices, x.indptr), shape=x.shape)
+    lengths = np.maximum(np.sqrt(squares @ np.ones(x.shape[1])), TINY)
+    values = x.data / np.repeat(lengths, np.diff(x.indptr))
+    return csr_matrix((values.astype(np.float32), x.indices, x.indptr), shape=x.shape)
+
+
+def fit_novelty_model(
+    x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndarray | None = None
+) -> NoveltyModel:
+    """Find the directions in which cells vary most, and the distribution of each label in them.
+
+    `x` is expression, CSR float32 N x G, ln(1 + cp10k), and `labels` has the index of the label of each cell, N; each
+    of 0 to C-1 occurs. The search starts from random directions of a seed, or from `start`, as of a larger set of cells
+    that contains these.
+    """
+    v = _of_length_one(x)
+    means = np.asarray(v.mean(axis=0)).ravel()
+    deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - means**2, 0))
+    varying = deviation[deviation > 0]
+    weights = np.where(deviation > 0, 1 / (deviation + (np.median(varying) if len(varying) else 1.0)), 0)
+    weights = weights.astype(np.float32)
+    weighted = (v @ diags(weights)).astype(np.float32).tocsr()
+    num = min(NUM_DIRECTIONS, *x.shape)
+    basis = np.random.default_rng(seed).normal(size=(x.shape[1], num)) if start is None else start[:, :num]
+    for _ in range(NUM_STEPS if start is None else NUM_WARM_STEPS):  # subspace iteration
+        basis = np.linalg.qr(weighted.T @ (weighted @ basis))[0]
+    vectors = (weights[:, None] * basis).astype(np.float32)
+
+    places, lengths = _project(v, weights, vectors)
+    counts = np.bincount(labels).astype(np.float64)
+    centres = np.stack([np.bincount(labels, column) for column in places.T], axis=1) / counts[:, None]
+    offsets = places - centres[labels]
+    common = offsets.T @ offsets / max(1, len(labels) - len(counts))
+    prior = PRIOR_CELLS * num
+    whitening = np.empty((len(counts), num, num))
+    for label, count in enumerate(counts):
+        own = offsets[labels == label]
+        covariance = (own.T @ own + prior * common) / (count + prior)
+        covariance += np.diag(JITTER * common.diagonal() + TINY)
+        whitening[label] = np.linalg.inv(np.linalg.cholesky(covariance)).T
+    usual = np.bincount(labels, lengths) / counts
+    spread = np.sqrt(np.sum((lengths - usual[labels]) ** 2) / max(1, len(labels) - len(counts))) + TINY
+    outside = np.stack([usual, np.full(len(counts), spread)], axis=1)
+    return NoveltyModel(weights, vectors, centres, whitening, outside)
+
+
+def fit_novelty(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> tuple[NoveltyModel, np.ndarray]:
+    """Fit a profile to all cells; also return the out-of-fold score of each cell, float64 N.
+
+    `folds` has the fold of each cell, int N; cells of fold -1 are in every fit, and their score is NaN.
+    """
+    profile = fit_novelty_model(x, labels, seed)
+    scores = np.full(len(labels), np.nan)
+    for fold in range(folds.max(initial=-1) + 1):
+        in_fold = folds == fold
+        scores[in_fold] = fit_novelty_model(x[~in_fold], labels[~in_fold], start=profile.vectors).scores(x[in_fold])
+    return profile, scores
+
+
+def novelty_share(scores: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Return the fraction of out-of-fold cells of the reference with lower scores, float64 N, 0 to below 1.
+
+    For exchangeable cells, it is `1 - rate` or more with probability at most `rate`.
+    """
+    return np.searchsorted(np.sort(held_out), scores, side="left") / (len(held_out) + 1)

@@ -1,0 +1,216 @@
+"""Distribution shift: the difference between a query and the reference of a model, in two numbers and in words.
+
+Chemistry, laboratory and condition of the cells change the expression of many genes in all cells of a study. Both
+numbers come from the half of the query with the lower novelty scores, so that types which the reference lacks have no
+part in them. The relative novelty compares the lower quartile of the novelty scores with out-of-fold cells of the
+reference. The batch effect (batch_effect.py) is the spread of per-gene factors. The limits below come from pairs of
+studies (benchmarks/studies.py).
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from scperformer.base.messages import shortened
+from scperformer.trust.resemblance import FEW_RESEMBLE
+
+MIN_CELLS = 20  # of a query; with fewer, the shift cannot be estimated
+QUARTILE = 0.25
+# Out-of-fold cells of the reference's own study have a batch effect up to .11, and up to .2 if they are few, shallow or
+# of one label; blood of other kits and conditions has .15 to 1.2. From the second limit on, a query is another study.
+LIKE_EFFECT = 0.12
+OTHER_EFFECT = 0.22
+# The same for the relative novelty, which counts only if the batch effect is not known: 1.0 to 1.4, and 1.0 to 28.
+LIKE_NOVELTY = 1.3
+OTHER_NOVELTY = 1.7
+# Other tissues have a batch effect of .9 to 2.3 and a relative novelty of 22 to 220, or 5 to 33 with 1,000 genes. Small
+# references find stimulated cells of their own tissue as novel, but these resemble the labels (trust/resemblance.py).
+FAR_NOVELTY = 5.0
+FAR_EFFECT = 1.0
+FARTHER_NOVELTY = 35.0  # another tissue whatever the batch effect
+MAX_FACTOR = 6.0  # larger ones would hide cells of other tissues
+# Between the studies by which options are chosen, more of the encoder gains nothing, and makes the sum too sure.
+OTHER_ENCODER = 0.5
+OTHER_TEMPERATURE = 1.3  # of the logits of a model with a single branch, in another study
+# The accuracy in another study lies between the mean confidence minus LOWER and plus HIGHER, in 41 of 41 choosing
+# queries of benchmarks/studies.py, whole or cut, and in 46 of 47 reporting ones.
+LOWER = 0.14
+HIGHER = 0.07
+TINY = 1e-12  # in place of 0, where a quotient is taken
+MAX_UNKNOWN = 0.5  # fraction of unknown cells in a query; above it, the model is probably for another tissue
+NEARLY_ALL = 0.95  # fraction of unknown cells from which misread values are a likely cause, too
+FAR_BELOW = 0.1  # difference between mean confidences
+
+LIKE = "like the reference"
+OTHER = "another protocol or condition"
+FAR = "another tissue"
+FEW = "too few cells"
+ADVICE = {OTHER: ": labels are plausible, confidence is lowered", FAR: ": do not use these labels"}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The distribution shift of a query; a number that is not known is NaN."""
+
+    relative_novelty: float  # 1: as out-of-fold cells of the reference
+    batch_effect: float  # standard deviation of natural logarithms, weighted by expression
+    num_cells: int  # from which both were estimated
+    has_both: bool = False  # whether the model has a linear branch and an encoder
+    reference_batch_effect: float = 0.0  # between batches of the reference, whole ones of which were held out
+    resemblance: float = math.nan  # of its cells to the labels; only of a query that is far by the other two numbers
+
+    @property
+    def kind(self) -> str:
+        """`LIKE`, `OTHER`, `FAR` or `FEW`."""
+        if math.isnan(self.relative_novelty):
+            return FEW
+        is_far = self.relative_novelty >= FAR_NOVELTY and self.batch_effect >= FAR_EFFECT
+        is_far |= self.relative_novelty >= FARTHER_NOVELTY
+        if is_far and not self.resemblance >= FEW_RESEMBLE:
+            return FAR
+        return OTHER if self.fraction > 0 else LIKE
+
+    @property
+    def fraction(self) -> float:
+        """The shift from 0, the reference's own study, to 1, another study."""
+        if math.isnan(self.batch_effect):
+            fraction = (self.relative_novelty - LIKE_NOVELTY) / (OTHER_NOVELTY - LIKE_NOVELTY)
+        else:  # a query may differ from the reference as much as its batches do from each other
+            like = max(LIKE_EFFECT, self.reference_batch_effect)
+            fraction = (self.batch_effect - like) / (OTHER_EFFECT - LIKE_EFFECT)
+        return min(1.0, max(0.0, fraction))
+
+    @property
+    def distance(self) -> tuple[float, float]:
+        """The order of studies by their distance to a query; infinite if it is not known."""
+        return (math.inf, math.inf) if math.isnan(self.relative_novelty) else (self.fraction, self.relative_novelty)
+
+    @property
+    def factor(self) -> float:
+        """The divisor of novelty scores: a batch effect raises the novelty of all cells.
+
+        Cells of another tissue are novel for their type, so nothing is divided.
+        """
+        return min(max(self.relative_novelty, 1.0), MAX_FACTOR) if self.kind == OTHER else 1.0
+
+    @property
+    def encoder_weight(self) -> float:
+        """The factor of the encoder's logits beside a linear branch, which carries over better."""
+        is_other = self.has_both and self.kind not in (LIKE, FEW)
+        return 1.0 - self.fraction * (1.0 - OTHER_ENCODER) if is_other else 1.0
+
+    @property
+    def temperature(self) -> float:
+        """The divisor of logits: probabilities calibrated in one study are too sure in others.
+
+        With both branches, the smaller weight of the encoder has made them less sure already.
+        """
+        is_like = self.has_both or self.kind in (LIKE, FEW)
+        return 1.0 if is_like else 1.0 + self.fraction * (OTHER_TEMPERATURE - 1.0)
+
+    def expected_accuracy(self, mean_confidence: float) -> tuple[float, float]:
+        """Return the least and the highest accuracy to expect in another study; NaN in another tissue.
+
+        `mean_confidence` is of the cells of the query, with the smaller weight of the encoder or the temperature.
+        """
+        if self.kind != OTHER:
+            return math.nan, math.nan
+        return max(0.0, mean_confidence - LOWER), min(1.0, mean_confidence + HIGHER)
+
+    @property
+    def numbers(self) -> str:
+        """Both numbers, for the log."""
+        if self.kind == FEW:
+            return f"{self.num_cells} cells"
+        numbers = f"relative novelty {self.relative_novelty:.1f}"
+        return numbers + ("" if math.isnan(self.batch_effect) else f", batch effect {self.batch_effect:.2f}")
+
+    @property
+    def text(self) -> str:
+        """Kind, advice and both numbers, for the log."""
+        return f"{self.kind}{ADVICE.get(self.kind, '')} ({self.numbers})"
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        names = ("kind", "factor", "encoder_weight", "temperature")
+        return asdict(self) | {name: getattr(self, name) for name in names}
+
+
+def estimate_shift(
+    scores: np.ndarray, held_out: np.ndarray, batch_effect: float, has_both: bool = False, of_batches: float = 0.0
+) -> Shift:
+    """Return the shift of a query, from the novelty scores of some cells that express genes of the model.
+
+    `held_out` are the scores of out-of-fold cells of the reference; the others are fields of `Shift`.
+    """
+    if len(scores) < MIN_CELLS:
+        return Shift(math.nan, math.nan, len(scores), has_both, of_batches)
+    usual = max(float(np.quantile(held_out, QUARTILE)), TINY)
+    relative = float(np.quantile(scores, QUARTILE)) / usual
+    return Shift(relative, batch_effect, len(scores), has_both, of_batches)
+
+
+def tempered(proba: np.ndarray, temperature: float) -> np.ndarray:
+    """Divide the logits behind probabilities, float32 N x C, by a temperature; labels and their order stay."""
+    if temperature == 1:
+        return proba
+    powers = proba.astype(np.float64) ** (1 / temperature)
+    return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def expected_text(lowest: float, highest: float, kind: str) -> str:
+    """Return the accuracy to expect of the labels of a query, and why, for the log."""
+    if kind == FAR:
+        return f"no expected accuracy: cells of {FAR}"
+    if math.isnan(lowest):
+        return "the expected accuracy is not known"
+    if kind == OTHER:
+        text = f"expected accuracy {lowest:.2f} to {highest:.2f} ({OTHER})"
+        return f"{text}: labels of other studies also differ in their meaning"
+    if lowest < highest:
+        return f"expected accuracy {lowest:.2f} to {highest:.2f} (batches of the reference, each held out)"
+    return f"expected accuracy {lowest:.2f} (out-of-fold cells of the reference)"
+
+
+def unsure_text(confidence: float, held_out: float) -> str:
+    """Return the warning about a mean confidence far below out-of-fold cells; "" if it is not far below."""
+    if not confidence < held_out - FAR_BELOW:
+        return ""
+    text = f"the mean confidence is {confidence:.2f}, and {held_out:.2f} in held-out cells of the reference"
+    return f"{text}: fewer calls are right than their confidence states"
+
+
+def file_warning(
+    kind: str | None,
+    unknown: float,
+    num_labels: int,
+    tissue: str | None = None,
+    values: str = "",
+    *,
+    confidence: float = math.nan,
+    held_out: float = math.nan,
+) -> str:
+    """Return the warning about a query of a kind (None: not known) with a fraction of unknown cells; "" without one.
+
+    `tissue` is of the model's reference, and `values` says how the expression was read. `confidence` and `held_out` are
+    the mean confidences of its cells and of out-of-fold cells of the reference; NaN: not known.
+    """
+    if kind != FAR and unknown <= MAX_UNKNOWN:
+        return "" if kind == OTHER else unsure_text(confidence, held_out)  # in another study, a lower one is expected
+    text = f"{unknown:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
+    if tissue is not None:
+        text += f" This model was trained on {shortened(tissue)}."
+    if unknown >= NEARLY_ALL and values:
+        text += f" Or were the values read wrongly (as {values})?"
+    return text
+
+
+def file_text(shift: Shift | None, warning: str) -> str:
+    """Return the shift of a query and a warning about it, in one sentence without contradiction."""
+    if shift is None or not warning:
+        return warning if shift is None else shift.text
+    if shift.kind == LIKE:
+        return f"measured as the reference ({shift.numbers}), but {warning}"
+    return f"{shift.text}; {warning}" if shift.kind == FAR else f"{shift.kind} ({shift.numbers}), and {warning}"

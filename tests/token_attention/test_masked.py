@@ -1,0 +1,149 @@
+"""Pretraining: the choice of hidden values, the losses, the naive guess, resumed runs, and the network."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from support.masked import NUM_CELLS, NUM_GENES, TOKENS, batch_of, expression
+
+from scperformer.attention.tokens import log2_bins, mask_token
+from scperformer.cells.corpus import make_corpus
+from scperformer.cells.on_disk import Sample
+from scperformer.cells.splits import stratified_split
+from scperformer.cli.compose import make_config
+from scperformer.config.training import TokensConfig
+from scperformer.model.minibatches import Cells
+from scperformer.token_attention import pretrain
+from scperformer.token_attention.pretrain import (
+    HIDDEN,
+    MaskedLearner,
+    MaskedModel,
+    hide_values,
+    naive_table,
+    train_masked,
+)
+
+OVERRIDES = [
+    "inputs=[a.h5ad]",
+    "model=tiny",
+    "logger=none",
+    "trainer.max_epochs=3",
+    "attention.redraw_interval=4",
+    "data.min_genes=0",
+]
+
+
+def config(*overrides):
+    return make_config("pretrain", [*OVERRIDES, *overrides])
+
+
+def new_masked_model(corpus, train, cfg) -> MaskedModel:
+    network, _ = pretrain.new_masked_model(corpus, train, cfg, None)
+    return network
+
+
+def parts(adata, cfg):
+    corpus = make_corpus([Sample(adata, Path("a.h5ad"), "")], cfg)
+    rows = stratified_split(corpus.file_of_cell, 0.2, cfg.seed, least=0)
+    train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
+    return corpus, train, val
+
+
+@pytest.mark.parametrize("options", [[], pytest.param(["tokens=bins"], marks=pytest.mark.slow)], ids=str)
+def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
+    cfg = config("trainer.max_epochs=6", "trainer.batch_size=8", "optim.lr=0.01", *options)
+    corpus, train, val = parts(counts_adata, cfg)
+    network = new_masked_model(corpus, train, cfg)
+    before = {name: tensor.clone() for name, tensor in network.weights().items()}
+    learner = MaskedLearner(network.eval(), train, cfg)
+    with torch.no_grad():
+        start = learner.losses(val.batch(np.arange(len(val))), 0)
+    found = train_masked(learner, train, val, cfg, tmp_path)
+    assert found["loss"] < 0.9 * float(start[0] / start[2])
+    fixed = ("directions", "signs", "order", "gaussian", "scale")
+    same = [name for name, tensor in network.weights().items() if torch.equal(tensor, before[name])]
+    assert [name for name in same if not any(word in name for word in fixed)] == []
+
+
+# --- the network ---------------------------------------------------------------------------------------------
+
+
+# --- hidden values --------------------------------------------------------------------------------------------------
+
+
+def hidden(x, tokens, share=0.15, seed=0):
+    return hide_values(batch_of(x, tokens), tokens, share, seed)
+
+
+@pytest.fixture(params=list(TOKENS))
+def tokens(request) -> TokensConfig:
+    return TOKENS[request.param]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_the_share_of_each_cells_expressed_genes_is_chosen(tokens, share):
+    x = expression()
+    _, chosen = hidden(x, tokens, share)
+    batch = batch_of(x, tokens)
+    for cell in range(NUM_CELLS):  # the naive twin counts, cell by cell
+        expressed = x[[cell]].nnz
+        assert int(chosen[cell].sum()) == min(expressed, max(1, round(share * expressed)))
+        genes = batch.genes_BL[cell][chosen[cell]].tolist()
+        assert len(set(genes)) == len(genes)
+        assert set(genes) <= set(x[[cell]].indices)  # so never the special position, padding or an unexpressed gene
+
+
+def test_nine_of_ten_are_masked_and_the_others_shown(tokens):
+    x = expression(400)
+    seen, chosen = hidden(x, tokens, 0.5)
+    before = batch_of(x, tokens)
+    mask = HIDDEN if tokens.name == "continuous" else mask_token(tokens)
+    is_masked = seen.values_BL[chosen] == mask
+    assert float(is_masked.float().mean()) == pytest.approx(0.9, abs=5 * (0.09 / len(is_masked)) ** 0.5)
+    assert torch.equal(seen.values_BL[chosen][~is_masked], before.values_BL[chosen][~is_masked])
+    for name in ("genes_BL", "keep_BL"):
+        assert torch.equal(getattr(seen, name), getattr(before, name))
+    for name in ("values_BL", "x_BL"):  # what was not chosen is as it was
+        assert torch.equal(getattr(seen, name)[~chosen], getattr(before, name)[~chosen])
+
+
+def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens, monkeypatch):
+    """Other true values at the hidden places give the very same input, x included."""
+    monkeypatch.setattr(pretrain, "MASK_SHARE", 1.0)
+    x = expression()
+    seen, chosen = hidden(x, tokens)
+    places = batch_of(x, tokens)
+    other = x.tolil()
+    for cell in range(NUM_CELLS):
+        for gene in places.genes_BL[cell][chosen[cell]].tolist():
+            other[cell, gene] = x[cell, gene] + 1.7
+    other = csr_matrix(other, dtype=np.float32)
+    other.sort_indices()
+    again, chosen_again = hidden(other, tokens)
+    assert torch.equal(chosen, chosen_again)
+    for name in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
+        assert torch.equal(getattr(seen, name), getattr(again, name)), name
+    # the control: values that are kept as they are do tell
+    monkeypatch.setattr(pretrain, "MASK_SHARE", 0.0)
+    assert not torch.equal(hidden(x, tokens)[0].x_BL, hidden(other, tokens)[0].x_BL)
+
+
+# --- the naive guess -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["continuous", "bins"])
+def test_the_naive_guess_is_the_usual_value_of_the_gene(name):
+    """By a loop over genes; all genes together count as one more cell."""
+    x, tokens = expression(), TOKENS[name]
+    found = naive_table(x, tokens)
+    size = tokens.num_bins + 2
+    overall = (np.bincount(log2_bins(x.data, tokens), minlength=size) + 1) / (x.nnz + size)
+    for gene in range(NUM_GENES):
+        own = x[:, [gene]].data
+        if name == "continuous":
+            wanted = (own.sum() + x.data.mean()) / (len(own) + 1)
+        else:
+            wanted = np.log((np.bincount(log2_bins(own, tokens), minlength=size) + overall) / (len(own) + 1))
+        np.testing.assert_allclose(found[gene], wanted, rtol=1e-4)
