@@ -4,6 +4,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from support.refusal import refusal
 
 from scperformer.annotation.columns import (
     gather_predictions,
@@ -13,14 +14,13 @@ from scperformer.annotation.columns import (
     unknown_cells,
 )
 from scperformer.annotation.predictions import Predictions
-from scperformer.base.errors import InputError
 from scperformer.labels.tree import LabelTree
 
 
 @pytest.mark.parametrize("column", ["mine_label", "mine_set_size", "mine_novelty", "mine_doublet"])
 def test_any_column_of_an_annotation_is_refused_under_the_same_prefix(column):
     cells = ad.AnnData(np.zeros((2, 1)), obs=pd.DataFrame({column: [1, 2]}, index=["a", "b"]))
-    with pytest.raises(InputError, match=rf"already has obs\['{column}'\]; .*replace_annotation=true"):
+    with refusal("annotation-exists", column):
         require_not_annotated(cells, "mine")
     require_not_annotated(cells, "other")
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from support.refusal import refusal
 from support.twins import CASES
 from support.words import as_options
 
@@ -208,7 +209,7 @@ def test_a_cell_without_counts_is_unknown(counts_adata, model):
 
 def test_annotate_refuses_to_replace_an_annotation(counts_adata, model):
     scperformer.annotate(counts_adata, model)
-    with pytest.raises(InputError, match="scperformer"):
+    with refusal("annotation-exists"):
         scperformer.annotate(counts_adata, model)
     first = counts_adata.obsm["scperformer_proba"].copy()
     scperformer.annotate(counts_adata, model, replace_annotation=True)
@@ -265,7 +266,7 @@ def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_mode
         model = load_model(tiny_model)
     with torch_unchanged():
         scperformer.annotate(counts_adata, model)
-    with torch_unchanged(), pytest.raises(InputError):
+    with torch_unchanged(), refusal("few-genes"):
         scperformer.annotate(counts_adata[:, :3].copy(), model, replace_annotation=True)
 
 
@@ -398,7 +399,7 @@ def test_outputs_have_the_names_of_a_sample_sheet(tmp_path):
     outputs = outputs_of(places, "calls/{sample}.csv", None, str(sheet))
     assert [str(output) for _, output in outputs] == ["calls/first.csv", "calls/second.csv"]
     sheet.write_text("sample\tpath\n../first\ta/cells.h5ad\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"sample '\.\./first' in .*; expected a name without '/'"):
+    with refusal("sample-name"):
         outputs_of(places, None, "out", str(sheet))
 
 
@@ -417,5 +418,5 @@ def test_columns_of_a_sample_sheet_are_added(tiny_model, counts_adata, tmp_path,
     assert "has already: donor" in caplog.text
     assert list(annotated[0].uns["scperformer"]["sheet"]) == ["condition", "donor"]
     counts_adata.write_h5ad(tmp_path / "three.h5ad")
-    with pytest.raises(InputError, match=r"no row for .*three\.h5ad in .*samples\.csv"):
+    with refusal("no-sheet-row"):
         run_predict(PredictConfig(inputs=[str(tmp_path / "three.h5ad")], **options))

@@ -29,6 +29,7 @@ from support.mechanisms import (
     make_case,
     twin_of,
 )
+from support.refusal import refusal
 from support.twins import CASES, TWINS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,7 +37,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from scperformer.attention.base import Sizes
 from scperformer.attention.linear_attention import LinearAttention
 from scperformer.attention.registry import MECHANISMS, attention_options, make_attention
-from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 
 # --- the contract --------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_mechanisms_of_fixed_length_refuse_more_tokens(name):
     q, k, v, _ = inputs(66)
     call = (q, k, v, torch.ones(B, 66, dtype=torch.bool))
     if MECHANISMS[name].fixed_length:
-        with pytest.raises(InputError, match=r"66 .*expected at most the 65 positions"):
+        with refusal("too-many-tokens"):
             make(name).double()(*call)
     else:
         assert make(name).double()(*call).shape == v.shape
@@ -248,6 +248,6 @@ def test_yaml_and_documentation_have_every_option_with_its_default(name):
 def test_softmax_refuses_cells_above_its_length():
     q, k, v, _ = inputs(9)
     mechanism = make("softmax", max_length=8).double()
-    with pytest.raises(InputError, match=r"9 tokens in a cell; expected at most 8 .*attention=favor.*max_length=9"):
+    with refusal("too-many-tokens"):
         mechanism(q, k, v, torch.ones(B, 9, dtype=torch.bool))
     mechanism(q[:, :, :8], k[:, :, :8], v[:, :, :8], torch.ones(B, 8, dtype=torch.bool))

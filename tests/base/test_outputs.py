@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.refusal import refusal
 
 from scperformer.base import outputs
 from scperformer.base.errors import DiskFull, InputError
@@ -86,7 +87,7 @@ def test_a_failure_leaves_nothing_new_and_keeps_what_exists(kind, error, tmp_pat
 def test_existing_file_needs_overwrite(tmp_path):
     target = tmp_path / "out.txt"
     target.write_text("before")
-    with pytest.raises(InputError, match=r"out.txt exists;.*overwrite=true"), new_file(target):
+    with refusal("output-exists"), new_file(target):
         raise AssertionError("no work may be done")
     with new_file(target, overwrite=True) as temporary:
         temporary.write_text("after")
@@ -95,11 +96,11 @@ def test_existing_file_needs_overwrite(tmp_path):
 
 def test_paths_where_no_file_can_be_written_are_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
+    with refusal("not-a-file"), new_file(tmp_path, overwrite=True):
         pass
-    with pytest.raises(InputError, match="file is a file; expected a folder"), new_file(tmp_path / "file" / "out.txt"):
+    with refusal("not-a-folder"), new_file(tmp_path / "file" / "out.txt"):
         pass
-    with pytest.raises(InputError, match="neither a file nor a folder"), new_file(os.devnull, overwrite=True):
+    with refusal("not-a-file"), new_file(os.devnull, overwrite=True):
         pass
 
 
@@ -119,7 +120,7 @@ def test_folder_is_replaced_as_a_whole(tmp_path):
         (temporary / "old").touch()
         (temporary / "inside").mkdir()
         (temporary / "inside" / "old").touch()
-    with pytest.raises(InputError, match="exists"), new_folder(target, MADE):
+    with refusal("output-exists"), new_folder(target, MADE):
         pass
     with new_folder(target, MADE, overwrite=True) as temporary:
         (temporary / "new").touch()
@@ -159,13 +160,13 @@ def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
     theirs = tmp_path / "thesis"
     theirs.mkdir()
     (theirs / "chapter1").touch()
-    with pytest.raises(InputError, match=rf"thesis is a folder without {MARK}, so it is not replaced"):
+    with refusal("not-replaced", MARK):
         require_absent(theirs, True, MADE)
-    with pytest.raises(InputError, match="is a folder without"), new_folder(theirs, MADE, overwrite=True):
+    with refusal("not-replaced"), new_folder(theirs, MADE, overwrite=True):
         pass
     monkeypatch.chdir(theirs)
     for target in (".", tmp_path):
-        with pytest.raises(InputError, match="is the working folder"), new_folder(target, MADE, overwrite=True):
+        with refusal("not-replaced"), new_folder(target, MADE, overwrite=True):
             pass
     assert names(theirs) == ["chapter1"]
 
@@ -222,7 +223,7 @@ def test_an_output_is_claimed_until_its_process_ends_also_by_kill_9(tmp_path):
     path = tmp_path / "new" / "m.run"
     with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "claimed\n"
-        with pytest.raises(InputError, match=rf"m.run, which process {holder.pid} on .* is writing; .* wait until"):
+        with refusal("output-claimed", holder.pid):
             claimed(path).__enter__()
         holder.send_signal(signal.SIGKILL)
     for _ in range(2):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scanpy
 from scipy import sparse
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.cells import values
@@ -86,7 +87,7 @@ def test_a_mix_of_logarithms_and_other_values_is_refused(counts_adata, others, t
     x = others(counts_adata.X.toarray())
     x[::3] = logged(counts_adata.X, total).toarray()[::3]
     adata = ad.AnnData(x, obs=counts_adata.obs)
-    with pytest.raises(InputError, match=r"a mix: logarithms in 40 cells, counts or other values in [78]\d cells"):
+    with refusal("no-expression"):
         detect_expression(adata)
     adata.layers["counts"] = counts_adata.X
     findings = detect_expression(adata)
@@ -96,7 +97,7 @@ def test_a_mix_of_logarithms_and_other_values_is_refused(counts_adata, others, t
 
 def test_logarithms_too_large_for_the_usual_total_are_refused():
     x = np.log1p(1000 * np.random.default_rng(3).gamma(0.5, 2.0, (50, 80)))
-    with pytest.raises(InputError, match="too large"):
+    with refusal("doubtful-values"):
         detect_expression(ad.AnnData(x))
     assert detect_expression(ad.AnnData(x), input_base="e", input_total=1e6).total == 1e6
 
@@ -170,7 +171,7 @@ def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
 @pytest.mark.parametrize("round_off", [np.rint, np.floor, np.ceil], ids=lambda each: each.__name__)
 def test_logarithms_made_whole_are_refused(pbmc3k, round_off, base):
     adata = lognormalised(pbmc3k[:200].copy(), base=base)
-    with pytest.raises(InputError, match="looks like logarithms that were rounded to whole numbers"):
+    with refusal("doubtful-values"):
         detect_expression(undone_zeros(adata, round_off))
     assert detect_expression(adata, input_kind="counts").kind == "counts"  # the user says otherwise
 
@@ -195,11 +196,11 @@ def test_the_error_describes_the_values_of_each_place(counts_adata):
     adata = ad.AnnData(counts_adata.X.toarray() - 3)
     adata.layers["nan"] = np.full(adata.shape, np.nan)
     adata.layers["zero"] = np.zeros(adata.shape)
-    with pytest.raises(InputError) as error:
+    with refusal("no-expression") as error:
         detect_expression(adata, path="bad.h5ad")
     reasons = "X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or infinite values; "
     assert str(error.value).startswith(f"no usable expression in bad.h5ad ({reasons}layers/zero: nothing but zeros)")
-    with pytest.raises(InputError, match="X is empty"):
+    with refusal("no-expression"):
         detect_expression(ad.AnnData(obs=adata.obs, var=adata.var))
 
 
@@ -208,11 +209,11 @@ def test_the_given_source_is_used_unless_its_values_are_invalid(counts_adata):
         logged(counts_adata.X), layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1}
     )
     assert detect_expression(adata, "X").source == "X"
-    with pytest.raises(InputError, match="layers/scaled: negative values"):
+    with refusal("no-expression"):
         detect_expression(adata, "layers/scaled")
-    with pytest.raises(InputError, match=r"no layers/count in s.h5ad \(it has X, layers/counts, layers/scaled\)"):
+    with refusal("no-source"):
         detect_expression(adata, "layers/count", path="s.h5ad")
-    with pytest.raises(InputError, match="no raw in"):
+    with refusal("no-source"):
         detect_expression(adata, "raw")
 
 
@@ -222,13 +223,13 @@ def test_a_given_input_kind_is_used_with_a_note(counts_adata):
     findings = detect_expression(adata, "X", "linear")
     assert summary(findings) == ("X", "linear", None, None)
     assert "used as linear as requested, though X looks like log1p" in findings.notes[-1]
-    with pytest.raises(InputError, match=r"values up to \d+ in X of c.h5ad; expected log1p values of at most 25"):
+    with refusal("too-large-logs"):
         detect_expression(counts_adata, "X", "log1p", path="c.h5ad")
 
 
 def test_a_given_input_base_is_used(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X, 1e4, 2.0, num_genes=60, decimals=1))
-    with pytest.raises(InputError, match="too large for"):  # as natural logarithms
+    with refusal("doubtful-values"):  # as natural logarithms
         detect_expression(adata)
     found = detect_expression(adata, input_base="2", input_total=1e4)
     assert (found.log_base, found.total) == (2.0, 1e4)
@@ -309,5 +310,5 @@ def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
     counts_adata.var_names = ["SAME", "SAME ", *counts_adata.var_names[2:]]
     assert stored_expression(counts_adata, detect_expression(counts_adata))[1][:2] == ["SAME", "SAME"]
     counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]
-    with pytest.raises(InputError, match=r"2 genes of X of d.h5ad have an empty name or NaN"):
+    with refusal("unnamed-genes"):
         stored_expression(counts_adata, detect_expression(counts_adata), path="d.h5ad")

@@ -8,8 +8,8 @@ import pytest
 import scanpy
 from scipy import sparse
 from support.normalised import plain, plan_of
+from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_rows
 from scperformer.cells.detect import detect_expression
 from scperformer.cells.on_disk import make_collection
@@ -82,7 +82,7 @@ def test_the_step_writes_into_the_folder_of_the_input(counts_adata, write, caplo
     assert "kept 120 cells (0 dropped) and 200 genes (0 dropped), 10000 counts per cell" in caplog.text
     result = ad.read_h5ad(output)
     np.testing.assert_allclose(result.X.toarray(), plain(counts_adata.X), **TOLERANCE)
-    with pytest.raises(InputError, match="exists"):
+    with refusal("output-exists"):
         run_preprocess(PreprocessConfig(inputs=[str(path)]))
     run_preprocess(PreprocessConfig(inputs=[str(path)], overwrite=True))
 

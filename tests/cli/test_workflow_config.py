@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
@@ -50,12 +51,12 @@ def test_all_keys_have_defaults():
         0,
     )
     assert read({"output_dir": None}) == workflow
-    with pytest.raises(InputError, match=r"'predict-jobs'; expected one of .*did you mean 'predict_jobs'"):
+    with refusal("workflow-config"):
         read({"predict-jobs": 1})
 
 
 def test_without_samples_and_embedded_data_a_sheet_is_asked_for(tmp_path):
-    with pytest.raises(InputError, match=r"no sample sheet; expected one with the columns sample and path"):
+    with refusal("no-sample-sheet"):
         read_workflow({}, tmp_path / "snakefiles")
 
 
@@ -92,23 +93,23 @@ def test_references_without_the_labels_are_refused(counts_adata):
     counts_adata.write_h5ad("reference.h5ad")
     require_labelled(read(REFERENCE))
     require_labelled(read(MODEL))
-    with pytest.raises(InputError, match=r"no column 'cel_type' in obs of reference\.h5ad; .*did you mean 'cell_type'"):
+    with refusal("no-column"):
         require_labelled(read(REFERENCE | {"label_key": "cel_type"}))
-    with pytest.raises(InputError, match=r"no column 'lineage' in obs of reference\.h5ad"):
+    with refusal("no-column"):
         require_labelled(read(REFERENCE | overrides(train={"label_keys": ["lineage", "cell_type"]})))
     del counts_adata.obs["cell_type"]
     counts_adata.write_zarr("z.zarr")
-    with pytest.raises(InputError, match=r"no column 'cell_type' in obs of z\.zarr"):
+    with refusal("no-column"):
         require_labelled(read(REFERENCE | {"reference": ["reference.h5ad", "z.zarr"]}))
 
 
 def test_truth_without_its_column_is_refused(counts_adata):
     require_labelled(read(MODEL))
-    with pytest.raises(InputError, match=r"no column 'type' in a\.csv; expected the true labels in one of cell_type:"):
+    with refusal("no-column"):
         require_labelled(read(MODEL | {"label_key": "type"}))
     counts_adata.write_h5ad("a.h5ad")
     write_sheet("samples.tsv", "sample path truth_key", "a a.h5ad cell_typ", "b b.h5ad ")
-    with pytest.raises(InputError, match=r"no column 'cell_typ' in a\.h5ad; .*did you mean 'cell_type'"):
+    with refusal("no-column"):
         require_labelled(read(MODEL))
 
 
@@ -117,7 +118,7 @@ def test_several_references_are_studies():
     assert workflow.references == ["reference.h5ad", "b.h5ad"]
     Path("other").mkdir()
     shutil.copy("b.h5ad", "other")
-    with pytest.raises(InputError, match=r"two files b in reference=; expected a name of its own"):
+    with refusal("same-name-twice"):
         read({"reference": ["b.h5ad", "other/b.h5ad"], "sample_sheet": "samples.tsv"})
 
 
@@ -125,7 +126,7 @@ def test_models_are_found_by_name_as_in_predict(user):
     assert read({"model_path": "pbmc3k", "sample_sheet": "samples.tsv"}).model == str(PACKAGED_MODEL)
     shutil.copytree(PACKAGED_MODEL, user / "models/mine")
     assert read({"model_path": "mine", "sample_sheet": "samples.tsv"}).model == str(user / "models/mine")
-    with pytest.raises(InputError, match=r"no pbmc4k; expected the model named by model_path=pbmc4k"):
+    with refusal("no-file"):
         read({"model_path": "pbmc4k", "sample_sheet": "samples.tsv"})
 
 
@@ -138,7 +139,7 @@ def test_without_a_model_the_tissue_of_each_sample_is_found(user, monkeypatch):
     assert read(REFERENCE).model == ""
     assert read(samples | overrides(predict=["tissue=pancreas"])).model == ""
     monkeypatch.setenv("SCPERFORMER_MODEL", "gone")
-    with pytest.raises(InputError, match=r"no gone; expected the model named by \$SCPERFORMER_MODEL"):
+    with refusal("no-file"):
         read(samples)
 
 
@@ -226,7 +227,7 @@ def test_bad_sheet_is_refused_in_one_line(user, case):
 def test_an_output_dir_with_folders_of_the_users_is_refused(user):
     """Snakemake removes the folders that rules make before it makes them anew: here the user's own `model`."""
     (user / "notes.txt").touch()
-    with pytest.raises(InputError, match=r"\./model exists, and this workflow may not have made it"):
+    with refusal("output-dir-taken"):
         read(REFERENCE | {"output_dir": "."})
     (user / "model").rmdir()
     assert read(REFERENCE | {"output_dir": "."}).output_dir == "."

@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.cli.arguments import quoted
@@ -56,7 +57,7 @@ def test_scbert_preset_is_the_published_model():
 
 
 def test_scbert_preset_asks_for_its_gene_vectors_before_any_work():
-    with pytest.raises(InputError, match=r"no model\.gene2vec_path; expected .*: name the file, or .*positions=gene"):
+    with refusal("no-gene-vectors"):
         make_config("train", [*TRAIN, "model=scbert"])
     make_config("train", [*TRAIN, "model=scbert", "model.positions=gene"])
     make_config("train", [*TRAIN, "model=scbert", "model.encoder=false", "model.linear=true"])
@@ -69,17 +70,17 @@ def test_a_choice_beside_scbert_wins():
 
 @pytest.mark.parametrize("option", ["colour=red", "+colour=red", "+trainer.max_epoch=5", "trainer.max_epoch=5"])
 def test_unknown_options_are_refused(option):
-    with pytest.raises(InputError, match=r"expected .*--help. lists the options"):
+    with refusal("unknown-option"):
         make_config("train", [*TRAIN, option])
 
 
 def test_required_options():
-    with pytest.raises(InputError, match=r"no truth_key; expected a value .* add truth_key=\.\.\."):
+    with refusal("missing-option"):
         make_config("evaluate", ["inputs=[a.h5ad]"])
 
 
 def test_an_unknown_option_of_a_mechanism():
-    with pytest.raises(InputError, match=r"option attention\.num_features; .*'scperformer train --cfg job' shows"):
+    with refusal("unknown-option"):
         make_config("train", [*TRAIN, "attention=window", "attention.num_features=3"])
 
 

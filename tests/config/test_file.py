@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.cli.workflow_config import workflow_options
 
@@ -71,7 +71,7 @@ def test_presets_that_choose_each_other_are_refused(tmp_path):
     for group, other in (("head", "tokens"), ("tokens", "head")):
         (tmp_path / group).mkdir()
         (tmp_path / group / "mine.yaml").write_text(f"defaults: [{{override /{other}: mine}}]")
-    with pytest.raises(InputError, match="the preset tokens=mine, which chooses head=mine; expected presets of groups"):
+    with refusal("preset-conflict"):
         make_config("train", ["inputs=[a]", "label_key=x", "head=mine"], tmp_path)
 
 

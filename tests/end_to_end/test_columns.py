@@ -4,9 +4,9 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from support.refusal import refusal
 
 import scperformer
-from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.model.load import load_model
@@ -40,7 +40,7 @@ def test_an_index_with_the_name_of_a_new_column_is_refused(model, counts_adata, 
     cells = counts_adata[:6].copy()
     cells.obs.index.name = f"{KEY}_label"
     cfg = PredictConfig(inputs=[str(write(cells))], replace_annotation=True, output=str(tmp_path / "x.h5ad"))
-    with pytest.raises(InputError, match=r"as the name of the index of obs .*rename the index, or set key_added"):
+    with refusal("index-name-taken"):
         run_predict(cfg, model)
-    with pytest.raises(InputError, match="as the name of the index of obs of the data"):
+    with refusal("index-name-taken"):
         scperformer.annotate(cells, model)

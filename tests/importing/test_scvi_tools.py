@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.refusal import refusal
 
 import scperformer as scp
 from scperformer.base.errors import InputError
@@ -56,7 +57,7 @@ def test_probabilities_and_latent_vectors_are_those_of_scvi_tools(name, batch, c
 def test_other_values_than_counts_are_refused(cells):
     model = scp.import_model(MODELS / "plain").load()
     cells.X = np.log1p(cells.X / cells.X.sum(axis=1, keepdims=True) * 1e4)
-    with pytest.raises(InputError, match=r"expected raw counts, on which the model plain was trained"):
+    with refusal("model-of-counts"):
         scp.annotate(cells, model)
     assert "scperformer_label" not in cells.obs
 
@@ -117,10 +118,10 @@ def test_truncated_models_and_other_pickles_are_refused(tmp_path, library):
     content = (folder / "model.pt").read_bytes()
     for size in (300, len(content) // 2, len(content) - 10):
         (folder / "model.pt").write_bytes(content[:size])
-        with pytest.raises(InputError, match="a damaged archive"):
+        with refusal("foreign-model"):
             scp.import_model(folder)
     (folder / "model.pt").write_bytes(pickle.dumps(["something else"]))
-    with pytest.raises(InputError):
+    with refusal("foreign-model"):
         scp.import_model(folder / "model.pt")
     assert not library.exists() or not list(library.iterdir())
 

@@ -14,6 +14,7 @@ from anndata import AnnData
 from anndata.tests.helpers import assert_equal
 from support.inputs import nullable, same, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.io.h5ad import open_stored, write_h5ad
@@ -92,7 +93,7 @@ def test_a_file_that_takes_more_memory_than_the_machine_has(kind, rich, tmp_path
     path, _ = write_both(rich, tmp_path, kind)
     num_bytes = rich.layers["dense"].nbytes
     monkeypatch.setattr("scperformer.io.h5ad.machine_memory", lambda: num_bytes)
-    with pytest.raises(InputError, match=r"takes 0.0 GiB of memory; expected at most 0.0 GiB, as this machine has"):
+    with refusal("no-memory"):
         read_cells(path)
     (tmp_path / "good").mkdir()
     good, _ = write_both(AnnData(rich.X, rich.obs[["cell_type"]], rich.var), tmp_path / "good", kind)
@@ -107,7 +108,7 @@ def test_a_zarr_store_that_declares_far_more_than_it_stores(rich, tmp_path):
     for number in range(3):
         file.create_array(f"uns/{number}", shape=(2**27,), chunks=(2**20,), dtype="f4", fill_value=1)
     zarr.consolidate_metadata(path)
-    with pytest.raises(InputError, match=r"is damaged \(it takes far more memory than its size explains\)"):
+    with refusal("damaged-file"):
         read_cells(path)
 
 
@@ -168,7 +169,7 @@ def test_damaged_content_is_an_error(counts_adata, tmp_path, damage):
         content = bytearray(path.read_bytes())
         content[start : start + 50] = b"\xff" * 50
         path.write_bytes(content)
-    with pytest.raises(InputError, match="is damaged"):
+    with refusal("damaged-file"):
         read_cells(path)
 
 
@@ -176,15 +177,13 @@ def test_write_h5ad_round_trip(rich, tmp_path):
     path = tmp_path / "new" / "folder" / "out.h5ad"
     write_h5ad(rich, path)
     assert_equal(read_cells(path, everything=True), rich, exact=True)
-    with pytest.raises(InputError, match="exists"):
+    with refusal("output-exists"):
         write_h5ad(rich, path)
 
 
 def test_a_column_that_cannot_be_written_is_named(counts_adata, tmp_path):
     counts_adata.obs["mixed"] = pd.Series([1, "a"] * 60, index=counts_adata.obs_names, dtype=object)
-    with pytest.raises(
-        InputError, match=r"obs\['mixed'\] cannot be written \(.*\); expected numbers alone or text alone"
-    ):
+    with refusal("not-writable"):
         write_h5ad(counts_adata, tmp_path / "out.h5ad")
     assert not list(tmp_path.iterdir())
 
@@ -228,7 +227,7 @@ def test_a_sparse_matrix_that_declares_a_wrong_number_of_cells(where, rich, writ
     path = write(rich)
     with h5py.File(path, "r+") as file:
         file[where].attrs["shape"] = [10**12, rich.n_vars]
-    with pytest.raises(InputError, match=rf"is damaged \(the shape of /{where} does not fit its values\)"):
+    with refusal("damaged-file", where):
         read_cells(path)
 
 

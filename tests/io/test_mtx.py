@@ -9,6 +9,7 @@ import pytest
 import scipy.io
 from scipy import sparse
 from support.inputs import NUM_CELLS, NUM_GENES, same, write_mtx
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.io import mtx
@@ -61,13 +62,13 @@ def test_damaged_mtx_files_are_refused(damage, cells, tmp_path):
 def test_a_folder_with_missing_or_repeated_files_is_refused(cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     (target / "features.tsv").rename(target / "other.tsv")
-    with pytest.raises(InputError, match=r"no barcodes.tsv and features.tsv \(or genes.tsv\) beside .*matrix.mtx"):
+    with refusal("mtx-names"):
         require_readable(target)
     (target / "GSM2_matrix.mtx.gz").write_bytes(b"")
-    with pytest.raises(InputError, match=r"a folder with 2 mtx files .*name the mtx file itself"):
+    with refusal("mtx-folder"):
         require_readable(target)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(InputError, match=r"is a folder that holds neither an mtx file nor a zarr store"):
+    with refusal("unknown-kind"):
         require_readable(tmp_path / "nothing")
 
 
@@ -89,7 +90,7 @@ def test_names_that_unpack_to_too_many_bytes_are_refused(cells, tmp_path, monkey
     monkeypatch.setattr(mtx, "MAX_NAMES_BYTES", size)
     assert read_cells(path).shape == cells.shape
     monkeypatch.setattr(mtx, "MAX_NAMES_BYTES", size - 1)
-    with pytest.raises(InputError, match=r"features.tsv.gz of more than [\d,]+ bytes when unpacked"):
+    with refusal("names-too-long"):
         read_cells(path)
 
 
@@ -207,7 +208,7 @@ def test_csv_files_of_names_with_and_without_a_header(cells, tmp_path):
 def test_a_line_too_many_that_names_a_cell_is_no_header(cells, tmp_path):
     names = list(cells.obs_names)
     folder = write_names(cells, tmp_path / "run", [names[-1], *names], list(cells.var_names))
-    with pytest.raises(InputError, match="of 60 x 30 beside 31 barcodes and 60 features"):
+    with refusal("mtx-shape"):
         read_cells(folder)
 
 

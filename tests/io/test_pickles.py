@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.hostile_pickles import CANARY, HOSTILE
+from support.refusal import refusal
 
 from scperformer.base import child
-from scperformer.base.errors import InputError
 from scperformer.importing.folders import import_model
 from scperformer.io.pickles import NUMPY, Made, array_of, plain, read_pickle, stand_in
 
@@ -42,7 +42,7 @@ def written(tmp_path: Path, content: bytes) -> Path:
 def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path, monkeypatch):
     global watched
     monkeypatch.setattr(child, "CPU_SECONDS", 1)
-    with pytest.raises(InputError):  # Python imports what it needs, such as codecs
+    with refusal("foreign-model"):  # Python imports what it needs, such as codecs
         import_model(written(tmp_path, pickle.dumps(["x"])), tmp_path / "models")
     path = written(tmp_path, HOSTILE[name])
     Path(CANARY).unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path, monkeypat
     with (tmp_path / "events").open("w") as events:
         watched = events.fileno()
         try:
-            with pytest.raises(InputError) as refused:
+            with refusal("foreign-model") as refused:
                 import_model(path, tmp_path / "models")
         finally:
             watched = None

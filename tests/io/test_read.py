@@ -13,6 +13,7 @@ import pytest
 import scanpy
 import zarr
 from support.inputs import NUM_CELLS, WRITERS, dense, same, table, write_loom
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.io.read import checksum, default_output, open_cells, read_cells, require_readable
@@ -88,13 +89,13 @@ def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_pa
 
 
 def test_paths_that_are_not_a_file(tmp_path):
-    with pytest.raises(InputError, match=r"no file .*nowhere.*check the path"):
+    with refusal("no-file"):
         require_readable(tmp_path / "nowhere")
     for url in ("https://example.org/run.h5ad", "s3://bucket/run.zarr"):
-        with pytest.raises(InputError, match=r"no file .*: download it first, and give the path of the copy"):
+        with refusal("no-file"):
             require_readable(url)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="neither a file nor a folder"):
+    with refusal("not-a-file"):
         require_readable(tmp_path / "pipe")
 
 
@@ -117,7 +118,7 @@ def test_mudata_is_refused_with_a_remedy(ending, cells, tmp_path):
         ad.io.write_elem(file, "obs", cells.obs)
         ad.io.write_elem(file, "var", cells.var)
     for read in (read_cells, require_readable):
-        with pytest.raises(InputError, match=r"\(MuData\).*mdata\.mod\['rna'\]\.write_h5ad"):
+        with refusal("several-modalities"):
             read(path)
 
 
@@ -125,7 +126,7 @@ def test_a_tar_archive_of_an_hdf5_file_is_refused_as_an_archive(cells, tmp_path)
     path = WRITERS["h5ad"](cells, tmp_path)
     with tarfile.open(tmp_path / "cells.tar", "w") as tar:
         tar.add(path)
-    with pytest.raises(InputError, match="is a tar archive"):
+    with refusal("unknown-kind"):
         require_readable(tmp_path / "cells.tar")
 
 
@@ -146,7 +147,7 @@ def test_truncated_files_are_refused(kind, share, cells, tmp_path):
     path = WRITERS[kind](cells, tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(InputError, match=r"is truncated|is damaged|is not a table"):
+    with refusal("damaged-file"):
         read_cells(path)
 
 
@@ -157,7 +158,7 @@ def test_a_loom_file_without_gene_names_is_refused(cells, tmp_path):
     assert list(read_cells(path).var_names) == list(cells.var["gene_ids"])
     with h5py.File(path, "r+") as file:
         file.move("row_attrs/Accession", "row_attrs/Whatever")
-    with pytest.raises(InputError, match=r"without gene names \(row attributes: Whatever\)"):
+    with refusal("no-gene-names"):
         read_cells(path)
 
 
@@ -165,7 +166,7 @@ def test_a_loom_file_without_gene_names_is_refused(cells, tmp_path):
 def test_genes_in_rows_are_refused(kind, cells, tmp_path, command):
     cells.var_names = ["CD3D", "MS4A1", *cells.var_names[2:]]
     path = WRITERS[kind](cells.T.copy(), tmp_path)
-    with pytest.raises(InputError, match=r"with genes in obs_names \(e.g. 'CD30'\).*adata\.T"):
+    with refusal("transposed"):
         read_cells(path)
     ran = command("check", path)
     assert ran.code == 2

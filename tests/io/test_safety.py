@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from support.inputs import WRITERS, same, write_h5ad, write_zarr
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.io.read import read_cells, require_readable
@@ -46,7 +47,7 @@ def test_nothing_in_another_file_is_read(kind, add, cells, tmp_path):
     with h5py.File(path, "r+") as file:
         add(file, tmp_path / "secret.h5")
     for read in (read_cells, require_readable):
-        with pytest.raises(InputError, match=r"(another file|a virtual dataset) \('/uns/.*away' -> .*secret.h5\)"):
+        with refusal("outside-data"):
             read(path)
 
 
@@ -88,7 +89,7 @@ def test_a_filter_that_is_not_installed_is_named(cells, tmp_path):
     if h5py.h5z.filter_avail(32015) or importlib.util.find_spec("hdf5plugin"):
         assert require_readable(path) == "h5ad"
         return
-    with pytest.raises(InputError, match=r"the filter Zstandard \(32015\); .* \(pip install hdf5plugin\), or write"):
+    with refusal("unknown-filter"):
         read_cells(path)
 
 
@@ -181,11 +182,11 @@ def test_links_that_leave_a_zarr_folder_are_refused(zarr_format, cells, tmp_path
     os.symlink(path / "obs", path / "inside")
     assert same(read_cells(path), cells)
     os.symlink(tmp_path / "secret", path / "obs" / "away")
-    with pytest.raises(InputError, match=r"has a link that leaves it \('obs/away'\)"):
+    with refusal("outside-data"):
         read_cells(path)
     (path / "obs" / "away").unlink()
     os.mkfifo(path / "pipe")
-    with pytest.raises(InputError, match="'pipe', which is neither a file nor a folder"):
+    with refusal("zarr-entry"):
         require_readable(path)
 
 
@@ -207,7 +208,7 @@ def test_null_characters_in_names_are_refused(cells, tmp_path):
     path = WRITERS["10x folder v2"](cells, tmp_path)
     content = (path / "genes.tsv").read_bytes()
     (path / "genes.tsv").write_bytes(content.replace(b"CD", b"C\0", 1))
-    with pytest.raises(InputError, match=r"is damaged \(a null character"):
+    with refusal("damaged-file"):
         read_cells(path)
 
 

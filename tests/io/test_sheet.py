@@ -4,6 +4,7 @@ import zipfile
 
 import h5py
 import pytest
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.io.sheet import described_samples, path_in_sheet, read_sheet
@@ -32,11 +33,11 @@ def test_rows_are_read_whatever_program_wrote_them(tmp_path, name, content):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "s.tsv").write_bytes(b"a\0b")
-    with pytest.raises(InputError, match="null characters"):
+    with refusal("sheet-text"):
         read_sheet(tmp_path / "s.tsv")
-    with pytest.raises(InputError, match=r"no sample sheet .*t\.tsv"):
+    with refusal("no-file"):
         read_sheet(tmp_path / "t.tsv")
-    with pytest.raises(InputError, match=r"no sample sheet .*download it first"):
+    with refusal("no-file"):
         read_sheet("https://example.org/s.tsv")
     with h5py.File(tmp_path / "run.h5ad", "w"), zipfile.ZipFile(tmp_path / "s.xlsx", "w"):
         pass
@@ -55,5 +56,5 @@ def test_files_are_found_by_their_path_from_any_folder(tmp_path, monkeypatch):
         paths[0]: {"condition": "ctrl"},
         paths[1]: {"condition": "Müller"},
     }
-    with pytest.raises(InputError, match=r"no row for a\.h5ad"):
+    with refusal("no-sheet-row"):
         described_samples("../s.tsv", ["a.h5ad"])

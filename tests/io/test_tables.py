@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.inputs import same, table, write_h5ad
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.io import tables
@@ -57,7 +58,7 @@ def test_ambiguous_names_are_refused(case, tmp_path):
     rows, columns = UNDECIDABLE[case]
     path = tmp_path / "a.csv"
     table(rows, columns).to_csv(path)
-    with pytest.raises(InputError, match=r"do not tell genes from cells .* add orientation=cells_by_genes or orient"):
+    with refusal("table-orientation"):
         read_cells(path)
     assert list(read_cells(path, "cells_by_genes").obs_names) == rows
     assert list(read_cells(path, "genes_by_cells").var_names) == rows
@@ -204,7 +205,7 @@ def test_cells_named_by_several_columns(tmp_path, caplog):
         np.testing.assert_array_equal(found.X.toarray(), frame[GENES["known symbols"]])
     assert "cells named by 'fov' and 'cell_ID'" in caplog.text
     frame.assign(cell_ID=[1, 1, 2, 2]).to_csv(tmp_path / "c.csv", index=False)
-    with pytest.raises(InputError, match=r"numbers in the first column \(e.g. 1, 1, 2\)"):
+    with refusal("table-names"):
         read_cells(tmp_path / "c.csv")
     # If the first column names each row, further columns only describe the cells.
     frame.to_csv(tmp_path / "d.csv")
@@ -223,7 +224,7 @@ def test_a_very_long_later_line_is_refused(end, tmp_path, monkeypatch):
         if length < 10**4:
             assert read_cells(path).shape == (3002, 2)
             continue
-        with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
+        with refusal("table-text"):
             read_cells(path)
 
 
@@ -293,7 +294,7 @@ def test_columns_of_text_among_numbers_describe_cells_or_genes(tmp_path, caplog)
     assert list(read_cells(tmp_path / "b.csv").var["remark"]) == ["some text"] * 4
     with_text["who did it"] = ["x", "0"] + ["1"] * 23  # a damaged gene
     with_text.to_csv(tmp_path / "c.csv")
-    with pytest.raises(InputError, match=r"column 'who did it' of .*c.csv with 'x', not a number"):
+    with refusal("table-text"):
         read_cells(tmp_path / "c.csv")
 
 

@@ -8,8 +8,8 @@ import anndata as ad
 import h5py
 import numpy as np
 import pytest
+from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.io.writing import _KeepsErrors, hdf5_to_write, write_anndata
 
 
@@ -96,5 +96,5 @@ def test_an_error_while_hdf5_writes_is_raised_when_the_file_is_closed(tmp_path, 
 def test_a_text_with_a_null_character_is_refused(cells, tmp_path):
     """Zarr can hold it, and HDF5 cannot."""
     cells.uns["author"] = np.array(["no\0body"], dtype=object)
-    with pytest.raises(InputError, match=r"a text with a null character \(.*author.*; expected texts that"):
+    with refusal("null-character"):
         write_anndata(cells, tmp_path / "cells.h5ad")

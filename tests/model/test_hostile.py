@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
+from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
@@ -54,7 +55,7 @@ WEIGHTS = {
 def test_weights_that_lie(case, model):
     (model / "model.safetensors").write_bytes(WEIGHTS[case])
     change(model)
-    with pytest.raises(InputError, match=r"'model.safetensors' unreadable"):
+    with refusal("damaged-model"):
         read_model(model)
 
 
@@ -63,13 +64,13 @@ def test_weights_that_are_no_numbers(name, value, model):
     array = load_file(model / "model.safetensors")[name].copy()
     array.flat[0] = value
     change_weights(model, **{name: array})
-    with pytest.raises(InputError, match=f"NaN or infinite numbers in {name}"):
+    with refusal("damaged-model", name):
         read_model(model)
 
 
 def test_json_is_not_read_when_it_is_huge(model):
     os.truncate(model / "bundle.json", 2**30)  # sparse: takes no room on the disk
-    with pytest.raises(InputError, match=r"'bundle.json' of 1,073,741,824 bytes"):
+    with refusal("damaged-model"):
         read_model(model)
 
 

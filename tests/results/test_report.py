@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from support.annotated import TRUTH_KEY, annotated_sample, write_sample
 from support.page import Page
+from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.cli.evaluate import EvaluateConfig
 from scperformer.cli.evaluate import run as run_evaluate
 from scperformer.cli.report import ReportConfig
@@ -214,7 +214,7 @@ def test_same_input_same_page(folder, text):
 
 def test_evaluation_of_other_files_is_refused(folder, tmp_path):
     other = write_sample(tmp_path, "other", annotated_sample(num_cells=20))
-    with pytest.raises(InputError, match=r"evaluates '.*; expected an evaluation of other only, by model pbmc"):
+    with refusal("other-samples"):
         run_report(ReportConfig(inputs=[other], evaluation=str(folder / "evaluation")))
     assert not list(tmp_path.glob("*.html"))
 
@@ -230,12 +230,12 @@ def test_evaluation_of_another_model_is_refused(folder, tmp_path):
     output = str(tmp_path / "evaluation")
     run_evaluate(EvaluateConfig(inputs=[path], truth_key=TRUTH_KEY, output=output))
     write_sample(tmp_path, "s", annotated_sample(num_cells=20, model_hash="f" * 64))
-    with pytest.raises(InputError, match="evaluates another model"):
+    with refusal("other-samples"):
         run_report(ReportConfig(inputs=[path], evaluation=output))
 
 
 def test_existing_page_is_refused_and_kept(folder, text):
     path = str(next(folder.glob("*.h5ad")))
-    with pytest.raises(InputError, match=r"page\.html exists"):
+    with refusal("output-exists"):
         run_report(ReportConfig(inputs=[path], output=str(folder / "page.html")))
     assert (folder / "page.html").read_text(encoding="utf-8") == text

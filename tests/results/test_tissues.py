@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.page import Page
+from support.refusal import refusal
 from support.tissues import cells_of_tissue
 
 import scperformer
 from scperformer.annotation.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
-from scperformer.base.errors import InputError
 from scperformer.results.evaluate import read_evaluation
 from scperformer.results.read_annotations import read_annotated
 
@@ -134,9 +134,9 @@ def test_the_text_of_each_answer(record, text):
 def test_damaged_records_are_refused(samples, write):
     cells = samples["blood"].copy()
     del cells.uns[KEY]["tissue"]["title"]
-    with pytest.raises(InputError, match="has 'tissue' without 'tissue/title'"):
+    with refusal("damaged-annotation"):
         read_annotated([str(write(cells))], KEY)
     cells = samples["blood"].copy()
     cells.uns[KEY]["tissue"]["type_cells"] = np.array(["many"])
-    with pytest.raises(InputError, match="a list of texts instead of a list of numbers"):
+    with refusal("damaged-annotation"):
         read_annotated([str(write(cells, "other.h5ad"))], KEY)
