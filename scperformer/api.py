@@ -22,6 +22,7 @@ from anndata import AnnData
 
 from scperformer.base.errors import InputError, require_path
 from scperformer.base.progress import say
+from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cli.check import CheckConfig
 from scperformer.cli.compose import config_from
 from scperformer.cli.evaluate import EvaluateConfig
@@ -32,15 +33,14 @@ from scperformer.cli.pretrain import PretrainConfig
 from scperformer.cli.report import ReportConfig, write_page
 from scperformer.cli.steps import SCHEMAS
 from scperformer.cli.train import TrainConfig
-from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
 from scperformer.model.tissues import COMMON, collection
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.annotation.fitted import Model
     from scperformer.attention.base import Attention
     from scperformer.attention.tokens import Batch
-    from scperformer.model.load import Model
     from scperformer.results.check import Checks
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.explain import Explanation
@@ -137,7 +137,8 @@ def _named(model: "Model | File | None", cfg: Any) -> "Model | None":
 
 def _loaded(model: "Model | File | None", cfg: Any) -> "Model":
     """Return the model, or load the one that the options name."""
-    from scperformer.model.load import Model, load_model
+    from scperformer.annotation.fitted import Model
+    from scperformer.annotation.load import load_model
 
     return model if isinstance(model, Model) and cfg.model_path == str(model.path) else load_model(cfg.model_path)
 
@@ -168,7 +169,7 @@ class Trained:
 
     def load(self) -> "Model":
         """Load the model."""
-        from scperformer.model.load import load_model
+        from scperformer.annotation.load import load_model
 
         return load_model(self.path)
 
@@ -444,7 +445,7 @@ def annotate(
     if written := [name for name in ("output", "output_dir", "markers") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError("output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out")
-    say(annotate_cells(cells, _named(model, cfg), cfg, whole))
+    say(annotate_cells(cells, _named(model, cfg), cfg, whole).text)
     return cells
 
 
@@ -472,10 +473,8 @@ def embed(
     cfg, _ = read_arguments("predict", locals(), several=False)
     whole = full_sample if isinstance(full_sample, AnnData) else None
     ready = _named(model, cfg)
-    if isinstance(cells, AnnData):
-        return embed_cells(cells, ready, cfg, whole=whole)
-    with open_cells(os.fspath(cells), cfg.orientation) as opened:
-        return embed_cells(opened, ready, cfg, os.fspath(cells), whole)
+    with open_cells(cells if isinstance(cells, AnnData) else os.fspath(cells), cfg) as opened:
+        return embed_cells(opened, ready, cfg, whole)
 
 
 @documented("predict")
@@ -507,7 +506,7 @@ def tokens(
     if ready is None:
         remedy = "add model=..., such as scperformer.load_model()"
         raise InputError("no-model", "no model", "the model whose network takes the tokens", remedy)
-    query = find_query(cells, ready.saved, cfg, "the cells")
+    query = find_query(OpenedCells(cells, cfg, "the cells"), ready.saved)
     found = Cells(query.all_cells(), ready.tokens, measured=query.measured)
     return found.batch(np.arange(len(found)))
 

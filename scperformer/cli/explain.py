@@ -12,7 +12,7 @@ from scperformer.config.options import SEED, ExpressionOptions, option, require
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scperformer.model.load import Model
+    from scperformer.annotation.fitted import Model
     from scperformer.results.explain import Explanation
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def run(cfg: ExplainConfig) -> Path:
 
 def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "Model | None" = None) -> "Explanation":
     """Explain an annotated file, or cells in memory; write a folder if `cfg.output` names one."""
-    from scperformer.model.load import load_model
+    from scperformer.annotation.load import load_model
     from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
     from scperformer.results.read_annotations import of_cells, read_annotated
 

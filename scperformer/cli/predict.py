@@ -13,7 +13,7 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import choice, require
 
 if TYPE_CHECKING:
-    from scperformer.model.load import Model
+    from scperformer.annotation.fitted import Model
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output.
     """
     from scperformer.annotation import outputs
+    from scperformer.annotation.load import load_model
     from scperformer.annotation.predict import annotate_file
     from scperformer.annotation.write import SEPARATORS
     from scperformer.base.progress import progress
@@ -74,7 +75,6 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     from scperformer.io.sheet import described_samples
     from scperformer.model.folder import names_model
     from scperformer.model.inference import choose_device
-    from scperformer.model.load import load_model
 
     files = outputs.outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
     tables = {} if cfg.markers is None else dict(outputs.outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
@@ -111,8 +111,8 @@ def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
                 outputs.failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_annotated += 1
                 num_cells += len(annotation.obs)
-                num_unknown += annotation.record["num_unknown"]
-                if (same := path_of_content.setdefault(annotation.record["input"]["sha256"], path)) != path:
+                num_unknown += annotation.record.num_unknown
+                if (same := path_of_content.setdefault(annotation.record.input.sha256, path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
     if num_annotated > 1:

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,20 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from scperformer.annotation.annotate import describe_run
+from scperformer.annotation.annotate import input_record, model_record, software_versions
+from scperformer.annotation.fitted import Model
+from scperformer.annotation.load import load_model
+from scperformer.annotation.record import to_uns
 from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import all_mechanisms, make_attention
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
 from scperformer.base.pictures import png
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.io.read import default_output, read_cells, require_readable
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import Model, load_model
 from scperformer.model.minibatches import Cells
 
 if TYPE_CHECKING:
@@ -293,9 +296,9 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
             "a model trained with model=tiny, base or scbert",
             "choose another model_path=...",
         )
-    query = find_query(adata, model.saved, cfg, path)
+    query = find_query(OpenedCells(adata, cfg, path), model.saved)
     cells = Cells(query.all_cells(), model.tokens)
-    rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]
+    rows = query.cell_rows[np.diff(cells.x.indptr)[query.cell_rows] > 0]
     if len(rows) == 0:
         raise InputError(
             "no-expression", f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells"
@@ -305,17 +308,17 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
         files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg.seed)
-    ran = describe_run(query, model)
-    about = {name: value for name, value in ran["model"].items() if name != "path"}  # folders of a user are private
+    about = to_uns(model_record(model.saved, model.path))
+    del about["path"]  # folders of a user are private
     summary = {
         "analysis": cfg.analysis,
         "cells": adata.obs_names[rows].tolist(),
         **numbers,
         "model": about | {"config": model.saved.config},
-        "input": {name: value for name, value in ran["input"].items() if name not in ("total", "log_base")},
-        "genes": ran["genes"],
+        "input": to_uns(replace(input_record(query), total=None, log_base=None)),  # type: ignore[arg-type]
+        "genes": asdict(query.overlap),
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
-        "versions": ran["versions"],
+        "versions": software_versions(),
     }
     text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
     files[SUMMARY] = f"{text}\n".encode()
