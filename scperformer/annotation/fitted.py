@@ -222,6 +222,7 @@ class FittedModel(Model):
             label_means=None if reference is None else reference.means,
             doublets=self.mixtures(query, reference, compared.factors) if finds_doublets else None,
             batches=compared.batches,
+            resemblance=compared.resemblance,
         )
 
     def stored_cells(self, options: AnnotationOptions) -> ReferenceCells | None:

@@ -11,10 +11,10 @@ import torch
 from matplotlib.image import imread
 from scipy import sparse
 
+from scperformer.annotation.load import load_model
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.model.load import load_model
 from scperformer.model.minibatches import Cells
 from scperformer.token_attention.analyze import MEAN, HeadInputs, analyze_spectrum, approximation_errors, low_rank
 
