@@ -7,7 +7,7 @@ docs/report.png is a photograph of a report.
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -340,15 +340,20 @@ PICTURES: tuple[Callable[[Path], Figure], ...] = (
 )
 
 
-def main() -> None:
-    """Write the pictures that the command names, by default all."""
-    names = sys.argv[1:]
+def draw(folder: Path, names: Sequence[str] = ()) -> None:
+    """Write the pictures with these names into a folder, by default all."""
     mpl.use("agg")
-    with TemporaryDirectory() as folder, mpl.rc_context(STYLE):
+    with TemporaryDirectory() as models, mpl.rc_context(STYLE):
         for picture in PICTURES:
             if not names or picture.__name__ in names:
-                figure = picture(Path(folder))
-                figure.savefig(DOCS / f"{picture.__name__}.png", dpi=120, metadata={"Software": None})
+                figure = picture(Path(models))
+                figure.savefig(folder / f"{picture.__name__}.png", dpi=120, metadata={"Software": None})
+
+
+def main() -> None:
+    """Write the pictures that the command names, by default all and the graph of the rules."""
+    names = sys.argv[1:]
+    draw(DOCS, names)
     if not names or "rule_graph" in names:
         page = DOCS / "workflow.md"
         block = r"(<!-- made by docs/pictures.py -->\n```mermaid\n).*?```"
