@@ -45,9 +45,8 @@ class InputError(ValueError):
 def require_path(path: object) -> None:
     """Refuse a path that no file can have, or that is not valid UTF-8: it could not be written to files and reports."""
     if "\0" in str(path):
-        raise InputError(
-            "path-null", f"a null character in the path {path}", "the path of a file or folder", "check it"
-        )
+        found = f"a null character in the path {path}"
+        raise InputError("path-null", found, "the path of a file or folder", "check it")
     if len(str(path)) > MAX_PATH or any(len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts):
         found = f"a path of {len(str(path)):,} characters"
         expected = f"at most {MAX_PATH:,} characters, and {MAX_FILE_NAME} bytes in each name"

@@ -132,9 +132,8 @@ def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) ->
         saved, target = _import_foreign(path, foreign, library, cfg)
     elif cfg.reference is not None:
         found = f"reference={cfg.reference} beside a model of scperformer"
-        raise InputError(
-            "reference-not-needed", found, "a model of another tool, which has no labelled cells", "leave reference out"
-        )
+        expected = "a model of another tool, which has no labelled cells"
+        raise InputError("reference-not-needed", found, expected, "leave reference out")
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
             folder = Path(temporary) / path.name  # the name is in the text of errors
@@ -188,9 +187,8 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
 def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
     """Return the folder of a model in the library; refuse names that no folder can have, and one that exists."""
     if not FOLDER_NAME.fullmatch(name):
-        raise InputError(
-            "model-name", f"model '{path}' with the name '{name[:80]}'", "a name that a folder can have", "add name=..."
-        )
+        found = f"model '{path}' with the name '{name[:80]}'"
+        raise InputError("model-name", found, "a name that a folder can have", "add name=...")
     require_absent(library / name, cfg.overwrite, MODEL)
     return library / name
 

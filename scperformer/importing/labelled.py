@@ -40,12 +40,8 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     network = rebuild(saved, Path(path))
     if not isinstance(network, ImportedNetwork):
         found = f"reference={path} beside a model of {saved.imported['tool']}"
-        raise InputError(
-            "not-refittable",
-            found,
-            "a model whose scores can be refitted",
-            "leave reference out, or train on these cells",
-        )
+        expected = "a model whose scores can be refitted"
+        raise InputError("not-refittable", found, expected, "leave reference out, or train on these cells")
     with open_cells(path, "auto") as cells:
         labels = _codes(require_labels(cells.obs, label_key, path), saved, f"{path}, {label_key}")
         query = find_query(cells, saved, ModelOptions(inputs=[path], min_overlap=0.5), path)
@@ -96,26 +92,23 @@ def _codes(texts: pd.Series, saved: SavedModel, where: str) -> np.ndarray:
     """Return the index of the label of the model for each cell, int64 N; -1 for cells that are left out."""
     ontology = packaged_ontology()
     terms = pd.Series(saved.ontology_term_ids)
-    of_term = {term: int(place) for place, term in terms[~terms.duplicated(keep=False)].items()}
-    place = {label: code for code, label in enumerate(saved.labels)}
+    of_term = {term: int(code) for code, term in terms[~terms.duplicated(keep=False)].items()}
+    of_label = {label: code for code, label in enumerate(saved.labels)}
     names = texts.dropna().unique()
-    found = {
-        text: place.get(spelled, of_term.get(ontology.term(text) or "", -1))
-        for text, spelled in zip(names, spelled_as(saved.labels, names), strict=True)
+    code_of = {
+        name: of_label.get(spelled, of_term.get(ontology.term(name) or "", -1))
+        for name, spelled in zip(names, spelled_as(saved.labels, names), strict=True)
     }
-    labels = texts.map(found).fillna(-1).to_numpy(np.int64)
+    labels = texts.map(code_of).fillna(-1).to_numpy(np.int64)
     other = texts[(labels < 0) & texts.notna().to_numpy()].value_counts()
     num_known = int((labels >= 0).sum())
     num_labels = len(np.unique(labels[labels >= 0]))
     if num_known < MIN_CELLS or num_labels < 2:
-        theirs = join_names(list(other.index[:NUM_NAMED]))
-        example = f"it has {join_names(saved.labels[:NUM_NAMED])}; the cells have {theirs}"
-        raise InputError(
-            "few-cells",
-            f"{num_known} cells with {num_labels} labels of the model in {where}",
-            f"at least {MIN_CELLS} cells with 2 labels ({example})",
-            "rename the labels of the cells to labels of the model, or leave reference out",
-        )
+        found = f"{num_known} cells with {num_labels} labels of the model in {where}"
+        names_of_cells = join_names(list(other.index[:NUM_NAMED]))
+        example = f"it has {join_names(saved.labels[:NUM_NAMED])}; the cells have {names_of_cells}"
+        remedy = "rename the labels of the cells to labels of the model, or leave reference out"
+        raise InputError("few-cells", found, f"at least {MIN_CELLS} cells with 2 labels ({example})", remedy)
     if len(other):
         log.warning("%s: %d cells have labels that the model lacks: %s", where, other.sum(), listed(other.index))
     return labels

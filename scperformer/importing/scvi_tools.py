@@ -66,9 +66,8 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     kind = registry.get("model_name")
     if kind != "SCANVI":
         found = f"{path} with a model {str(kind)[:50]} of scvi-tools"
-        raise InputError(
-            "scvi-kind", found, "a scANVI model (SCANVI), which has a classifier", "import a model that annotates"
-        )
+        expected = "a scANVI model (SCANVI), which has a classifier"
+        raise InputError("scvi-kind", found, expected, "import a model that annotates")
     made_with = _entry(attributes, "init_params_")
     options = dict(_entry(made_with, "non_kwargs"))
     for name, value in _entry(made_with, "kwargs").items():
@@ -130,9 +129,8 @@ def _batch(
     if not options.get("encode_covariates", False):
         if cfg.batch is not None:
             found = f"batch={cfg.batch} and a model whose encoder does not read batches"
-            raise InputError(
-                "scvi-batch", found, "no batch: cells of any batch are read in the same way", "leave batch out"
-            )
+            expected = "no batch: cells of any batch are read in the same way"
+            raise InputError("scvi-batch", found, expected, "leave batch out")
         return None, []
     batches = _categories(registry, "batch")
     if len(batches) == 1:

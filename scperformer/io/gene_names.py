@@ -60,12 +60,8 @@ def require_named(names: Sequence[str], where: str) -> None:
     num_missing = sum(name.lower() in MISSING_NAMES for name in names)
     if num_missing > 1:
         remedy = "drop these genes, or use other names as var_names, and save the file"
-        raise InputError(
-            "unnamed-genes",
-            f"{num_missing} genes of {where} have an empty name or NaN",
-            "a name for every gene",
-            remedy,
-        )
+        found = f"{num_missing} genes of {where} have an empty name or NaN"
+        raise InputError("unnamed-genes", found, "a name for every gene", remedy)
 
 
 def repeated_note(names: Sequence[str]) -> list[str]:

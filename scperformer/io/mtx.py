@@ -103,9 +103,8 @@ def matrix_size(path: Path) -> tuple[int, int]:
         found = f"{path} is a matrix of the kind '{layout} {field} {symmetry}'"
         raise InputError("mtx-kind", found, "coordinate, real or integer, general", "write it with scipy.io.mmwrite")
     if num_entries > path.stat().st_size * (MAX_GZIP_RATIO if is_gzip(path) else 1) // MIN_ENTRY_BYTES:
-        raise InputError(
-            "damaged-file", f"{path} is truncated ({num_entries} entries in its header)", "all of them", "copy it again"
-        )
+        found = f"{path} is truncated ({num_entries} entries in its header)"
+        raise InputError("damaged-file", found, "all of them", "copy it again")
     return num_rows, num_columns
 
 

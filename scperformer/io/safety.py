@@ -142,16 +142,11 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
             try:
                 link = group.get(name, getlink=True)
             except TypeError as error:  # a user-defined kind of link
-                raise InputError(
-                    "outside-data", f"{path} has a link of an unknown kind ('{where}')", ALL_IN_FILE, COPY
-                ) from error
+                found = f"{path} has a link of an unknown kind ('{where}')"
+                raise InputError("outside-data", found, ALL_IN_FILE, COPY) from error
             if isinstance(link, h5py.ExternalLink):
-                raise InputError(
-                    "outside-data",
-                    f"{path} has a link to another file ('{where}' -> {link.filename})",
-                    ALL_IN_FILE,
-                    COPY,
-                )
+                found = f"{path} has a link to another file ('{where}' -> {link.filename})"
+                raise InputError("outside-data", found, ALL_IN_FILE, COPY)
             if isinstance(link, h5py.SoftLink):
                 soft.append((group, name, where))
                 continue
@@ -183,9 +178,8 @@ def require_contained_folder(folder: Path) -> None:
         if entry.is_dir():
             links.setdefault(root / name.parent, []).append((target, str(name)))
         elif not entry.is_file():
-            raise InputError(
-                "zarr-entry", f"{folder} holds '{name}', which is neither a file nor a folder", expected, COPY
-            )
+            found = f"{folder} holds '{name}', which is neither a file nor a folder"
+            raise InputError("zarr-entry", found, expected, COPY)
         if entry.name not in ZARR_METADATA:
             continue
         if (size := entry.stat().st_size) > MAX_METADATA_BYTES:
@@ -227,13 +221,11 @@ def require_valid_indices(x: Any, where: str, path: str | Path) -> None:
         x.check_format(full_check=True)
     except ValueError as error:
         found = f"{path} is damaged ({where}: {reason_of(error)})"
-        raise InputError(
-            "damaged-file", found, "a sparse matrix with indices within its shape", "write the file again"
-        ) from error
+        expected = "a sparse matrix with indices within its shape"
+        raise InputError("damaged-file", found, expected, "write the file again") from error
     if np.issubdtype(x.dtype, np.complexfloating):
-        raise InputError(
-            "complex-numbers", f"complex numbers in {where} of {path}", "expression values", "write the file again"
-        )
+        found = f"complex numbers in {where} of {path}"
+        raise InputError("complex-numbers", found, "expression values", "write the file again")
 
 
 def require_cells_and_genes(adata: Any, path: str | Path) -> None:

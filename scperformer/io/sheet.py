@@ -42,42 +42,35 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
         header = text.partition("\n")[0]
         delimiter = ";" if header.count(";") > header.count(",") else ","
         if delimiter not in header and "\t" in header:
-            raise InputError(
-                "sheet-separator", f"tabs between the columns of {sheet}", "commas or semicolons", "name it .tsv"
-            )
+            found = f"tabs between the columns of {sheet}"
+            raise InputError("sheet-separator", found, "commas or semicolons", "name it .tsv")
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:  # such as a field of more than 131,072 characters
-        raise InputError(
-            "not-a-table", f"{sheet} is no table ({error})", "a row for each sample", "save it again as CSV"
-        ) from error
+        found = f"{sheet} is no table ({error})"
+        raise InputError("not-a-table", found, "a row for each sample", "save it again as CSV") from error
     table = [[field.strip() for field in line] for line in lines]
     names = table[0] if table else []
     for place, name in enumerate(names):
         if name and name in names[:place]:
-            raise InputError(
-                "sheet-column", f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them"
-            )
+            found = f"two columns '{name}' in {sheet}"
+            raise InputError("sheet-column", found, "a name of its own for each", "rename one of them")
         if name in NO_COLUMNS:
-            raise InputError(
-                "sheet-column", f"column '{name}' in {sheet}", "a name that a column of obs can have", "rename it"
-            )
+            found = f"column '{name}' in {sheet}"
+            raise InputError("sheet-column", found, "a name that a column of obs can have", "rename it")
         if name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
-            raise InputError(
-                "sheet-column", f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it"
-            )
+            found = f"column '{name}' in {sheet}"
+            raise InputError("sheet-column", found, f"'{name.lower()}', in lower case", "rename it")
     rows = []
     for number, row in enumerate(table[1:], start=2):
         if extra := next(filter(None, row[len(names) :]), ""):
             found = f"'{extra}' beyond the last column in row {number} of {sheet}"
-            raise InputError(
-                "sheet-row", found, f"{len(names)} columns", "give the column a name, or put quotes around the field"
-            )
+            expected = f"{len(names)} columns"
+            raise InputError("sheet-row", found, expected, "give the column a name, or put quotes around the field")
         filled = {name: value for name, value in zip(names, row, strict=False) if value}
         if "" in filled:
-            raise InputError(
-                "sheet-row", f"'{filled['']}' in a column of {sheet} without a name", "a name above it", "add one"
-            )
+            found = f"'{filled['']}' in a column of {sheet} without a name"
+            raise InputError("sheet-row", found, "a name above it", "add one")
         if filled:
             rows.append(filled)
     return rows

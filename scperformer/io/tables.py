@@ -93,9 +93,8 @@ class _Limiter(io.RawIOBase):
         elif self.left < 0:
             found = f"text that is more than {MAX_UNPACKED} times as large when it is unpacked"
         if found:
-            raise InputError(
-                "table-text", f"{self.path} with {found}", TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}"
-            )
+            found = f"{self.path} with {found}"
+            raise InputError("table-text", found, TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}")
         last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)
         return len(chunk)
@@ -286,9 +285,8 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
     """Read the row names, the columns of expression, and the columns that annotate cells or genes."""
     header = layout.header
     if is_annotation.all():
-        raise InputError(
-            "table-without-numbers", f"{path} without a column of numbers", TABLE_OF_NUMBERS, "write it again"
-        )
+        found = f"{path} without a column of numbers"
+        raise InputError("table-without-numbers", found, TABLE_OF_NUMBERS, "write it again")
     rows: list[str] = []
     blocks: list[sparse.csr_matrix] = []
     annotations: list[pd.DataFrame] = []

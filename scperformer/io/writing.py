@@ -105,6 +105,5 @@ def write_anndata(adata: AnnData, path: Path, **options: Any) -> None:
             if "embedded NULL" not in str(error):
                 raise
             found = f"a text with a null character ({next(iter(getattr(error, '__notes__', [])), error)})"
-            raise InputError(
-                "null-character", found, "texts that HDF5 can hold", "write the output as .zarr, or clean it"
-            ) from error
+            expected = "texts that HDF5 can hold"
+            raise InputError("null-character", found, expected, "write the output as .zarr, or clean it") from error

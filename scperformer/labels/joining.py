@@ -117,9 +117,8 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
             known = given.setdefault(name, own)
             if UNKNOWN_TERM not in (known, own) and known != own:
                 found = f"label '{name}' as {known} and, in {study.study}, as {own}"
-                raise InputError(
-                    "label-terms", found, "one ontology id for each label", "rename one of them with label_map=..."
-                )
+                expected = "one ontology id for each label"
+                raise InputError("label-terms", found, expected, "rename one of them with label_map=...")
             given[name] = own if known == UNKNOWN_TERM else known
     terms, ontology = find_terms(list(given), list(given.values()), source)
     term_of = dict(zip(given, terms, strict=True))
@@ -150,9 +149,8 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
     for number, study in enumerate(studies):
         if not (knows[number] & np.delete(knows, number, axis=0).any(axis=0)).any():
             found = f"no label of {study.study} in the other studies"
-            raise InputError(
-                "unshared-labels", found, "studies that share labels", "name their joint labels with label_map=..."
-            )
+            expected = "studies that share labels"
+            raise InputError("unshared-labels", found, expected, "name their joint labels with label_map=...")
     joint_terms = [term_of[label] for label in labels]
     tree = None if ontology is None else joined_by_terms(labels, joint_terms, ontology)
     return JointLabels(labels, joint_terms, tree, meanings)

@@ -106,9 +106,8 @@ def read_obo(path: str | Path) -> Ontology:
             exact = (SYNONYM.match(value) for tag, value in tags if tag == "synonym")
             synonyms += [(text[1], term) for text in exact if text]
     if not names:
-        raise InputError(
-            "bad-ontology", f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again"
-        )
+        found = f"no [Term] in {path}"
+        raise InputError("bad-ontology", found, "a file in OBO format such as cl-basic.obo", "download it again")
     version = VERSION.search(head)
     return Ontology(version[1] if version else "", names, parents, _ids_of(names, synonyms, packaged_ontology().ids))
 
