@@ -20,12 +20,15 @@ Source: Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from scperformer.attention.linear_attention import Exponents
 
 MIN_TILE_WIDTH = 16  # smallest tile of the tensor cores
 LOG_OF_NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
@@ -451,21 +454,27 @@ class _Fused(torch.autograd.Function):
     """Forward and backward pass of `attend`, given directions scaled for base-2 logits."""
 
     @staticmethod
-    def forward(ctx, qkv_TBHLE, keep_BL, directions, bias_HM, square, epsilon, all_heads):
+    def forward(ctx, qkv_TBHLE, keep_BL, exponents):
+        directions = exponents.directions
+        epsilon = exponents.epsilon
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
         M = directions.shape[-2]
         G = B * H
         has_sink = epsilon > 0
-        half_square = square / 2 / LN2.value
+        half_square = exponents.square / 2 / LN2.value
         bias_GL = row_dots(k_BHLE, k_BHLE, -half_square, keep_BL)
         means_BHME, log_totals_GM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, has_sink)
-        read_bias_GM = log_totals_GM if bias_HM is None else log_totals_GM + 2 * bias_HM.repeat(B, 1)
+        read_bias_GM = log_totals_GM
+        if exponents.bias_HM is not None:
+            read_bias_GM = log_totals_GM + 2 * exponents.bias_HM.repeat(B, 1)
         sinks = (log_totals_GM, log_totals_GM)
         if has_sink:
             # epsilon is relative to the largest logit of all keys and features, without the norms of the keys
             largest_BH = tops_SGM.amax(dim=(0, 2)).view(B, H)
-            largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if all_heads else largest_BH).reshape(G, 1)
+            largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if exponents.all_heads else largest_BH).reshape(
+                G, 1
+            )
             num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
             sink_G1 = largest_G1 + torch.log2(epsilon * num_tokens_G1)
             # a power of two, which is exact, keeps the sum of the values within the range of float16
@@ -494,7 +503,7 @@ class _Fused(torch.autograd.Function):
         more = {"SPLIT": False, "SINK": has_sink, **options}
         num_programs = triton.cdiv(L, options["ROW_TILES"] * options["TILE_N"])
         _forward[num_programs, G, 1](*given, *strides, H, L, M, M, half_square, **more)
-        ctx.square = square
+        ctx.square = exponents.square
         ctx.has_sink = has_sink
         kept = (bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, out_BHLE, lse_GL, sink_GL, sinks[1])
         ctx.save_for_backward(qkv_TBHLE, *kept)
@@ -552,7 +561,7 @@ class _Fused(torch.autograd.Function):
         grid = (triton.cdiv(L, options["TILE_L"]), G, 1)
         made = (dk_BHLE, dv_BHLE, delta_GM, delta_GM, sink_grad_GE)
         _backward_kv[grid](*given, *made, *strides, H, M, L, M, ctx.square, TOKENS=True, **options)
-        return grad_TBHLE, None, None, None, None, None, None
+        return grad_TBHLE, None, None
 
 
 def empty_gradients(qkv_TBHLE: Tensor) -> Tensor:
@@ -566,27 +575,18 @@ def in_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def in_base_2(qkv_TBHLE: Tensor, directions: Tensor, bias_HM: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def in_base_2(qkv_TBHLE: Tensor, exponents: Exponents) -> tuple[Tensor, Exponents]:
     """Return the inputs of the kernels: rows in memory, and directions and biases for logarithms to base 2."""
-    directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
-    return in_rows(qkv_TBHLE), directions, None if bias_HM is None else bias_HM.detach().float() / LN2.value
+    directions = (exponents.directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
+    bias_HM = None if exponents.bias_HM is None else exponents.bias_HM.detach().float() / LN2.value
+    return in_rows(qkv_TBHLE), replace(exponents, directions=directions, bias_HM=bias_HM)
 
 
-def attend(
-    qkv_TBHLE: Tensor,
-    keep_BL: Tensor,
-    directions: Tensor,
-    square: float,
-    *,
-    bias_HM: Tensor | None = None,
-    epsilon: float = 0.0,
-    all_heads: bool = False,
-) -> Tensor:
-    """Return attention with the features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m): B x H x L x E.
+def attend(qkv_TBHLE: Tensor, keep_BL: Tensor, exponents: Exponents) -> Tensor:
+    """Return attention with features that are exponentials: B x H x L x E.
 
-    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W,
-    M x E or H x M x E. They get no gradient; with bfloat16 inputs they are rounded to bfloat16. `epsilon` is added to
-    each phi as in `PublishedFavor`, where the keys of `all_heads` or of each head share a stabiliser.
+    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. The directions are rounded to the
+    type of the inputs.
     """
-    qkv_TBHLE, directions, bias_HM = in_base_2(qkv_TBHLE, directions, bias_HM)
-    return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), directions, bias_HM, square, epsilon, all_heads)
+    qkv_TBHLE, exponents = in_base_2(qkv_TBHLE, exponents)
+    return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), exponents)

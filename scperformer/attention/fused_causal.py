@@ -29,6 +29,7 @@ from scperformer.attention.fused import (
     steps,
     sums_over_tokens,
 )
+from scperformer.attention.linear_attention import Exponents
 
 MIN_CAUSAL_TOTAL = tl.constexpr(2.0**-60)  # of the weights of a query, relative to the largest of all keys of its block
 
@@ -193,16 +194,15 @@ class _Causal(torch.autograd.Function):
         return grad_TBHLE, None, None, None, None
 
 
-def attend_causal(
-    qkv_TBHLE: Tensor, keep_BL: Tensor, directions: Tensor, square: float, *, bias_HM: Tensor | None = None
-) -> Tensor | None:
+def attend_causal(qkv_TBHLE: Tensor, keep_BL: Tensor, exponents: Exponents) -> Tensor | None:
     """Return `fused.attend` to the token itself and earlier ones: B x H x L x E.
 
     None is returned if a query sees only keys that are nearly 0 beside later ones of its block. float16 has too small a
     range.
     """
-    qkv_TBHLE, directions, bias_HM = in_base_2(qkv_TBHLE, directions, bias_HM)
+    qkv_TBHLE, exponents = in_base_2(qkv_TBHLE, exponents)
+    directions = exponents.directions
     read_bias_HM = torch.zeros_like(directions, dtype=torch.float32)[..., 0].expand(qkv_TBHLE.shape[2], -1)
-    read_bias_HM = (read_bias_HM if bias_HM is None else 2 * bias_HM).contiguous()
-    out_BHLE, is_unknown = _Causal.apply(qkv_TBHLE, keep_BL.contiguous(), directions, read_bias_HM, square)
+    read_bias_HM = (read_bias_HM if exponents.bias_HM is None else 2 * exponents.bias_HM).contiguous()
+    out_BHLE, is_unknown = _Causal.apply(qkv_TBHLE, keep_BL.contiguous(), directions, read_bias_HM, exponents.square)
     return None if is_unknown else out_BHLE

@@ -37,6 +37,11 @@ MAX_METADATA_BYTES = 256 * 2**20  # in a metadata file of zarr; real files have 
 Node = TypeVar("Node")  # a group of a file, or a folder
 
 
+def outside_data(path: str | Path, content: str, expected: str = ALL_IN_FILE) -> InputError:
+    """Return the error about a file with `content` that is not in it."""
+    return InputError("outside-data", f"{path} has {content}", expected, COPY)
+
+
 def reason_of(error: Exception) -> str:
     """Return the first line of an error, or its class if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -106,10 +111,9 @@ def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None
     properties = dataset.id.get_create_plist()
     if properties.get_layout() == h5py.h5d.VIRTUAL:  # libhdf5 crashes on one that is its own source
         source = next((source.file_name for source in dataset.virtual_sources()), "nothing")
-        raise InputError("outside-data", f"{path} has a virtual dataset ('{where}' -> {source})", ALL_IN_FILE, COPY)
+        raise outside_data(path, f"a virtual dataset ('{where}' -> {source})")
     if properties.get_external_count():
-        source = dataset.external[0][0]
-        raise InputError("outside-data", f"{path} has data in another file ('{where}' -> {source})", ALL_IN_FILE, COPY)
+        raise outside_data(path, f"data in another file ('{where}' -> {dataset.external[0][0]})")
     for number in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(number)
         if h5py.h5z.filter_avail(code):
@@ -142,11 +146,9 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
             try:
                 link = group.get(name, getlink=True)
             except TypeError as error:  # a user-defined kind of link
-                found = f"{path} has a link of an unknown kind ('{where}')"
-                raise InputError("outside-data", found, ALL_IN_FILE, COPY) from error
+                raise outside_data(path, f"a link of an unknown kind ('{where}')") from error
             if isinstance(link, h5py.ExternalLink):
-                found = f"{path} has a link to another file ('{where}' -> {link.filename})"
-                raise InputError("outside-data", found, ALL_IN_FILE, COPY)
+                raise outside_data(path, f"a link to another file ('{where}' -> {link.filename})")
             if isinstance(link, h5py.SoftLink):
                 soft.append((group, name, where))
                 continue
@@ -174,7 +176,7 @@ def require_contained_folder(folder: Path) -> None:
         name = entry.relative_to(folder)
         target = Path(os.path.realpath(entry))
         if entry.is_symlink() and not target.is_relative_to(root):
-            raise InputError("outside-data", f"{folder} has a link that leaves it ('{name}')", expected, COPY)
+            raise outside_data(folder, f"a link that leaves it ('{name}')", expected)
         if entry.is_dir():
             links.setdefault(root / name.parent, []).append((target, str(name)))
         elif not entry.is_file():
