@@ -185,7 +185,7 @@ class LinearAttention(Attention):
         raise NotImplementedError
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
-        """Return the sums over the keys of kept tokens (`keep_BL` None: of all); at least float32."""
+        """Return the sums over the keys of kept tokens (if `keep_BL` is None, of all); at least float32."""
         with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
             return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
 

@@ -62,15 +62,16 @@ def copy_from_archive(path: Path, target: Path) -> None:
             files = {PurePosixPath(file.filename): file for file in listed}
             if len(files) > MAX_FILES or sum(file.file_size for file in files.values()) > MAX_UNPACKED_BYTES:
                 raise ValueError(f"more than {MAX_FILES:,} files or {MAX_UNPACKED_BYTES:,} bytes")
-            models = [place.parent for place in files if place.name == INFO]
+            models = [name.parent for name in files if name.name == INFO]
             roots = [folder for folder in models if not (STUDY.fullmatch(folder.name) and folder.parent in models)]
             if len(roots) != 1:
                 raise ValueError(f"{len(roots) or 'no'} {INFO} in it")
-            for place, file in files.items():
-                part = str(place.parent.relative_to(roots[0])) if place.is_relative_to(roots[0]) else ""
-                if place.name in KNOWN and (part == "." or STUDY.fullmatch(part)):
+            for path_in_zip, file in files.items():
+                is_inside = path_in_zip.is_relative_to(roots[0])
+                part = str(path_in_zip.parent.relative_to(roots[0])) if is_inside else ""
+                if path_in_zip.name in KNOWN and (part == "." or STUDY.fullmatch(part)):
                     (target / part).mkdir(exist_ok=True)
-                    with zipped.open(file) as source, (target / part / place.name).open("xb") as copy:
+                    with zipped.open(file) as source, (target / part / path_in_zip.name).open("xb") as copy:
                         shutil.copyfileobj(source, copy)
     except ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -115,7 +116,7 @@ def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) ->
     cfg = cfg or ImportOptions(inputs=[str(path)])
     if not path.exists():
         raise InputError("no-file", f"no file or folder {path}", MODELS, "check the path")
-    foreign = next((known for known in FORMATS if known.is_it(path)), None)
+    foreign = next((tool for tool in FORMATS if tool.is_it(path)), None)
     if foreign is not None:
         saved, target = _import_foreign(path, foreign, library, cfg)
     elif cfg.reference is not None:

@@ -45,22 +45,22 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     with open_cells(path, "auto") as cells:
         labels = _codes(require_labels(cells.obs, label_key, path), saved, f"{path}, {label_key}")
         query = find_query(cells, saved, ModelOptions(inputs=[path], min_overlap=0.5), path)
-        known = np.flatnonzero(labels >= 0)
-        rows = known[np.isin(known, query.cells)]
+        labelled = np.flatnonzero(labels >= 0)
+        rows = labelled[np.isin(labelled, query.cells)]
         rows = rows[stratified_sample(labels[rows], MAX_KEPT, SEED)]
         x = query.some(rows)
     has_expression = np.diff(x.indptr) > 0
     x = x[has_expression]
-    own = labels[rows][has_expression]
+    codes = labels[rows][has_expression]
     scores = network.scored(x, query.measured if not query.measured.all() else None).scores
-    scale, metrics, held_out = evidence_of(scores, x, own, SEED)
-    log.info("%s: accuracy %.3f on %d labelled cells", path, metrics["out_of_fold"]["accuracy"], len(own))
+    scale, metrics, held_out = evidence_of(scores, x, codes, SEED)
+    log.info("%s: accuracy %.3f on %d labelled cells", path, metrics["out_of_fold"]["accuracy"], len(codes))
     counts = recover_counts(x)
-    kept = ReferenceCells(x if counts is None else counts, own, are_counts=counts is not None)
+    reference_cells = ReferenceCells(x if counts is None else counts, codes, are_counts=counts is not None)
     if counts is None:
-        kept.values.data = np.expm1(kept.values.data)
+        reference_cells.values.data = np.expm1(reference_cells.values.data)
     weights = {KEPT_SCORES: scores.astype(np.float32)}
-    num_cells = dict(zip(saved.labels, np.bincount(own, minlength=len(saved.labels)).tolist(), strict=True))
+    num_cells = dict(zip(saved.labels, np.bincount(codes, minlength=len(saved.labels)).tolist(), strict=True))
     notes = ["If the labelled cells were among those that the model was trained on, its accuracy here is too high."]
     if missing := [label for label, num in num_cells.items() if num == 0]:
         found = f"{len(missing)} of {len(saved.labels)} labels have no labelled cells ({listed(missing)})"
@@ -70,9 +70,9 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         "reference": Path(path).name,
         "reference_sha256": checksum(path),
         "label_key": label_key,
-        "num_cells": len(own),
+        "num_cells": len(codes),
         "cells_per_label": num_cells,
-        "kept_cells": {"num_cells": len(own)},
+        "kept_cells": {"num_cells": len(codes)},
         "notes": [*saved.provenance.get("notes", []), *notes],
     }
     return replace(
@@ -83,7 +83,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         weights=saved.weights | weights,
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
         held_out=held_out,
-        reference_cells=kept,
+        reference_cells=reference_cells,
         has_reference_cells=True,
     )
 

@@ -29,7 +29,7 @@ LAYER_NORM_EPSILON = 1e-5
 # Objects in such a file that are not needed: the history of the training, for example, is a table of pandas.
 KNOWN = ("pandas.", "numpy.", "scvi.", "anndata.", "torch.", "builtins.", "__builtin__.", *NUMPY)
 # Options that make another network; a model with another value is refused.
-USUAL = {
+SUPPORTED = {
     "latent_distribution": "normal",
     "log_variational": True,
     "batch_representation": "one-hot",
@@ -72,9 +72,9 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     options = dict(_entry(made_with, "non_kwargs"))
     for name, value in _entry(made_with, "kwargs").items():
         options |= value if isinstance(value, dict) else {name: value}  # nested options are of its network
-    for name, usual in USUAL.items():
-        if (value := options.get(name, usual)) != usual:
-            raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {usual})")
+    for name, default in SUPPORTED.items():
+        if (value := options.get(name, default)) != default:
+            raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {default})")
     for name in ("extra_encoder_kwargs", "classifier_parameters"):
         if options.get(name):
             raise ValueError(f"{name}, with which no model can be imported")
@@ -137,11 +137,11 @@ def _batch(
     if len(batches) == 1:
         return np.zeros(0), []
     if cfg.batch not in batches:
-        known = ", ".join(f"'{shortened(name)}'" for name in batches[:20])
+        names = ", ".join(f"'{shortened(name)}'" for name in batches[:20])
         near = did_you_mean(cfg.batch, batches) if cfg.batch is not None else ""
         found = "a scANVI model that encodes batches" + ("" if cfg.batch is None else f", and batch={cfg.batch}")
         remedy = f"{near}add batch=... of the batch as which cells are to be read"
-        raise InputError("scvi-batch", found, f"one of its batches: {known}", remedy)
+        raise InputError("scvi-batch", found, f"one of its batches: {names}", remedy)
     note = f"Cells are read as cells of the batch '{cfg.batch}'; its batches are {', '.join(batches[:20])}."
     return np.array([name == cfg.batch for name in batches], dtype=np.float64), [note[:1000]]
 

@@ -48,8 +48,8 @@ class GeneMap:
     @cached_property
     def first(self) -> np.ndarray:
         """For each gene of the file, the first gene matched to the same gene; an unmatched gene is its own first."""
-        own = -1 - np.arange(len(self.target))
-        return first_of_each(np.where(self.target >= 0, self.target, own))
+        unmatched = -1 - np.arange(len(self.target))
+        return first_of_each(np.where(self.target >= 0, self.target, unmatched))
 
 
 def gene_symbols(names: Iterable[object]) -> list[str]:
@@ -187,9 +187,9 @@ class GeneNames:
 
     def completed(self, column: "GeneNames") -> "GeneNames":
         """Return these names with ids, and symbols in place of names without letters, from a column of var."""
-        ids = [own or new for own, new in zip(self.ids, column.ids, strict=True)]
+        ids = [stored or new for stored, new in zip(self.ids, column.ids, strict=True)]
         pairs = zip(self.symbols, column.symbols, strict=True)
-        symbols = [own if any(map(str.isalpha, own or "")) else new for own, new in pairs]
+        symbols = [stored if any(map(str.isalpha, stored or "")) else new for stored, new in pairs]
         return replace(self, ids=ids, symbols=symbols)
 
     def orthologs(self, columns: Iterable["GeneNames"], species: str) -> "GeneNames":
@@ -212,7 +212,7 @@ class GeneNames:
     @cached_property
     def gencode_ids(self) -> Keys:
         """The Ensembl id of each gene, else that of its symbol."""
-        return [own or other for own, other in zip(self.ids, self.ids_of_symbols, strict=True)]
+        return [stored or other for stored, other in zip(self.ids, self.ids_of_symbols, strict=True)]
 
     @cached_property
     def upper(self) -> Keys:

@@ -49,10 +49,14 @@ def guess_species(names: Sequence[str]) -> str:
     if prefixes.total() > len(ids) / 2:
         return SPECIES_OF_PREFIX.get(prefixes.most_common(1)[0][0], "other")
     # Symbols differ in capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
-    known = [symbol for symbol in symbols if symbol and any(map(str.isalpha, symbol))]
-    if sum(map(str.isupper, known)) > len(known) / 2:
+    with_letters = [symbol for symbol in symbols if symbol and any(map(str.isalpha, symbol))]
+    if sum(map(str.isupper, with_letters)) > len(with_letters) / 2:
         return "human"
-    return "mouse" if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in known) > len(known) / 2 else "unknown"
+    return (
+        "mouse"
+        if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in with_letters) > len(with_letters) / 2
+        else "unknown"
+    )
 
 
 def require_named(names: Sequence[str], where: str) -> None:

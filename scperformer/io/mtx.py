@@ -74,8 +74,10 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
             cells, genes = (next(filter(Path.is_file, files), None) for files in choices)
             if cells is not None and genes is not None:
                 return matrix, cells, genes
-    seen = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
-    found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {seen})"
+    nearby = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
+    found = (
+        f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {nearby})"
+    )
     expected = "files with the name of each cell and of each gene in a line"
     raise InputError("mtx-names", found, expected, "copy them into the folder, and name them so")
 

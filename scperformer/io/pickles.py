@@ -68,11 +68,11 @@ class Made:
     items: dict[Any, Any]
 
     def __new__(cls, *args: Any) -> "Made":
-        made = object.__new__(cls)
-        made.args = args
-        made.state = None
-        made.items = {}
-        return made
+        instance = object.__new__(cls)
+        instance.args = args
+        instance.state = None
+        instance.items = {}
+        return instance
 
     def __setstate__(self, state: Any) -> None:
         if self.state is not None:

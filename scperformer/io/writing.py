@@ -73,12 +73,12 @@ class _KeepsErrors(io.FileIO):
 
 def _pages(start: int, size: int) -> Iterator[tuple[int, slice, slice]]:
     """Split a range of bytes by pages: yield the number of each page, and the bytes as a slice of page and range."""
-    place = start
-    while place < start + size:
-        number, offset = divmod(place, PAGE_BYTES)
+    position = start
+    while position < start + size:
+        number, offset = divmod(position, PAGE_BYTES)
         stop = min(start + size, (number + 1) * PAGE_BYTES)
-        yield number, slice(offset, offset + stop - place), slice(place - start, stop - start)
-        place = stop
+        yield number, slice(offset, offset + stop - position), slice(position - start, stop - start)
+        position = stop
 
 
 @contextmanager
