@@ -40,7 +40,7 @@ class Attention(nn.Module):
     quadratic: ClassVar[bool] = False  # time grows with the square of L
     fixed_length: ClassVar[bool] = False  # parameters depend on the number of positions
     order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
-    sums_over_keys: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: see additive.py
+    sums_over_keys: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: linear_attention.py
     causal: ClassVar[bool] = False  # has an option `causal`: tokens attend only to themselves and earlier tokens
     exact_gradients: ClassVar[bool] = True  # they equal differences of outputs; false: a stabiliser has no gradient
     shared_qk: ClassVar[bool] = False  # queries are also the keys: `k_BHLE` is ignored

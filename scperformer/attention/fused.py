@@ -1,9 +1,9 @@
 """Exponential features on a GPU without storing phi: each of the two sums is a softmax attention, in tiles (Triton).
 
-With log phi_m(k) = W_m k - |k|^2 / 2 + b_m, the mean of values of a feature, s_m / z_m (additive.py), is the softmax
-attention of W_m to the keys, with -|k|^2 / 2 added to the logits. The output of a query is its softmax attention to the
-features, with b_m + log z_m added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are never stored,
-not even in the backward pass. Logits and sums are float32 for all inputs.
+With log phi_m(k) = W_m k - |k|^2 / 2 + b_m, the mean of values of a feature, s_m / z_m in linear_attention.py, is the
+softmax attention of W_m to the keys, with -|k|^2 / 2 added to the logits. The output of a query is its softmax
+attention to the features, with b_m + log z_m added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are
+never stored, not even in the backward pass. Logits and sums are float32 for all inputs.
 
 An epsilon added to every phi (PublishedFavor) is a sink: one more key, whose value is the mean of all values, and one
 more feature, whose value is the mean of the values of the features. The weights of both depend on the stabilisers.

@@ -37,12 +37,8 @@ class PluginProblem(InputError):
 def register_attention(mechanism: type[Attention], name: str | None = None) -> type[Attention]:
     """Register a mechanism as attention=NAME, by default the name of its class in lower case; also a class decorator.
 
-    The class fulfils the contract of `Attention` and has a dataclass `Options(AttentionOptions)`.
-
-    Raises
-    ------
-    InputError
-        It is no such class, or scperformer itself has a mechanism of this name.
+    The class fulfils the contract of `Attention` and has a dataclass `Options(AttentionOptions)`. Other classes, and
+    the names of scperformer's own mechanisms, are refused.
     """
     if not (isinstance(mechanism, type) and issubclass(mechanism, Attention)):
         found = f"the mechanism {one_line(repr(mechanism))}"
@@ -56,13 +52,7 @@ def register_attention(mechanism: type[Attention], name: str | None = None) -> t
 
 
 def load_plugin(file: str) -> None:
-    """Execute a Python file and register the mechanisms that it defines, by the names of their classes in lower case.
-
-    Raises
-    ------
-    InputError
-        It cannot be executed, or defines no mechanism.
-    """
+    """Execute a Python file and register the mechanisms that it defines; refuse a file that fails or defines none."""
     name = f"scperformer_plugin_{Path(file).stem}"
     spec = spec_from_file_location(name, file) if Path(file).suffix == ".py" and Path(file).is_file() else None
     if spec is None or spec.loader is None:
@@ -92,16 +82,21 @@ def source_hash(mechanism: type[Attention]) -> str:
         if mechanism.__module__ != "__main__":
             source = Path(inspect.getfile(mechanism)).read_text(encoding="utf-8")
         else:
-            try:
-                source = inspect.getsource(mechanism)
-            except (OSError, TypeError):  # Python finds the methods of a class in a notebook, and not the class
-                functions = [value for value in vars(mechanism).values() if isinstance(value, FunctionType)]
-                source = "".join(map(inspect.getsource, functions))
+            source = _source_in_main(mechanism)
     except (OSError, TypeError, ValueError) as error:
         found = f"the mechanism {mechanism.__name__}, whose source Python cannot read"
-        expected = "a class in a file"
-        raise InputError("mechanism-source", found, expected, "write it into a file and import it") from error
+        remedy = "write it into a file and import it"
+        raise InputError("mechanism-source", found, "a class in a file", remedy) from error
     return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _source_in_main(mechanism: type[Attention]) -> str:
+    try:
+        return inspect.getsource(mechanism)
+    except (OSError, TypeError):  # Python finds the methods of a class in a notebook, and not the class
+        return "".join(
+            inspect.getsource(value) for value in vars(mechanism).values() if isinstance(value, FunctionType)
+        )
 
 
 def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:

@@ -118,14 +118,17 @@ def thinned_cells(x: sparse.csr_matrix, share: float, seed: int = 0) -> sparse.c
         cell = zlib.crc32(nums.tobytes(), zlib.crc32(x.indices[start:stop].astype(np.int64).tobytes()))
         rng = np.random.default_rng((cell, seed))
         values[start:stop] = np.log1p(rng.binomial(nums, share) * (one_count / share))
-    thinned = sparse.csr_matrix((values, x.indices.copy(), x.indptr.copy()), shape=x.shape)
-    thinned.eliminate_zeros()
-    return thinned
+    return _without_zeros(values, x)
 
 
 def thin(counts: sparse.csr_matrix, share: float, rng: np.random.Generator) -> sparse.csr_matrix:
     """Keep each count with probability `share`, as if the cells had been sequenced to that share of their depth."""
     values = rng.binomial(counts.data.astype(np.int64), share).astype(np.float32)
-    thinned = sparse.csr_matrix((values, counts.indices.copy(), counts.indptr.copy()), shape=counts.shape)
-    thinned.eliminate_zeros()
-    return thinned
+    return _without_zeros(values, counts)
+
+
+def _without_zeros(values: np.ndarray, x: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Return a matrix with other values in place of those of `x`, without stored zeros."""
+    replaced = sparse.csr_matrix((values, x.indices.copy(), x.indptr.copy()), shape=x.shape)
+    replaced.eliminate_zeros()
+    return replaced

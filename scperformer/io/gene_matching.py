@@ -234,10 +234,13 @@ class GeneNames:
     def current_of_former(self) -> Keys:
         """The same, else HGNC's current symbol of the gene that had this name before."""
         table = human_genes()
-        # GENCODE's gene of a name goes before a former name
-        by_upper = {name: table.current.get(gene_id) for name, gene_id in table.upper_ids.items()}
-        pairs = zip(self.current, self.upper, strict=True)
-        return [now or (by_upper[name] if name in by_upper else table.former.get(name or "")) for now, name in pairs]
+
+        def now(name: str | None) -> str | None:
+            if name in table.upper_ids:  # GENCODE has a gene of that name
+                return table.current.get(table.upper_ids[name])
+            return table.former.get(name or "")
+
+        return [current or now(name) for current, name in zip(self.current, self.upper, strict=True)]
 
 
 def _add_matches(target: np.ndarray, keys: Keys, model_keys: Keys, only_free: bool) -> list[int]:
