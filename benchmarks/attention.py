@@ -303,7 +303,7 @@ def unexpressed(arguments: argparse.Namespace) -> None:
             cells = Cells(x, tokens)
             if way == "memory":
                 with torch.inference_mode():
-                    network.encoder.memory()  # once per model
+                    network.encoder.unexpressed.memory(training=False)  # once per model
             start = time.perf_counter()
             predict_cells(network, cells, BATCH_SIZE)
             seconds[way].append((time.perf_counter() - start) / len(cells))

@@ -49,9 +49,8 @@ def prepare_for_model(adata: AnnData, cfg: ModelOptions, path: Path) -> AnnData:
     model = read_model(resolve_model(cfg.model_path)[0])
     if model.config["target_sum"] is None:
         remedy = "annotate the files with 'scperformer predict'; they need no preparation"
-        raise InputError(
-            "model-of-counts", f"the model {model.name} of raw counts", "a model of normalised cells", remedy
-        )
+        found = f"the model {model.name} of raw counts"
+        raise InputError("model-of-counts", found, "a model of normalised cells", remedy)
     query = find_query(OpenedCells(adata, cfg, str(path)), model)
     overlap = query.plan.overlap
     prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
