@@ -47,8 +47,9 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import Model, as_model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel, Study, encoder_is_silent
-from scperformer.training.evidence import fill_network, fit_branches
+from scperformer.training.evidence import FitPlan, fill_network, fit_branches
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions
+from scperformer.training.folds import evidence_folds
 from scperformer.trust.batch_effect import correct_batch_effect, label_means
 from scperformer.trust.confidence import calibration
 from scperformer.trust.doublets import Doublets, fit_doublets
@@ -417,16 +418,8 @@ def fit_to_coverage(model: Model, reference_cells: ReferenceCells, coverage: Cov
     vectors = None
     if cfg.model.encoder:  # they were learned from all genes at full depth, perhaps also from further cells
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][coverage.measured]
-    fitted = fit_branches(
-        x,
-        labels,
-        linear_options=linear_options,
-        cfg=cfg,
-        draws=draws,
-        vectors=vectors,
-        batches=cells.batches,
-        tests_baseline=False,  # that takes as long as to test the model
-    )
+    plan = FitPlan(cfg, linear_options, draws, vectors=vectors, tests_baseline=False)  # that takes as long as the model
+    fitted = fit_branches(x, labels, plan, evidence_folds(labels, cfg.data.seed_of_split(cfg.seed), cells.batches))
     held_out = fitted.held_out
     metrics: dict[str, Any] = {"scales": fitted.scales}
     if held_out is None:  # the only cell of a label cannot be held out

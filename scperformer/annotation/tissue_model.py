@@ -118,7 +118,7 @@ def fit_tissue(saved: SavedModel, coverage: Coverage) -> SavedModel:
     assert cells is not None
     x = reduced(cells, coverage, saved.config["target_sum"], SEED)
     options = LinearOptions(POWERS, PENALTY_C, class_weights="none", weighting="signal")
-    fitted = Fitted(fit_linear_branch(x, cells.labels, options), None, {}, {}, None)
+    fitted = Fitted(fit_linear_branch(x, cells.labels, options))
     parts: dict[str, Any] = {
         "tokens": TokensConfig(**saved.config["tokens"]),
         "model": ModelConfig(**saved.config["model"]),

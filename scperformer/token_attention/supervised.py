@@ -20,7 +20,14 @@ from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.token_attention.epochs import EncoderLearner, Labelled, StreamedCells, process_factor, run_epochs
+from scperformer.token_attention.epochs import (
+    EncoderLearner,
+    Labelled,
+    StreamedCells,
+    load_best,
+    process_factor,
+    run_epochs,
+)
 from scperformer.token_attention.initialise import (
     INIT_LR,
     adopt_options,
@@ -31,7 +38,8 @@ from scperformer.token_attention.initialise import (
     start_head,
 )
 from scperformer.training.scales import branch_scales
-from scperformer.training.train import Training, settled
+from scperformer.training.strategies import Training
+from scperformer.training.train import settled
 from scperformer.training.trainer import loss_weights
 
 # Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
@@ -106,11 +114,10 @@ class Learner(EncoderLearner):
 
 
 def train_network(
-    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainOptions, run_folder: Path
-) -> int | None:
-    """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`."""
-    learner = Learner(network, train.known_labels, cfg)
-    return run_epochs(learner, train, val, cfg, run_folder)
+    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainOptions, folder: Path
+) -> None:
+    """Train the encoder of a network in the run folder, as `run_epochs`."""
+    run_epochs(Learner(network, train.known_labels, cfg), train, val, cfg, folder)
 
 
 class TokenEncoder:
@@ -149,9 +156,12 @@ class TokenEncoder:
             return {}
         return {"init": self.init.provenance(num_known_genes) | {"mode": self.init.mode}}
 
-    def train(self, training: Training, folder: Path) -> int | None:
-        """Train the layers, and return the best epoch, from 1; None in all processes but the first."""
+    def train(self, training: Training, folder: Path) -> None:
+        """Train the layers, in all processes of a distributed run."""
         stream = training.reference.stream
-        train = training.train
-        cells = train if stream is None else StreamedCells(stream, training.cfg.tokens)
-        return train_network(training.network, cells, training.val, training.cfg, folder)
+        train = training.train if stream is None else StreamedCells(stream, training.cfg.tokens)
+        train_network(training.network, train, training.val, training.cfg, folder)
+
+    def load_best(self, training: Training, folder: Path) -> int:
+        """Give the network the weights of the best epoch, and return its number, from 1."""
+        return load_best(training.network, folder)

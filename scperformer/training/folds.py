@@ -66,17 +66,18 @@ def choice_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = Non
 
 
 class Folds:
-    """Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
+    """Cells that are dealt to folds, each of which is predicted by fits to the cells of the others."""
 
-    def __init__(self, rows: np.ndarray, fold_of_cell: np.ndarray):
+    def __init__(self, rows: np.ndarray, fold_of_cell: np.ndarray, batches: np.ndarray | None = None):
         self.rows = rows  # numbers of the cells
-        self.fold_of_cell = fold_of_cell  # also of those that are not called; -1: in the fits of all folds
+        self.fold_of_cell = fold_of_cell  # also of those that are not predicted; -1: in the fits of all folds
         self.fold_of_row = fold_of_cell[rows]
+        self.batches = batches  # index of the batch of each cell, whole batches being dealt; None: of single cells
         self.numbers = range(int(self.fold_of_row.max(initial=-1)) + 1)
         self.is_dealt = self.fold_of_row >= 0
 
     def others(self, fold: int, labels: np.ndarray) -> np.ndarray:
-        """Return the cells of the fit by which a fold is called: all others, or 20,000 of them."""
+        """Return the cells of the fit by which a fold is predicted: all others, or 20,000 of them."""
         rows = np.flatnonzero(self.fold_of_cell != fold)
         return rows[stratified_sample(labels[rows], MAX_FIT_CELLS, fold)]
 
@@ -92,11 +93,11 @@ def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = N
     The only cell of a label is not held out, nor are the cells of a label that occurs in a single fold of batches.
     """
     rows = stratified_sample(labels, EVIDENCE_CELLS, seed)
-    if batches is not None:
-        fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
-        fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
-    else:
+    if batches is None:
         fold_of_cell = np.full(len(labels), -1)
         order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
         fold_of_cell[rows[order]] = dealt
-    return Folds(rows, fold_of_cell)
+    else:
+        fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
+        fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
+    return Folds(rows, fold_of_cell, batches)

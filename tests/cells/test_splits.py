@@ -15,7 +15,7 @@ from scperformer.cli.train import run as run_train
 from scperformer.config.training import DataConfig
 from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
-from scperformer.training import train as training
+from scperformer.training import strategies
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
 
@@ -117,19 +117,19 @@ def test_test_cells_are_removed_before_anything_is_computed(sides):
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """Every fit equals that of a file without the test cells, bit for bit."""
     seen = []
-    fit = training.fit_branches
-    score = training.score_on_held_out
+    fit = strategies.fit_branches
+    evaluate = strategies.ValidationSplit.evaluate
 
-    def watched_fit(x, labels, **options):
+    def watched_fit(x, *more):
         seen.append(x.shape[0])
-        return fit(x, labels, **options)
+        return fit(x, *more)
 
-    def watched_score(done, fitted):
-        seen.append((len(done.train), len(done.val)))
-        return score(done, fitted)
+    def watched_evaluate(training):
+        seen.append((len(training.train), len(training.val)))
+        return evaluate(training)
 
-    monkeypatch.setattr(training, "fit_branches", watched_fit)
-    monkeypatch.setattr(training, "score_on_held_out", watched_score)
+    monkeypatch.setattr(strategies, "fit_branches", watched_fit)
+    monkeypatch.setattr(strategies.ValidationSplit, "evaluate", watched_evaluate)
     whole = run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
     allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}
@@ -207,7 +207,7 @@ def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
 
 def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(training, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
+    monkeypatch.setattr(strategies, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'", "model=tiny"]
     folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()

@@ -265,7 +265,7 @@ def test_the_split_has_a_seed_of_its_own(counts_adata, monkeypatch, tmp_path, sp
     """Validation cells, and the folds of a model without them."""
     seeds = []
     dealt = lambda labels, seed, batches: seeds.append(seed) or evidence_folds(labels, seed, batches)  # noqa: E731
-    monkeypatch.setattr("scperformer.training.evidence.evidence_folds", dealt)
+    monkeypatch.setattr("scperformer.training.strategies.evidence_folds", dealt)
     own = [] if split_seed is None else [f"data.split_seed={split_seed}"]
     sample = Sample(counts_adata, Path("memory"))
     splits = [make_reference(sample, config("x", f"seed={seed}", *own)).split.val.tolist() for seed in (0, 1)]
