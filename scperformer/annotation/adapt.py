@@ -422,11 +422,11 @@ def fit_to_coverage(model: Model, reference_cells: ReferenceCells, coverage: Cov
     fitted = fit_branches(x, labels, plan, evidence_folds(labels, cfg.data.seed_of_split(cfg.seed), cells.batches))
     held_out = fitted.held_out
     metrics: dict[str, Any] = {"scales": fitted.scales}
-    if held_out is None:  # the only cell of a label cannot be held out
+    if fitted.evidence is None or held_out is None:  # the only cell of a label cannot be held out
         branches = {"linear": fitted.linear, "encoder": fitted.encoder}
         metrics["scales"] = {name: saved.scales.get(name, 1.0) for name, part in branches.items() if part is not None}
     else:
-        metrics["out_of_fold"] = fitted.evidence
+        metrics["out_of_fold"] = fitted.evidence.record()
         metrics["calibration"] = calibration(held_out.logits, held_out.labels)
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
@@ -444,7 +444,7 @@ def fit_to_coverage(model: Model, reference_cells: ReferenceCells, coverage: Cov
         saved,
         coverage,
         x,
-        None if held_out is None else fitted.evidence["accuracy"],
+        None if fitted.evidence is None else fitted.evidence.accuracy,
         config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
         metrics=metrics,
         weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},

@@ -28,20 +28,13 @@ from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig
-from scperformer.model.minibatches import (
-    POOL_BATCHES,
-    Cells,
-    drop_genes,
-    prefetch,
-    seed_of,
-    seed_sequence,
-    shuffled_batches,
-)
+from scperformer.model import minibatches
+from scperformer.model.minibatches import Cells, drop_genes, prefetch, seed_of, seed_sequence
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, Loader, SeededLearner, run_trainer
 
 log = logging.getLogger(__name__)
 
-BLOCK_CELLS = 64  # consecutive cells that are read together
+CELLS_READ_TOGETHER = 64  # consecutive cells that are read together
 BEST = "best"  # name of the checkpoint of the best epoch
 MIN_BUFFER_CELLS = 4096  # cells of 64 random blocks that are mixed with each other
 
@@ -73,17 +66,17 @@ class StreamedCells:
 
         rng = np.random.default_rng(seed_sequence("blocks", seed, epoch))
         rows = np.roll(np.arange(len(self)), rng.integers(len(self)))  # so that the blocks differ between epochs
-        num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
-        blocks = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))
+        num_whole = len(rows) // CELLS_READ_TOGETHER * CELLS_READ_TOGETHER
+        blocks = rng.permutation(rows[:num_whole].reshape(-1, CELLS_READ_TOGETHER))
         order = np.concatenate([blocks.ravel(), rows[num_whole:]])
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
-        size = max(MIN_BUFFER_CELLS, POOL_BATCHES * batch_size) // batch_size * batch_size
+        size = max(MIN_BUFFER_CELLS, minibatches.POOL_BATCHES * batch_size) // batch_size * batch_size
         passed, first = divmod(first, size // batch_size)  # buffers to skip, and steps of the next one
         starts = range(passed * size, len(mine), size)
         buffers = prefetch((read(mine[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
-            for cells in shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
+            for cells in minibatches.shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
                 yield buffer.labelled_batch(cells)
             first = 0
 
@@ -176,10 +169,10 @@ class EpochLog(Callback):
         self.shown = shown
         self.epochs: list[dict[str, float]] = []  # the rows of the table; epochs are numbered from 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, list[dict[str, float]]]:
         return {"epochs": self.epochs}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, list[dict[str, float]]]) -> None:
         self.epochs = state_dict["epochs"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

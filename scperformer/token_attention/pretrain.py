@@ -35,15 +35,8 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.minibatches import Cells, gene_means, row_subset, seed_of
 from scperformer.model.saved_model import SavedModel
-from scperformer.token_attention.epochs import (
-    EncoderLearner,
-    Labelled,
-    StreamedCells,
-    load_best,
-    process_factor,
-    run_epochs,
-    validation_batches,
-)
+from scperformer.token_attention import epochs
+from scperformer.token_attention.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.token_attention.initialise import Init, adopt_options, load_init, start_attention, start_encoder
 from scperformer.training.run_folder import Diverged, RunFolder, training_run
 from scperformer.training.train import settled
@@ -182,7 +175,7 @@ class MaskedLearner(EncoderLearner):
         hidden, chosen_BL = hide_values(tokens, self.tokens, HIDDEN_SHARE, seed)
         true_K = tokens.values_BL[chosen_BL]
         num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
-        loss = hidden_loss(self.network(hidden, chosen_BL), true_K) * process_factor(num_hidden)
+        loss = hidden_loss(self.network(hidden, chosen_BL), true_K) * epochs.process_factor(num_hidden)
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
@@ -201,7 +194,7 @@ class MaskedLearner(EncoderLearner):
     def mean_losses(self, val: Cells, batch_size: int) -> dict[str, float]:
         """Return the losses on validation cells; measured anew, as a run resumed after its end has not validated."""
         self.cpu().eval()
-        batches = enumerate(validation_batches(val, batch_size))
+        batches = enumerate(epochs.validation_batches(val, batch_size))
         with torch.no_grad():
             sums = torch.stack([self.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
         return {"loss": float(sums[0] / sums[2]), "naive_loss": float(sums[1] / sums[2])}
@@ -229,7 +222,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens)
     network, num_known_genes = new_masked_model(corpus, train, cfg, init)
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
-    facts = {"corpus": corpus.files, "num_cells": corpus.num_cells}
+    facts: dict[str, Any] = {"corpus": [vars(file) for file in corpus.files], "num_cells": corpus.num_cells}
     if init is not None:
         facts["init"] = init.provenance(num_known_genes)
     recorded = run.record(cfg, facts)
@@ -237,10 +230,10 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
     learner = MaskedLearner(network, train, cfg)
-    run_epochs(learner, cells, val, cfg, run.folder)
+    epochs.run_epochs(learner, cells, val, cfg, run.folder)
     if not run.is_first:
         return None
-    best_epoch = load_best(network, run.folder)
+    best_epoch = epochs.load_best(network, run.folder)
     result = learner.mean_losses(val, cfg.trainer.batch_size) | {"best_epoch": best_epoch}
     if not math.isfinite(result["loss"]):
         raise Diverged("loss", cfg)

@@ -54,6 +54,24 @@ class FittedBranch:
 
 
 @dataclass
+class Evidence:
+    """Out-of-fold scores of a model, and of parts of it."""
+
+    num_cells: int
+    accuracy: float
+    macro_f1: float
+    weighted_f1: float
+    loss: float
+    branches: dict[str, dict[str, float]]  # the scores of each branch alone
+    baseline: dict[str, float] | None = field(default=None, init=False)
+    batches: dict[str, Any] | None = field(default=None, init=False)  # the accuracy of each, and the largest effect
+
+    def record(self) -> dict[str, Any]:
+        """Return the scores that are known, as a model stores them."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass
 class FitPlan:
     """How the branches are fitted, and what they learn from beside the labelled cells."""
 
@@ -84,7 +102,7 @@ class Fitted:
     baseline: LinearModel | None = None  # plain logistic regression
     branch: FittedBranch | None = None  # how the linear branch was fitted, to fit it to further cells
     scales: dict[str, float] = field(default_factory=dict)  # of the logits of both branches; empty without folds
-    evidence: dict[str, Any] = field(default_factory=dict)  # out-of-fold scores; empty without folds
+    evidence: Evidence | None = None  # None without folds
     held_out: HeldOut | None = None  # out-of-fold predictions, with scaled logits; None without folds
 
 
@@ -126,31 +144,31 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
         novelty_model, novelty = fit_novelty(x[rows], labels[rows], folds.fold_of_row, cfg.seed)
     truth = labels[rows][folds.is_dealt]
     logits = {name: branch[folds.is_dealt] for name, branch in logits.items()}
-    scaled = _calibrate(fitted, logits, truth)
+    scaled, evidence = _calibrate(fitted, logits, truth)
     if plan.tests_baseline:
         alone = baseline["logits"][folds.is_dealt]
-        fitted.evidence["baseline"] = scaled_score(branch_scale(alone, truth) * alone, truth)
+        evidence.baseline = scaled_score(branch_scale(alone, truth) * alone, truth)
     if (batches := folds.batches) is not None:
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[folds.is_dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
-        fitted.evidence["batches"] = {
+        evidence.batches = {
             "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None: few cells, or none
             "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
         }
+    fitted.evidence = evidence
     fitted.held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(novelty_model))
     return fitted
 
 
-def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarray) -> np.ndarray:
-    """Scale the branches by their out-of-fold logits, N x C, score them, and return the sum of the scaled logits."""
+def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarray) -> tuple[np.ndarray, Evidence]:
+    """Scale the branches by their out-of-fold logits, N x C; return the sum of the scaled logits, and the scores."""
     off = np.zeros_like(next(iter(logits.values())))
     both = {name: logits.get(name, off) for name in ("linear", "encoder")}
     of_linear, of_encoder, _ = scales_if_significant(**both, labels=truth, min_errors=0)
     fitted.scales = {name: scale for name, scale in (("linear", of_linear), ("encoder", of_encoder)) if name in logits}
     scaled = sum((scale * logits[name] for name, scale in fitted.scales.items()), off)
-    fitted.evidence = {"num_cells": len(truth), **scaled_score(scaled, truth)}
-    fitted.evidence["branches"] = {name: score_alone(both, name, truth) for name in logits}
-    return scaled
+    branches = {name: score_alone(both, name, truth) for name in logits}
+    return scaled, Evidence(len(truth), **scaled_score(scaled, truth), branches=branches)
 
 
 def _fit_linear(design: Design, folds: Folds, c: float, class_weights: str) -> Arrays:

@@ -1,12 +1,12 @@
-"""Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
+"""Cells that are dealt to folds, each of which is predicted by fits to the cells of the others."""
 
 import numpy as np
 
 from scperformer.cells.splits import stratified_sample
 
 EVIDENCE_FOLDS = 5
-EVIDENCE_CELLS = 4000  # that are called
-MAX_FIT_CELLS = 20_000  # of the fit by which a fold is called
+EVIDENCE_CELLS = 4000  # that are predicted
+MAX_FOLD_FIT_CELLS = 20_000  # of the fit by which a fold is predicted
 CHOICE_FOLDS = 3
 CHOICE_CELLS = 1500  # of the choice of options, in all; more cells would not change it
 CHOICE_LABELS = 300  # of the choice of options, whose time grows with the labels
@@ -16,10 +16,8 @@ MAX_CELLS_PER_LABEL = 200
 def most_of_a_label(labels: np.ndarray, num_cells: int) -> int:
     """Return how many cells of each label at most are `num_cells` in all: at least one for each fold, at most 200."""
     counts = np.bincount(labels)
-    fits = [
-        most for most in range(CHOICE_FOLDS, MAX_CELLS_PER_LABEL + 1) if np.minimum(counts, most).sum() <= num_cells
-    ]
-    return max(fits, default=CHOICE_FOLDS)
+    limits = range(CHOICE_FOLDS, MAX_CELLS_PER_LABEL + 1)
+    return max((limit for limit in limits if np.minimum(counts, limit).sum() <= num_cells), default=CHOICE_FOLDS)
 
 
 def label_folds(labels: np.ndarray, seed: int, num_folds: int, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +77,7 @@ class Folds:
     def others(self, fold: int, labels: np.ndarray) -> np.ndarray:
         """Return the cells of the fit by which a fold is predicted: all others, or 20,000 of them."""
         rows = np.flatnonzero(self.fold_of_cell != fold)
-        return rows[stratified_sample(labels[rows], MAX_FIT_CELLS, fold)]
+        return rows[stratified_sample(labels[rows], MAX_FOLD_FIT_CELLS, fold)]
 
 
 def no_folds(labels: np.ndarray) -> Folds:

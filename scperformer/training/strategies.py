@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Evaluation:
+class HeldOutEvaluation:
     """What cells that the fits did not see show of a model."""
 
     metrics: dict[str, Any]  # scores of the model and the baseline, and the scales of the branches
@@ -78,7 +78,7 @@ class Training(ABC):
         return fit_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
 
     @abstractmethod
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> HeldOutEvaluation:
         """Score the model and the baseline on cells that the fits did not see."""
 
     @abstractmethod
@@ -102,16 +102,22 @@ class CrossValidatedCalibration(Training):
             fitted.linear = LinearModel(arrays["weight"], arrays["bias"])
         return fitted
 
-    def evaluate(self) -> Evaluation:
-        evidence = self.fitted.evidence
-        held_out = self.fitted.held_out
+    def evaluate(self) -> HeldOutEvaluation:
+        evidence, held_out = self.fitted.evidence, self.fitted.held_out
+        assert evidence is not None
+        assert evidence.baseline is not None
         assert held_out is not None
         if not np.isfinite(held_out.logits).all():
             raise Diverged("logits", self.cfg)
-        metrics: dict[str, Any] = {"num_val_cells": evidence["num_cells"]}
-        for name, scores in (("model", evidence), ("baseline", evidence["baseline"])):
-            metrics[name] = {score: scores[score] for score in ("accuracy", "macro_f1", "weighted_f1")}
-        return Evaluation(metrics | {"scales": self.fitted.scales, "out_of_fold": evidence}, held_out)
+        names = ("accuracy", "macro_f1", "weighted_f1")
+        metrics = {
+            "num_val_cells": evidence.num_cells,
+            "model": {name: getattr(evidence, name) for name in names},
+            "baseline": {name: evidence.baseline[name] for name in names},
+            "scales": self.fitted.scales,
+            "out_of_fold": evidence.record(),
+        }
+        return HeldOutEvaluation(metrics, held_out)
 
     def refit(self, scales: dict[str, float]) -> LinearModel:
         assert self.fitted.baseline is not None
@@ -125,15 +131,15 @@ class ValidationSplit(Training):
     training cells, if there are folds.
     """
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> HeldOutEvaluation:
         val = self.val
         linear, encoder = branch_logits(self.network, val, self.cfg.trainer.batch_size)
         if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
             raise Diverged("logits", self.cfg)
-        if self.fitted.scales:
+        if self.fitted.evidence is not None:
             logits = linear + encoder
             held_out = self.fitted.held_out
-            calibration: dict[str, Any] = {"scales": self.fitted.scales, "out_of_fold": self.fitted.evidence}
+            calibration = {"scales": self.fitted.scales, "out_of_fold": self.fitted.evidence.record()}
         else:
             logits, calibration = self.calibrate(linear, encoder)
             with threadpool_limits(1):  # sums in another order would change the last bits
@@ -148,7 +154,7 @@ class ValidationSplit(Training):
         }
         if self.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
             metrics["encoder_alone"] = score(val.known_labels, encoder.argmax(axis=1))
-        return Evaluation(metrics, held_out)
+        return HeldOutEvaluation(metrics, held_out)
 
     def calibrate(self, linear: np.ndarray, encoder: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         """Scale the branches of the trained network on the validation cells; return logits and entries of the metrics.

@@ -1,4 +1,4 @@
-"""Train a model on a labelled reference: prepare, fit, score, fit to all cells, write the model folder."""
+"""Train a model on a labelled reference: prepare, fit, evaluate, fit to all cells, write the model folder."""
 
 from __future__ import annotations
 
@@ -201,9 +201,10 @@ def train_on(
 
 def _log_cost(reference: Reference) -> None:
     """Log the time and memory of a long training."""
-    cells, genes, labels = int(reference.counts.sum()), len(reference.genes), len(reference.label_names)
-    values = reference.x.nnz * cells / reference.x.shape[0]
-    seconds, text = training_cost(cells, genes, labels, values, reference.stream is not None)
+    num_cells = int(reference.counts.sum())
+    values = reference.x.nnz * num_cells / reference.x.shape[0]
+    sizes = num_cells, len(reference.genes), len(reference.label_names), values
+    seconds, text = training_cost(*sizes, on_disk=reference.stream is not None)
     if seconds > LONG:
         log.info("%s", text)
 
@@ -214,12 +215,8 @@ def _hashes(reference: Reference) -> np.ndarray:
     known = hashes[hashes != 0]  # 0: too few genes to say
     if len(known) == len(hashes) and len(np.unique(known)) == 1:
         found = f"{len(hashes)} cells with the same expression in the reference"
-        raise InputError(
-            "identical-cells",
-            found,
-            "cells that differ",
-            "name the place of their counts, such as source=layers/counts",
-        )
+        remedy = "name the place of their counts, such as source=layers/counts"
+        raise InputError("identical-cells", found, "cells that differ", remedy)
     if num := len(known) - len(np.unique(known)):
         text = "%d of %d cells are copies of others, so that accuracies of held-out cells are too high: remove them"
         log.warning(text, num, len(hashes))
@@ -251,8 +248,8 @@ def _provenance(training: Training, stored: ReferenceCells | None) -> dict[str, 
         "num_cells": int(reference.counts.sum()),
         "cells_per_label": dict(zip(names, reference.counts.tolist(), strict=True)),
         "input": reference.summary,
-        "split": reference.split.done,
-        "rare_labels": reference.rare.done,
+        "split": reference.split.record,
+        "rare_labels": reference.rare.record,
         "notes": reference.notes + mixed,
     }
     optional = {

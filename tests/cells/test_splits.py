@@ -42,7 +42,7 @@ def test_split_takes_the_share_of_each_label(fraction, expected):
 
 def test_only_cells_of_labels_are_not_held_out():
     split = split_cells(np.array([0, 1, 1, 1, 2]), ["x", "y", "z"], None, DataConfig(), seed=0)
-    assert (split.done["num_train_cells"], split.val[0] in (1, 2, 3)) == (4, True)
+    assert (split.record["num_train_cells"], split.val[0] in (1, 2, 3)) == (4, True)
     with refusal("empty-split"):
         split_cells(np.arange(5), list("abcde"), None, DataConfig(), seed=0)
 
@@ -80,7 +80,7 @@ def test_groups_that_cannot_be_split_are_refused():
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["a", "b"]), options, seed=0)
     split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
     assert split.notes[0].endswith("(50.0% of the cells).")
-    assert (split.done["num_groups"], len(split.done["val_groups"])) == (2, 1)
+    assert (split.record["num_groups"], len(split.record["val_groups"])) == (2, 1)
 
 
 # by a column
@@ -197,7 +197,7 @@ def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
     single = {"Platelet": 1, "Mast cell": 1}
     counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | (single if least == 1 else {})
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
-    assert reference.rare.done.get("labels", {}) == ({} if least == 1 else single)
+    assert reference.rare.record.get("labels", {}) == ({} if least == 1 else single)
     if least == 2:
         note = "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); their 2 cells are left out."
         assert reference.notes == [note]

@@ -62,7 +62,7 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     found = score(labels, logits.argmax(1))["accuracy"]
     assert 0.6 < found < 0.99  # else any evidence would do
     # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
-    assert abs(fitted.evidence["accuracy"] - found) < 0.06
+    assert abs(fitted.evidence.accuracy - found) < 0.06
 
 
 def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
@@ -134,12 +134,12 @@ def test_calls_of_a_batch_come_from_fits_without_it():
     plan = FitPlan(options(max_steps=FEW), RECIPE)
     by_cell = fit_branches(twice, labels, plan, evidence_folds(labels, seed=0))
     by_batch = fit_branches(twice, labels, plan, evidence_folds(labels, seed=0, batches=batches))
-    assert by_cell.evidence["accuracy"] > 0.7
-    assert by_batch.evidence["accuracy"] < 0.5
-    for name, scores in by_batch.evidence["branches"].items():
+    assert by_cell.evidence.accuracy > 0.7
+    assert by_batch.evidence.accuracy < 0.5
+    for name, scores in by_batch.evidence.branches.items():
         assert scores["accuracy"] < 0.5, name
-    accuracy = by_batch.evidence["batches"]["accuracy"]
-    assert np.mean(accuracy) == pytest.approx(by_batch.evidence["accuracy"], abs=0.01)
+    accuracy = by_batch.evidence.batches["accuracy"]
+    assert np.mean(accuracy) == pytest.approx(by_batch.evidence.accuracy, abs=0.01)
     assert len(set(accuracy)) > 1
 
 

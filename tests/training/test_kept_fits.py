@@ -82,7 +82,7 @@ def test_nothing_is_executed(tmp_path):
 
 
 def test_the_linear_branch_of_cells_on_disk_sees_all_of_them(on_disk, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.cells.reference.MAX_LOADED_CELLS", 60)
+    monkeypatch.setattr("scperformer.cells.splits.MAX_LOADED_CELLS", 60)
     seen = []
     fit = strategies.fit_to_cells_on_disk
     monkeypatch.setattr(strategies, "fit_to_cells_on_disk", lambda *given: seen.append(given[1]) or fit(*given))
