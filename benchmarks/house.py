@@ -14,6 +14,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 WALKS = (  # file, function, parameter; those of other versions are left out where they do not exist
@@ -32,7 +33,8 @@ PATTERNS = {
     "lines that ask for the kind of a model": r"\bis_tissue\b|\.members\b|if [\w.]*\.studies\b|\.imported\b(?! import)"
     r'|"network" in|"profiles" in|isinstance\([\w.]*network|"tissue" (?:not )?in',
     "dict[str, Any]": r"dict\[str, Any\]",
-    "entries of a record by string keys": r"""(?:facts|record|recorded|shift|coverage|condition|tissue)(?:\[|\.get\()["']""",
+    "entries of a record by string keys": r"(?:facts|record|recorded|shift|coverage|condition|tissue)"
+    r"""(?:\[|\.get\()["']""",
 }
 BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.IfExp, ast.BoolOp, ast.comprehension)
 
@@ -149,7 +151,7 @@ class Walk:
     def __str__(self) -> str:
         returns = sum(here in self.stays[:number] for number, here in enumerate(self.stays) if self.left(number))
         rooms = [name.split(".")[1] for name in self.stays]
-        moves = sum(one != other for one, other in zip(rooms, rooms[1:], strict=False))
+        moves = sum(one != other for one, other in pairwise(rooms))
         return f"{len(self.stays)} stays, {len(set(self.stays))} files, {returns} returns, {moves} moves"
 
     def left(self, number: int) -> bool:

@@ -50,8 +50,9 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import rebuild
 from scperformer.model.network import CellTypeModel, LinearModel
 from scperformer.model.saved_model import SavedModel, encoder_is_silent
-from scperformer.training.evidence import fill_network, fit_branches
+from scperformer.training.evidence import FitPlan, fill_network, fit_branches
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions
+from scperformer.training.folds import evidence_folds
 from scperformer.trust.batch_effect import label_means
 from scperformer.trust.confidence import calibration
 from scperformer.trust.doublets import Doublets, fit_doublets
@@ -398,25 +399,18 @@ class FittedModel(Model):
         vectors = None
         if cfg.model.encoder:  # they were learned from all genes at full depth, perhaps also from further cells
             vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][coverage.measured]
-        fitted = fit_branches(
-            x,
-            cells.labels,
-            linear_options=linear_options,
-            cfg=cfg,
-            draws=draws,
-            vectors=vectors,
-            batches=cells.batches,
-            tests_baseline=False,  # that takes as long as to test the model
-        )
+        plan = FitPlan(cfg, linear_options, draws, vectors=vectors, tests_baseline=False)  # as long as the model takes
+        folds = evidence_folds(cells.labels, cfg.data.seed_of_split(cfg.seed), cells.batches)
+        fitted = fit_branches(x, cells.labels, plan, folds)
         held_out = fitted.held_out
         metrics: dict[str, Any] = {"scales": fitted.scales}
-        if held_out is None:  # the only cell of a label cannot be held out
+        if fitted.evidence is None or held_out is None:  # the only cell of a label cannot be held out
             branches = {"linear": fitted.linear, "encoder": fitted.encoder}
             metrics["scales"] = {
                 name: saved.scales.get(name, 1.0) for name, part in branches.items() if part is not None
             }
         else:
-            metrics["out_of_fold"] = fitted.evidence
+            metrics["out_of_fold"] = fitted.evidence.record()
             metrics["calibration"] = calibration(held_out.logits, held_out.labels)
         if linear_options is not None:
             metrics["linear_branch"] = asdict(linear_options)
@@ -433,7 +427,7 @@ class FittedModel(Model):
             saved,
             coverage,
             x,
-            None if held_out is None else fitted.evidence["accuracy"],
+            None if fitted.evidence is None else fitted.evidence.accuracy,
             config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
             metrics=metrics,
             weights=weights | {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias},

@@ -44,7 +44,7 @@ from scperformer.labels.ontology import read_pairs
 from scperformer.model.arrays import HeldOut
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
-from scperformer.training.run_folder import Run, training_run
+from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.scales import branch_scale
 from scperformer.training.train import load_reference, settled, source_of, train_on
 from scperformer.training.trainer import device_of
@@ -93,7 +93,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> 
 
 
 def _train_each(
-    studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: Run, paths: Sequence[Path]
+    studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
 ) -> SavedModel:
     """Train a model of each study in a folder of its own, and join them."""
     has_files = all(isinstance(cells, Path) for cells in studies.values())
@@ -170,7 +170,7 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
 
 
 def _joined(
-    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: Run, paths: Sequence[Path]
+    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
 ) -> SavedModel:
     """Return the model of all studies, without evidence."""
     means = {gene: [0.0] for gene in genes}

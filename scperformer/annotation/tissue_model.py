@@ -72,7 +72,7 @@ class TissueModel(FittedModel):
         saved = self.saved
         x = reduced(stored, coverage, saved.config["target_sum"], SEED)
         options = LinearOptions(POWERS, PENALTY_C, class_weights="none", weighting="signal")
-        fitted = Fitted(fit_linear_branch(x, stored.labels, options), None, {}, {}, None)
+        fitted = Fitted(fit_linear_branch(x, stored.labels, options))
         parts: dict[str, Any] = {
             "tokens": TokensConfig(**saved.config["tokens"]),
             "model": ModelConfig(**saved.config["model"]),

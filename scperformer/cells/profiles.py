@@ -176,9 +176,8 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
         shares = _shares(values, each.path)[:, shared]
         if obs[cfg.label_key].isin(known).all():
             remedy = "leave the file out, or add studies=true for a model of each file"
-            raise InputError(
-                "no-new-label", f"{each.path} without a label that the cells lack", "profiles of other labels", remedy
-            )
+            found = f"{each.path} without a label that the cells lack"
+            raise InputError("no-new-label", found, "profiles of other labels", remedy)
         known |= set(obs[cfg.label_key])
         shares = _in_chemistry_of_cells(shares, obs[cfg.label_key], names, means, each.path)
         nums = _nums(obs[cfg.label_key])
@@ -205,9 +204,8 @@ def _read_together(
     shared = np.logical_and.reduce(measured)
     if shared.sum() < MIN_SHARED_GENES:
         found = f"{shared.sum()} genes that all of {listed(str(each.path) for each in samples)} measure"
-        raise InputError(
-            "few-genes", found, f"{MIN_SHARED_GENES} or more", "give profiles of the same species and kind of gene id"
-        )
+        remedy = "give profiles of the same species and kind of gene id"
+        raise InputError("few-genes", found, f"{MIN_SHARED_GENES} or more", remedy)
     log.info("%d of %d genes are measured in all files", shared.sum(), len(shared))
     ends = pairwise(collection.starts.tolist())
     expression = [collection.read(np.arange(start, stop)) for start, stop in ends]
@@ -245,9 +243,8 @@ def _shares(x: sparse.csr_matrix, path: Path) -> sparse.csr_matrix:
     values = linear(x)
     totals = np.asarray(values.sum(axis=1)).ravel()
     if not (totals > 0).all():
-        raise InputError(
-            "empty-profile", f"a profile without expression in {path}", "expression in each row", "leave it out"
-        )
+        found = f"a profile without expression in {path}"
+        raise InputError("empty-profile", found, "expression in each row", "leave it out")
     return sparse.csr_matrix(sparse.diags(1 / totals) @ values)
 
 
