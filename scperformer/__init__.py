@@ -50,7 +50,7 @@ _MODULES = {
         *("adapt", "annotate", "check", "embed", "evaluate", "explain", "import_model", "models"),
         *("pretrain", "report", "tokens", "train"),
     ),
-    "attention.sums_over_keys": ("Additive",),
+    "attention.linear_attention": ("LinearAttention",),
     "attention.base": ("Attention", "AttentionOptions"),
     "attention.registry": ("register_attention",),
     "base.errors": ("InputError",),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.inputs import sha256
-from scperformer.importing.options import ImportOptions
+from scperformer.config.steps import ImportOptions
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
 from scperformer.model.saved_model import CLIP, STANDARDISED
 

@@ -35,7 +35,7 @@ from scperformer.model.load import Model, load_model
 from scperformer.model.minibatches import Cells
 
 if TYPE_CHECKING:
-    from scperformer.cli.analyze import AnalyzeConfig
+    from scperformer.config.steps import AnalyzeConfig
 
 log = logging.getLogger(__name__)
 
