@@ -40,7 +40,7 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.minibatches import Cells
 
 if TYPE_CHECKING:
-    from scperformer.cli.analyze import AnalyzeConfig
+    from scperformer.config.steps import AnalyzeConfig
 
 log = logging.getLogger(__name__)
 

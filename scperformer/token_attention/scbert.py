@@ -18,7 +18,7 @@ from scperformer.base.inputs import sha256
 from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
 
 if TYPE_CHECKING:
-    from scperformer.importing.options import ImportOptions
+    from scperformer.config.steps import ImportOptions
 
 NAME = "a checkpoint of scBERT (.pth)"
 TARGET_SUM = 10_000.0
