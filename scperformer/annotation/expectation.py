@@ -22,7 +22,7 @@ from scperformer.base.messages import listed
 from scperformer.model.arrays import HeldOut
 from scperformer.model.saved_model import SavedModel
 from scperformer.trust.confidence import calibration
-from scperformer.trust.shift import OTHER, expected_text, file_text, file_warning
+from scperformer.trust.shift import OTHER, expected_text, file_text, file_warning, unlike_text, unsure_text
 
 if TYPE_CHECKING:
     from scperformer.annotation.adapted import Adapted
@@ -65,15 +65,9 @@ def expected_of_model(
         confidence = float(predictions["confidence"].mean())
         expected = _evidence(saved, saved.held_out, unknown_fpr, confidence)
         assert expected.fit is not None
-        expected.warning = file_warning(
-            None if shift is None else shift.kind,
-            unknown_share,
-            len(saved.labels),
-            saved.tissue,
-            query.findings.text,
-            confidence=confidence,
-            held_out=expected.fit["held_out_confidence"],
-        )
+        unlike = unlike_text(unknown_share, len(saved.labels), saved.tissue, query.findings.text)
+        unsure = unsure_text(confidence, expected.fit["held_out_confidence"])
+        expected.warning = file_warning(None if shift is None else shift.kind, unknown_share, unlike, unsure)
     if shift is None:
         return expected
     lowest = highest = math.nan

@@ -23,7 +23,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.alignment import align_normalised, merge_genes
-from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise, over_own_genes
 from scperformer.config.options import AUTO
 from scperformer.config.training import DataOptions, NetworkOptions, ReferenceOptions
@@ -148,7 +148,7 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
         cells = open_stored(path) if adata is None else adata
         if findings is None:
             options = ("source", "input_kind", "input_total", "input_base", "species")
-            findings = detect_expression(cells, **{name: getattr(cfg, name) for name in options}, path=path)
+            findings = detect_expression(cells, Stated(**{name: getattr(cfg, name) for name in options}), path=path)
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
         if adata is None and rows.by_columns and VALUE_BYTES * rows.num_values > STREAM_ABOVE:

@@ -10,7 +10,7 @@ import pandas as pd
 from anndata import AnnData
 from anndata.io import read_elem
 
-from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
 from scperformer.config.options import ModelOptions
 from scperformer.io.h5ad import BackedH5ad, read_stored
 from scperformer.io.read import checksum
@@ -42,17 +42,8 @@ class OpenedCells:
             The cells have no usable expression.
         """
         if self._findings is None:
-            options = self.options
             with self.reading():
-                self._findings = detect_expression(
-                    self.adata,
-                    options.source,
-                    options.input_kind,
-                    input_total=options.input_total,
-                    input_base=options.input_base,
-                    species=species if options.species == "auto" else options.species,
-                    path=self.path,
-                )
+                self._findings = detect_expression(self.adata, Stated.by(self.options, species), self.path)
         return self._findings
 
     @property

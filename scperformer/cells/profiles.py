@@ -23,7 +23,7 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
-from scperformer.cells.detect import detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import Stated, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import linear, normalise, recover_counts
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.reference import Reference, make_reference
@@ -113,7 +113,7 @@ def reference_with_profiles(
             cfg = replace(cfg, label_key=NAMES_KEY)
         made = simulate_cells(source.adata, cfg, source.path)
         labels = sorted(set(made.obs[cfg.label_key]))
-    findings = detect_expression(made, "X", **values)
+    findings = detect_expression(made, Stated("X", **values))
     reference = make_reference(Sample(made, source.path, findings=findings), replace(cfg, source="X", **values), apart)
     labels = [label for label in labels if label in reference.label_names]  # others were joined to one of them
     num = len(reference.label_names)
@@ -127,9 +127,7 @@ def reference_with_profiles(
 def simulate_cells(profiles: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
     """Simulate cells of each profile, whose columns of obs are repeated: counts, CSR float32, N x G."""
     profiles = _labelled(profiles, cfg, path)
-    findings = detect_expression(
-        profiles, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
-    )
+    findings = detect_expression(profiles, Stated.by(cfg), path=path)
     rows, _ = stored_expression(profiles, findings, path=path)
     shares = _shares(normalise(rows.block(0, profiles.n_obs), findings, 1.0), path)
     rng = np.random.default_rng(cfg.seed)

@@ -5,7 +5,6 @@ import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +34,7 @@ from scperformer.model.minibatches import Cells
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
 from scperformer.results import explanation_page as page
-from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
+from scperformer.results.contributions import SUM_TOLERANCE, Contributions, find_contributions
 from scperformer.results.read_annotations import Annotated, find_model
 
 log = logging.getLogger(__name__)
@@ -103,11 +102,7 @@ def explain_cells(
     path = annotated.path
     model = model or _model_of(annotated)
     labels = model.saved.labels
-    if model.saved.hash != record.model.hash:
-        found = f"{path} annotated by the {annotated.model_id}"
-        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
-        remedy = "leave model_path out" if record.tissue is not None else "set model_path to the model of the calls"
-        raise InputError("other-model", found, expected, remedy)
+    _require_same_model(annotated, model)
     if label is not None and label not in labels:
         expected = f"one of {', '.join(labels)}"
         raise InputError("unknown-label", f"label={label}", expected, "choose a label of the model")
@@ -126,7 +121,6 @@ def explain_cells(
             contributions = find_contributions(network, Cells(x, adapted.model.tokens, measured=measured), explained)
             deletion = delete_genes(adapted.model, x, contributions.genes, explained, seed, measured)
             names = cells.obs_names[rows].astype(str)
-    genes = adapted.model.saved.genes
     obs = {
         f"{key}_label": pd.Categorical.from_codes(own, labels).remove_unused_categories(),
         f"{key}_probability": proba[np.arange(len(rows)), explained],
@@ -134,25 +128,22 @@ def explain_cells(
         f"{key}_bias": contributions.bias,
         f"{key}_error": contributions.errors,
     }
+    genes = adapted.saved.genes
     var = pd.DataFrame({"listed": ~technical(genes)}, index=pd.Index(genes, dtype=object))
     made = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
     made.layers["expression"] = x
     present = [labels[code] for code in np.unique(own)]
-    columns: dict[str, Any] = {"index": made.var_names, "columns": without_slashes(present)}
-    by_label = [own == code for code in np.unique(own)]
-    for name, values in {"contributions": contributions.genes, "attention": contributions.attention}.items():
-        if values is not None:
-            means = [values[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
-            made.varm[f"{key}_{name}"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
-    ranks = marker_ranks(model, adapted.model.saved)
+    ranks = marker_ranks(model, adapted.saved)
+    for name, values in _label_means(contributions, own).items():
+        made.varm[f"{key}_{name}"] = _gene_table(made, values, present)
     if ranks is None:
         log.info("the model stores no reference cells, so its marker genes are unknown")
     else:
-        first = [explained[has_label][0] for has_label in by_label]  # all cells of a label have the same explained one
-        made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, first], **columns)
+        first = [explained[own == code][0] for code in np.unique(own)]  # the same for all cells of a label
+        made.varm[f"{key}_marker_ranks"] = _gene_table(made, ranks[:, first], present)
     made.uns[key] = {
         "model": {
-            "name": adapted.model.saved.name,
+            "name": adapted.saved.name,
             "hash": model.saved.hash,
             "adapted": adapted.record.adapted,
             "tissue": "" if record.tissue is None else record.tissue.title,
@@ -165,6 +156,32 @@ def explain_cells(
     }
     _log_explanation(made, key, path)
     return Explanation(made, key)
+
+
+def _label_means(contributions: Contributions, own: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the mean contributions and the mean attention of the cells of each label, float32 genes x labels."""
+    parts = {"contributions": contributions.genes, "attention": contributions.attention}
+    return {
+        name: np.concatenate([values[own == code].mean(axis=0, dtype=np.float64) for code in np.unique(own)]).T.astype(
+            np.float32
+        )
+        for name, values in parts.items()
+        if values is not None
+    }
+
+
+def _gene_table(explanation: AnnData, values: np.ndarray, labels: list[str]) -> pd.DataFrame:
+    return pd.DataFrame(values, index=explanation.var_names, columns=without_slashes(labels))
+
+
+def _require_same_model(annotated: Annotated, model: Model) -> None:
+    """Refuse a model that did not make an annotation."""
+    if model.saved.hash != annotated.record.model.hash:
+        found = f"{annotated.path} annotated by the {annotated.model_id}"
+        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
+        is_tissue = annotated.record.tissue is not None
+        remedy = "leave model_path out" if is_tissue else "set model_path to the model of the predictions"
+        raise InputError("other-model", found, expected, remedy)
 
 
 def _model_of(annotated: Annotated) -> Model:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from scperformer.cells.detect import detect_expression
+from scperformer.cells.detect import Stated, detect_expression
 from scperformer.cells.query import align_to_genes
 from scperformer.config.options import ModelOptions
 
@@ -19,7 +19,7 @@ def plain(counts, target_sum=1e4):
 
 
 def findings_of(x, **options):
-    return detect_expression(ad.AnnData(x), **options)
+    return detect_expression(ad.AnnData(x), Stated(**options))
 
 
 def plan_of(var, findings, genes, target_sum=1e4, importance=None):
