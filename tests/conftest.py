@@ -288,3 +288,9 @@ def rich(counts_adata):
     adata.obsp["distances"] = adata.X @ adata.X.T
     adata.uns["nested"] = {"a": {"b": np.arange(3)}, "text": "x"}
     return adata
+
+
+@pytest.fixture(scope="session")
+def pbmc3k() -> ad.AnnData:
+    """1,000 PBMC x 13,714 genes of counts; tests that change them copy them first."""
+    return ad.read_h5ad(Path(__file__).parents[1] / "data" / "pbmc3k.h5ad")[:1000].copy()
