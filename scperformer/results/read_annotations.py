@@ -20,6 +20,7 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import FAILED_SUFFIX
 from scperformer.base.progress import progress
+from scperformer.cells.opened import IN_MEMORY
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import require_h5ad
 from scperformer.io.safety import reading
@@ -133,36 +134,45 @@ def names_of_samples(paths: Sequence[Path]) -> list[str]:
     raise InputError("file-twice", f"{repeated} is given twice", "each file once", "remove the repeated file")
 
 
+@dataclass(kw_only=True)
+class Stored:
+    """The places of an AnnData in which an annotation is; what is missing is None."""
+
+    obs: Any
+    uns: Any  # uns[key]
+    details: Any = None
+    umap: Any = None
+    cells: AnnData | None = None  # the AnnData itself, if it is in memory
+
+
 def of_cells(adata: AnnData, key: str) -> Annotated:
     """Return the annotation of cells in memory."""
-    path = Path("the data")
-    obsm = {name: adata.obsm.get(name) for name in (f"{key}_details", UMAP)}
-    return _annotated("cells", path, key, adata.obs, obsm, adata.uns.get(key), cells=adata)
+    details, umap = (adata.obsm.get(name) for name in (f"{key}_details", UMAP))
+    stored = Stored(obs=adata.obs, uns=adata.uns.get(key), details=details, umap=umap, cells=adata)
+    return _annotated("cells", Path(IN_MEMORY), key, stored)
 
 
-def _annotated(
-    name: str, path: Path, key: str, obs: Any, obsm: dict[str, Any], facts: Any, cells: AnnData | None = None
-) -> Annotated:
-    """Return the annotation in the places of an AnnData, some of which are None; refuse one that is not `predict`'s."""
-    columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
+def _annotated(name: str, path: Path, key: str, stored: Stored) -> Annotated:
+    """Return a stored annotation; refuse one that is not `predict`'s."""
+    columns = [str(column) for column in stored.obs.columns] if isinstance(stored.obs, pd.DataFrame) else []
     required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
     missing = [f"obs column '{column}'" for column in required if column not in columns]
-    if missing or facts is None:
+    if missing or stored.uns is None:
         missing.append(f"uns['{key}']")
         others = [column.removesuffix("_call") for column in columns if column.endswith("_call")]
         remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
-        if cells is not None:
+        if stored.cells is not None:
             remedy = "call scperformer.annotate first"
         if other := next((other for other in others if f"{other}_confidence" in columns), None):
             remedy = f"add key_added={other}, the key of the annotation in this file"
         raise InputError("not-annotated", f"no {missing[0]} in {path}", "an annotated file", remedy)
-    obs = with_details(obs, obsm[f"{key}_details"], key)
-    record = _record_of(facts, obs, key, path)
-    umap = obsm[UMAP]
+    obs = with_details(stored.obs, stored.details, key)
+    record = _record_of(stored.uns, obs, key, path)
+    umap = stored.umap
     if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
         umap = None
     xy = None if umap is None else np.asarray(umap, np.float32)
-    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, record=record, cells=cells)
+    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, record=record, cells=stored.cells)
 
 
 def _record_of(facts: Any, obs: pd.DataFrame, key: str, path: object) -> Record:
@@ -208,12 +218,10 @@ def _read(path: Path, name: str, key: str) -> Annotated:
     """Read the annotation of a file."""
     require_h5ad(path)
     with reading(path), open_hdf5(path) as file:
-        obs = read_elem(file["obs"])
-        facts, details, umap = (
-            read_elem(file[place]) if place in file else None
-            for place in (f"uns/{key}", f"obsm/{key}_details", f"obsm/{UMAP}")
-        )
-    return _annotated(name, path, key, obs, {f"{key}_details": details, UMAP: umap}, facts)
+        places = {"uns": f"uns/{key}", "details": f"obsm/{key}_details", "umap": f"obsm/{UMAP}"}
+        parts = {name: read_elem(file[place]) for name, place in places.items() if place in file}
+        stored = Stored(obs=read_elem(file["obs"]), **{"uns": None} | parts)
+    return _annotated(name, path, key, stored)
 
 
 def _reason_of(path: Path, error: InputError) -> str:

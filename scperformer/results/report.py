@@ -37,26 +37,18 @@ def render(
     labels = tables.order_labels(samples, evaluation)
     cells = cell_table(samples)
     called = [label for label in labels if label.name in set(cells["call"])]
-    names = [label.name for label in called]
-    colours = [label.colour for label in called]
     summaries = [tables.summarise(sample, cells) for sample in samples]
     composition = tables.composition_table(tables.sample_of_cells(samples, cells, sample_key), cells, labels)
     drawn = cell_map.draw_cells(samples, max_cells, seed)
 
-    counts = np.array([row[2:] for row in composition.rows])
-    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
-    charts.append(figures.confidence(cells, names, colours))
+    charts = _charts(cells, labels, composition, evaluation)
     markers: dict[str, list[str]] = {}
     if drawn.expression is not None:
         calls = cells["call"].to_numpy(object)[drawn.rows]
         found = cell_map.find_markers(drawn.expression, calls)
-        markers = {name: found[name] for name in names if found.get(name)}
+        markers = {label.name: found[label.name] for label in called if found.get(label.name)}
         if markers:
             charts.append(figures.dots(markers, drawn.expression, calls))
-    if evaluation is not None:
-        evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
-        confusion = evaluation.confusion.loc[evaluated, evaluated]
-        charts.append(figures.confusion(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
     data = {"unknown": NO_CALL, "figures": charts, "map": _map(samples, cells, labels, evaluation, drawn)}
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
@@ -108,6 +100,22 @@ def render(
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
     return render_page("report.html.jinja", **content), render_page("summary.html.jinja", **content)
+
+
+def _charts(
+    cells: pd.DataFrame, labels: Sequence[tables.Label], composition: tables.Table, evaluation: Evaluation | None
+) -> list[figures.Figure]:
+    """Return the figures of composition and confidence, and with an evaluation the confusion matrix."""
+    called = [label for label in labels if label.name in set(cells["call"])]
+    names, colours = [label.name for label in called], [label.colour for label in called]
+    counts = np.array([row[2:] for row in composition.rows])
+    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
+    charts.append(figures.confidence(cells, names, colours))
+    if evaluation is not None:
+        evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
+        confusion = evaluation.confusion.loc[evaluated, evaluated]
+        charts.append(figures.confusion(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
+    return charts
 
 
 def _map(
