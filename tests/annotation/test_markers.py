@@ -127,7 +127,7 @@ def test_tables_that_cannot_be_written_are_refused(refused, counts_adata, tiny_m
     assert "markers=all.csv; expected a name with {sample}" in refused("predict", *files, model, "markers=all.csv")
     assert "a name that ends in .csv" in refused("predict", files[0], model, "markers=markers.xlsx")
     both = refused("predict", files[0], model, "output=a.csv", "markers=a.csv")
-    assert "markers=a.csv; expected another file than the output" in both
+    assert "markers=a.csv; expected a file that is not the output" in both
     (tmp_path / "taken.csv").write_text("mine")
     assert "taken.csv exists" in refused("predict", files[0], model, "markers=taken.csv")
     assert "in 1 cluster; expected two" in refused("predict", files[0], model, "clusters=one", "markers=a.csv")

@@ -30,10 +30,9 @@ def repeats_in(cells: ad.AnnData, saved: SavedModel, path: Path):
 def test_cells_of_the_reference_are_found_by_all_genes(counts_adata, path):
     found = repeats_in(counts_adata[60:].copy(), read_model(path), path)
     assert (found.num_seen, found.rows.tolist()) == (60, list(range(20)))
-    assert found.warning(counts_adata[60:]).startswith(
-        "20 of 60 cells looked at (33 %) are cells of the reference, such"
-    )
-    assert "'cell60'" in found.warning(counts_adata[60:])
+    warning = found.warning(opened(counts_adata[60:]))
+    assert warning.startswith("20 of 60 cells looked at (33 %) are cells of the reference, such")
+    assert "'cell60'" in warning
 
 
 def test_a_file_with_some_of_the_genes_is_compared_with_stored_cells(counts_adata, path):
@@ -44,4 +43,4 @@ def test_a_file_with_some_of_the_genes_is_compared_with_stored_cells(counts_adat
 
 def test_new_cells_cause_no_warning(counts_adata, path):
     found = repeats_in(counts_adata[80:].copy(), read_model(path), path)
-    assert (found.num_seen, len(found.rows), found.warning(counts_adata)) == (40, 0, "")
+    assert (found.num_seen, len(found.rows), found.warning(opened(counts_adata))) == (40, 0, "")

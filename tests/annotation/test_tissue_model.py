@@ -13,6 +13,7 @@ from support.opened import opened
 from support.tissues import cells_of_profiles, common_and_specific, joined_profiles, malignant
 
 import scperformer as scp
+from scperformer.annotation.record import Record
 from scperformer.annotation.which_tissue import GIVEN, UNDETERMINED, rank_tissues, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.cells.profiles import simulated_counts
@@ -155,8 +156,8 @@ def test_cells_of_two_tissues_are_named_by_the_types_of_both(capsys):
     named = ["cholangiocyte", "hepatocyte, CPT1A high", "goblet cell", "enterocyte", "Kupffer cell"]
     assert called[named].tolist() == named
     given = scp.annotate(cells, options={"tissue": "liver+large_intestine"})
-    tissue = given.uns["scperformer"]["tissue"]
-    assert (tissue["name"], tissue["how"]) == ("liver + large intestine", GIVEN)
+    tissue = Record.from_uns(given.uns["scperformer"], "scperformer").tissue
+    assert (tissue.name, tissue.how) == ("liver + large intestine", GIVEN)
     assert tissue_text(tissue) == "liver (adult human) + large intestine (adult human), as given"
     assert given.obs["scperformer_label"].equals(found.obs["scperformer_label"])
 

@@ -169,8 +169,8 @@ def test_dangling_links_are_kept_or_replaced(place, rich, write, tmp_path):
     annotation = annotation_of(rich.n_obs)
     write_copy(source, tmp_path / "out.h5ad", annotation)
     with h5py.File(tmp_path / "out.h5ad") as file:
-        assert {"labels", "total", "model"} <= set(file["uns/new"])
-        np.testing.assert_array_equal(file["obsm/X_new"][:10], next(iter(annotation.read())).embedding[:10])
+        assert {"model", "input", "genes"} <= set(file["uns/new"])
+        np.testing.assert_array_equal(file["obsm/X_new"][:10], next(iter(annotation.blocks())).embedding[:10])
         assert file["obs/new_label/codes"].shape == (rich.n_obs,)
         assert set(file["obsm/new_proba"]) >= {"b"}
 
