@@ -18,7 +18,7 @@ from scperformer.annotation.record import QualityRecord
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.opened import OpenedCells
-from scperformer.cells.quality import cell_quality, low_quality, mitochondrial
+from scperformer.cells.quality import low_quality
 from scperformer.cells.query import Query
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
@@ -184,9 +184,7 @@ def quality_columns(
 ) -> tuple[dict[str, Any], QualityRecord]:
     """Return which cells are of low quality, by all genes of the file, or likely doublets, and a record."""
     findings = query.findings
-    with query.cells.reading():
-        measured = cell_quality(query.rows, mitochondrial(query.cells.var), findings)
-    low, least_genes, highest_share = low_quality(measured, findings.is_cell)
+    low, least_genes, highest_share = low_quality(query.cells.quality(), findings.is_cell)
     scores = np.full(len(table), np.nan)
     if doublets is not None:
         is_cell = ~table["empty"].to_numpy() & findings.is_cell

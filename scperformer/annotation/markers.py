@@ -82,8 +82,7 @@ def cluster_markers(query: Query, annotation: Annotation) -> pd.DataFrame:
     clusters = obs[f"{key}_cluster"]
     shuffled = clusters.dropna().sample(frac=1, random_state=0)
     rows = np.sort(shuffled.groupby(shuffled, observed=True).head(MAX_CELLS).index.to_numpy())
-    with query.cells.reading():
-        stored = query.rows.some(rows)
+    stored = query.cells.some(rows)
     names = pd.Index(gene_symbols(query.cells.var.index))
     is_first = ~names.duplicated()
     x = normalise(stored, query.findings, TARGET_SUM)[:, is_first]

@@ -6,18 +6,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from anndata import AnnData
 from anndata.io import read_elem
+from scipy.sparse import csr_matrix
 
 from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
+from scperformer.cells.quality import QUALITY, block_quality, mitochondrial
 from scperformer.config.options import ModelOptions
 from scperformer.io.h5ad import BackedH5ad, read_stored
 from scperformer.io.read import checksum
 from scperformer.io.read import open_cells as open_file
-from scperformer.io.rows import Rows
+from scperformer.io.rows import Matrix, Rows
 from scperformer.io.safety import reading
 
+MAX_SAMPLE = 2000  # cells of a sample that is kept
 IN_MEMORY = "the data"  # the path of cells in memory, in messages
 
 
@@ -32,6 +36,9 @@ class OpenedCells:
         self.path = path
         self.n_obs: int = adata.n_obs
         self._findings: Findings | None = None
+        self._last_block: tuple[int, Matrix] | None = None
+        self._quality: dict[int, np.ndarray] = {}  # of the blocks that were read, by their first row
+        self._samples: list[tuple[np.ndarray, csr_matrix]] = []  # row numbers, and their stored expression
 
     def find_expression(self, species: str = "auto") -> Findings:
         """Find the place and the kind of the expression, of a species in a file of two; the first call decides.
@@ -71,6 +78,43 @@ class OpenedCells:
     def sha256(self) -> str:
         """The SHA-256 of the file or folder; empty for cells in memory."""
         return checksum(self.path) if Path(self.path).exists() else ""
+
+    @cached_property
+    def _is_mito(self) -> np.ndarray:
+        return mitochondrial(self.var)
+
+    def block(self, start: int) -> Matrix:
+        """Return the stored expression of the block that begins with row `start`, whose quality is measured with it.
+
+        The last block is kept, as cells that are thinned are drawn from it several times.
+        """
+        if self._last_block is None or self._last_block[0] != start:
+            with self.reading():
+                stored = self.rows.block(start, min(start + self.rows.block_cells, self.n_obs))
+            self._last_block = start, stored
+            if start not in self._quality:
+                self._quality[start] = block_quality(stored, self._is_mito, self.findings)
+        return self._last_block[1]
+
+    def some(self, rows: np.ndarray) -> csr_matrix:
+        """Return the stored expression of rows with ascending numbers, float64; small samples are kept."""
+        for numbers, stored in self._samples:
+            places = np.searchsorted(numbers, rows)
+            if len(rows) <= len(numbers) and (numbers[np.minimum(places, len(numbers) - 1)] == rows).all():
+                return stored if len(rows) == len(numbers) else stored[places]
+        with self.reading():
+            stored = self.rows.some(rows)
+        if 0 < len(rows) <= MAX_SAMPLE:
+            self._samples.append((rows, stored))
+        return stored
+
+    def quality(self) -> pd.DataFrame:
+        """Return the quality of all cells, with the columns of `block_quality`; blocks that were not read are read."""
+        starts = range(0, self.n_obs, self.rows.block_cells)
+        for start in starts:
+            if start not in self._quality:
+                self.block(start)
+        return pd.DataFrame(np.concatenate([self._quality[start] for start in starts]), columns=list(QUALITY))
 
     def reading(self) -> AbstractContextManager[None]:
         """A block that reads from the file: what fails in it is a damaged file."""

@@ -14,7 +14,7 @@ from scperformer.io.axes import without_affixes
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.gene_names import ids_and_symbols
 from scperformer.io.gene_table import human_genes
-from scperformer.io.rows import Rows
+from scperformer.io.rows import Matrix, Rows
 
 # Limits of quality, in median absolute deviations (MAD) from the median of the file. Source: Heumos et al. 2023, Best
 # practices for single-cell analysis across modalities.
@@ -27,26 +27,32 @@ TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MAL
 MAX_SAMPLED_CELLS = 5000  # sampled by `check` from a large file
 
 
-def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
-    """Measure each cell, as scanpy's `calculate_qc_metrics` does, but without the second that scanpy takes to import.
+QUALITY = ("num_genes", "total", "mitochondrial")
+
+
+def block_quality(stored: Matrix, is_mito: np.ndarray, findings: Findings) -> np.ndarray:
+    """Measure the cells of a block, float64 N x 3, as scanpy's `calculate_qc_metrics` does, which is slow to import.
 
     The columns are num_genes (expressed genes; scanpy's n_genes_by_counts), total (sum of the values before any
-    logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt in percent); float64.
+    logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt in percent).
     """
-    num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
-    for start, stored in rows.blocks():
-        block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)
-        block.sum_duplicates()
-        block.eliminate_zeros()
-        if findings.log_base is not None:  # normalisation does not change shares, but the logarithm does
-            block.data = undo_log1p(block.data, findings.log_base)
-        cells = slice(start, start + block.shape[0])
-        num_genes[cells] = np.diff(block.indptr)
-        totals[cells] = np.asarray(block.sum(axis=1)).ravel()
-        shares[cells] = block @ is_mito.astype(np.float64)
+    block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)
+    block.sum_duplicates()
+    block.eliminate_zeros()
+    if findings.log_base is not None:  # normalisation does not change shares, but the logarithm does
+        block.data = undo_log1p(block.data, findings.log_base)
+    num_genes = np.diff(block.indptr)
+    totals = np.asarray(block.sum(axis=1)).ravel()
+    shares = block @ is_mito.astype(np.float64)
     filled = num_genes > 0
     shares[filled] /= totals[filled]
-    return pd.DataFrame({"num_genes": num_genes, "total": totals, "mitochondrial": shares})
+    return np.column_stack([num_genes, totals, shares])
+
+
+def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
+    """Measure each cell of a matrix; the columns are those of `block_quality`."""
+    parts = [np.empty((0, 3)), *(block_quality(stored, is_mito, findings) for _, stored in rows.blocks())]
+    return pd.DataFrame(np.concatenate(parts), columns=list(QUALITY))
 
 
 def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, float, float]:

@@ -71,16 +71,11 @@ class Query:
 
         Of cells that are thinned, this is the draw of that number.
         """
-        stop = min(start + self.rows.block_cells, self.rows.shape[0])
-        with self.cells.reading():
-            stored = self.rows.block(start, stop)
-        return thinned_cells(align_rows(stored, self.plan), self.share, draw)
+        return thinned_cells(align_rows(self.cells.block(start), self.plan), self.share, draw)
 
     def some(self, rows: np.ndarray) -> csr_matrix:
         """Return the aligned cells with these ascending row numbers, CSR float32, cells x G."""
-        with self.cells.reading():
-            stored = self.rows.some(rows)
-        return thinned_cells(align_rows(stored, self.plan), self.share)
+        return thinned_cells(align_rows(self.cells.some(rows), self.plan), self.share)
 
     def of_genes(self, chosen: np.ndarray) -> "Query":
         """Return the same cells with only the chosen genes of the model (boolean, G), normalised over these."""
