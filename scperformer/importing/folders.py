@@ -102,9 +102,9 @@ def read_names(path: str, what: str) -> list[str]:
             names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except ValueError as error:
         found = "content that is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise InputError("names-file", f"{what}={path} with {found}", NAMES, "name another file") from error
+        raise InputError("names-file", f"{what}={path} with {found}", NAMES, "name a different file") from error
     if not names:
-        raise InputError("names-file", f"{what}={path} without names", NAMES, "name another file")
+        raise InputError("names-file", f"{what}={path} without names", NAMES, "name a different file")
     return [str(name) for name in names]
 
 

@@ -159,7 +159,7 @@ def array_of(value: Any, what: str) -> np.ndarray:
             raise ValueError("a shape that does not fit")
         return flat.reshape(shape, order=order)
     except MISFITS as error:
-        raise ValueError(f"{what} that are no array of numbers or text") from error
+        raise ValueError(f"{what} that are not an array of numbers or text") from error
 
 
 def _of_objects(values: Any, what: str) -> np.ndarray:

@@ -104,8 +104,8 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
     """Join the labels of studies that have the same ontology id or, by `label_map`, the same joint label.
 
     A label is named as in the first study that has it. A label of which another label is a type, by the ontology
-    `source` (`find_terms`), is no joint label: it stands for its types. A name with two ontology ids, and a study that
-    shares no label with the others, are refused.
+    `source` (`find_terms`), is not a joint label: it stands for its types. A name with two ontology ids, and a study
+    that shares no label with the others, are refused.
     """
     names = list(dict.fromkeys(label for study in studies for label in study.labels))
     renamed = {} if label_map is None else read_label_map(label_map, names)

@@ -133,5 +133,5 @@ def test_an_array_from_parts():
     ids=str,
 )
 def test_arrays_whose_parts_do_not_fit(parts):
-    with pytest.raises(ValueError, match="it that are no array of numbers or text"):
+    with pytest.raises(ValueError, match="it that are not an array"):
         array_of(changed_state(np.arange(6.0).reshape(2, 3), **parts), "it")
