@@ -9,7 +9,7 @@ ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 import scperformer  # noqa: E402  (from the checkout)
-from scperformer.cli.help import option_texts  # noqa: E402
+from scperformer.config.descriptions import option_texts  # noqa: E402
 
 project = "scperformer"
 copyright = "the authors of scperformer"
@@ -18,6 +18,7 @@ release = version = scperformer.__version__
 extensions = [
     "myst_nb",  # Markdown; runs the tutorials
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",  # a page for each name of docs/api.md, in docs/generated
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinxcontrib.mermaid",

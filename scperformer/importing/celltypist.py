@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.inputs import sha256
-from scperformer.importing.options import ForeignModel, ImportOptions
+from scperformer.config.steps import ImportOptions
+from scperformer.importing.foreign import ForeignModel
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain_value, read_pickle, state_of
 from scperformer.model.saved_model import CLIP, STANDARDISED
 

@@ -20,9 +20,10 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
+from scperformer.config.steps import ImportOptions
 from scperformer.importing import celltypist, scvi_tools
+from scperformer.importing.foreign import ForeignModel
 from scperformer.importing.labelled import with_labelled_cells
-from scperformer.importing.options import ForeignModel, ImportOptions
 from scperformer.io.gene_names import guess_species
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
 from scperformer.io.read import read_cells

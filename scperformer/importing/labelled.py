@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.fit_imported import KEPT_SCORES, MAX_KEPT, evidence_of
+from scperformer.annotation.imported import KEPT_SCORES, MAX_KEPT, evidence_of
 from scperformer.base.errors import InputError
 from scperformer.base.messages import join_names, listed
 from scperformer.cells.normalisation import recover_counts
+from scperformer.cells.opened import open_cells
 from scperformer.cells.query import find_query
 from scperformer.cells.reference_labels import require_labels
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.options import ModelOptions
-from scperformer.io.read import checksum, open_cells
+from scperformer.io.read import checksum
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import spelled_as
 from scperformer.model.arrays import ReferenceCells
@@ -42,11 +43,11 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         found = f"reference={path} beside a model of {saved.imported['tool']}"
         expected = "a model whose scores can be refitted"
         raise InputError("not-refittable", found, expected, "leave reference out, or train on these cells")
-    with open_cells(path, "auto") as cells:
+    with open_cells(path, ModelOptions(inputs=[path], min_overlap=0.5)) as cells:
         labels = _codes(require_labels(cells.obs, label_key, path), saved, f"{path}, {label_key}")
-        query = find_query(cells, saved, ModelOptions(inputs=[path], min_overlap=0.5), path)
+        query = find_query(cells, saved)
         labelled = np.flatnonzero(labels >= 0)
-        rows = labelled[np.isin(labelled, query.cells)]
+        rows = labelled[np.isin(labelled, query.cell_rows)]
         rows = rows[stratified_sample(labels[rows], MAX_KEPT, SEED)]
         x = query.some(rows)
     has_expression = np.diff(x.indptr) > 0

@@ -17,7 +17,8 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
-from scperformer.importing.options import ForeignModel, ImportOptions
+from scperformer.config.steps import ImportOptions
+from scperformer.importing.foreign import ForeignModel
 from scperformer.io.pickles import MAX_BYTES, NUMPY, array_of
 from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
 

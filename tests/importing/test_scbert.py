@@ -12,9 +12,9 @@ from support import scbert
 from support.refusal import refusal
 
 import scperformer as scp
+from scperformer.annotation.load import load_model
 from scperformer.attention.tokens import Batch
 from scperformer.model.folder import read_model
-from scperformer.model.load import load_model
 
 LABELS = ["B", "NK", "Monocyte"]
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "scbert"
