@@ -7,6 +7,7 @@ packages. A name alone never imports a file.
 import hashlib
 import inspect
 import sys
+from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType
@@ -99,7 +100,7 @@ def _source_in_main(mechanism: type[Attention]) -> str:
         )
 
 
-def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
+def attention_options(attention: Mapping[str, Any]) -> tuple[type[Attention], Any]:
     """Return the class of a mechanism and its options, given its `name` and the options that are not defaults.
 
     `source` is the hash of the source with which a model was trained. Unknown mechanisms and options are refused,
@@ -138,7 +139,7 @@ def with_source(attention: dict[str, Any]) -> dict[str, Any]:
     return attention | {"source": source_hash(mechanism)}
 
 
-def make_attention(attention: dict[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
+def make_attention(attention: Mapping[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
     """Build a mechanism from its name and options; raises the errors of `attention_options`."""
     mechanism, options = attention_options(attention)
     return mechanism(sizes, options, generator)

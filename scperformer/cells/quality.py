@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,7 +64,7 @@ def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, f
     return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, Any]:
+def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, int | float | None]:
     """Measure the quality of up to 5,000 cells of the sample; medians that are not known are None."""
     is_mito = mitochondrial(var)
     chosen = findings.spread(MAX_SAMPLED_CELLS)

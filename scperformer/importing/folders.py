@@ -13,7 +13,6 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -195,7 +194,7 @@ def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> Saved
         raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {name: value for name, value in origin.items() if value}
-    provenance: dict[str, Any] = {
+    provenance: dict[str, object] = {
         "reference": f"a model of {facts['tool']}",
         "label_key": "",
         "num_cells": 0,

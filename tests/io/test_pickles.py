@@ -57,7 +57,6 @@ def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path, monkeypat
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     assert (tmp_path / "events").read_text() == ""
-    assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 2500
     assert peak < 64 * len(HOSTILE[name]) + 2**20
     assert not Path(CANARY).exists()
