@@ -74,14 +74,14 @@ def replicate_types(names: Collection[str]) -> dict[str, str]:
 
 
 def joined_spellings(
-    labels: Sequence[str], given: Sequence[str], source: str
+    labels: Sequence[str], stated: Sequence[str], source: str
 ) -> tuple[dict[str, tuple[str, str]], list[list[str]]]:
     """Find labels of one study that are one type: names of one term of the ontology `source`, or spellings of one name.
 
     Returns the shortest name of each other one and its id (or `unknown`), and groups of labels that may be one type:
     they have the same id, but not by their names, or one has + where another has a hyphen.
     """
-    terms, ontology = find_terms(labels, given, source)
+    terms, ontology = find_terms(labels, stated, source)
     groups: dict[tuple[str, str], list[str]] = {}
     of_term: dict[str, list[str]] = {}
     for label, term in sorted(zip(labels, terms, strict=True), key=lambda pair: (len(pair[0]), pair[0])):
