@@ -123,7 +123,7 @@ class Attention(nn.Module):
         if self.fixed_length and num_tokens > self.sizes.length:
             name = type(self).__name__.lower()
             expected = f"at most the {self.sizes.length} positions that attention={name} was built for"
-            remedy = "align the cells to the model's genes, or choose another attention"
+            remedy = "align the cells to the model's genes, or choose a different attention"
             raise InputError("too-many-tokens", f"{num_tokens} tokens in {where}", expected, remedy)
 
     def redraw(self, generator: torch.Generator) -> None:

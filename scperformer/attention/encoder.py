@@ -3,7 +3,7 @@
 Shape letters: B cells, L tokens, D model width, H heads, E head width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,12 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self, num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], generator: Generator
+        self,
+        num_genes: int,
+        tokens: TokensConfig,
+        model: ModelConfig,
+        attention: Mapping[str, Any],
+        generator: Generator,
     ):
         super().__init__()
         assert model.head_dim is not None

@@ -85,10 +85,10 @@ class Fastfood(nn.Module):
 
     @staticmethod
     def _require_permutations(module: nn.Module, _: object) -> None:
-        """Refuse loaded weights whose `order_NP` are no permutations, as they are used as indices unchecked."""
+        """Refuse loaded weights whose `order_NP` are not permutations, as they are used as indices unchecked."""
         order_NP = module.get_buffer("order_NP").cpu()
         if not torch.equal(order_NP.sort(dim=1).values, torch.arange(order_NP.shape[1]).expand_as(order_NP)):
-            raise ValueError("weights 'order_NP' that are no permutations")
+            raise ValueError("weights 'order_NP' that are not permutations")
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:

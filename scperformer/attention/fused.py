@@ -99,6 +99,16 @@ def _absorb(
 
 
 @triton.jit
+def _with_sink(top_N, total_N, sum_NE, sink_N, value_E):
+    """Add one more column, with these logits and this value, to the result of `_absorb`."""
+    higher_N = tl.maximum(top_N, sink_N)
+    shrunk_N = tl.exp2(top_N - higher_N)
+    weight_N = tl.exp2(sink_N - higher_N)
+    total_N = total_N * shrunk_N + weight_N
+    return higher_N, total_N, sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
+
+
+@triton.jit
 def _forward(
     q, k, v, bias, out, lse, total, sink, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
     out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, SINK: tl.constexpr,
@@ -168,17 +178,10 @@ def _forward(
             if SINK:
                 sink_N = tl.load(sink_bias + group) + top_N + square_N * half_square
                 tl.store(sink + group * N + rows, sink_N, mask=rows < N)
-                higher_N = tl.maximum(top_N, sink_N)
-                shrunk_N = tl.exp2(top_N - higher_N)
-                weight_N = tl.exp2(sink_N - higher_N)
                 value_E = _vector(sink_value + group * E, E, TILE_E)
-                total_N = total_N * shrunk_N + weight_N
-                sum_NE = sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
-                top_N = higher_N
-            seen_N = tl.where(total_N > 0, total_N, 1.0)
-            _store(out + cell * out_B + head * out_H, rows, out_N, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
-            lse_N = tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING)
-            tl.store(lse + group * N + rows, lse_N, mask=rows < N)
+                top_N, total_N, sum_NE = _with_sink(top_N, total_N, sum_NE, sink_N, value_E)
+            out_of_head = out + cell * out_B + head * out_H
+            _store_mean(out_of_head, out_N, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
 
 
 @triton.jit
@@ -204,7 +207,7 @@ def _join(
             tl.store(lse + offset + rows, -top_N, mask=rows < N)
             tl.store(rest + offset + rows, total_N, mask=rows < N)
         if BLOCKS > 0:
-            _store_mean(out + offset * E, lse + offset, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+            _store_mean(out + offset * E, E, lse + offset, rows, N, top_N, total_N, sum_NE, E, TILE_E)
         part_top_N = tl.load(tops + offset + rows, mask=rows < N, other=LOG_OF_NOTHING)
         higher_N = tl.maximum(top_N, part_top_N)
         shrunk_N = tl.exp2(top_N - higher_N)
@@ -215,13 +218,13 @@ def _join(
         sum_NE = sum_NE * shrunk_N[:, None] + part_NE * part_shrunk_N[:, None]
         top_N = higher_N
     if BLOCKS == 0:
-        _store_mean(out + group * N * E, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+        _store_mean(out + group * N * E, E, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
 
 
 @triton.jit
-def _store_mean(out, lse, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr):
+def _store_mean(out, step, lse, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr):
     seen_N = tl.where(total_N > 0, total_N, 1.0)
-    _store(out, rows, E, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
+    _store(out, rows, step, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
     tl.store(lse + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
 
 

@@ -102,17 +102,27 @@ def _within(
         _add_to(grad_k + cell * dk_B + head * dk_H, rows, dk_L, rows < L, k_sum_CE, E, TILE_E)
         _add_to(grad_v + cell * dv_B + head * dv_H, rows, dv_L, rows < L, v_sum_CE, E, TILE_E)
     else:
-        higher_C = tl.maximum(top_C, lse_C)
-        weights_CC = tl.where(sees_CC, weights_CC * tl.exp2(top_C - higher_C)[:, None], 0.0)
-        share_C = tl.where(lse_C > LOG_OF_NOTHING / 2, tl.exp2(lse_C - higher_C), 0.0)
-        total_C = share_C + tl.sum(weights_CC, 1)
-        sum_CE = out_CE.to(tl.float32) * share_C[:, None]
-        sum_CE += tl.dot(weights_CC.to(v_CE.dtype), v_CE, input_precision=PRECISION)
-        is_known_C = total_C >= MIN_CAUSAL_TOTAL
-        seen_C = tl.where(is_known_C, total_C, 1.0)
-        _store(out, rows, out_N, rows < L, tl.where(is_known_C[:, None], sum_CE / seen_C[:, None], 0.0), E, TILE_E)
-        unknown_C = tl.where(real_C, float("nan"), float("inf"))
-        tl.store(lse, tl.where(is_known_C, higher_C + tl.log2(seen_C), unknown_C), mask=rows < L)
+        weights_CC = tl.where(sees_CC, weights_CC, 0.0)
+        _store_within(out, lse, rows, out_N, L, out_CE, lse_C, v_CE, real_C, top_C, weights_CC, E, TILE_E, PRECISION)
+
+
+@triton.jit
+def _store_within(
+    out, lse, rows, out_N, L, out_CE, lse_C, v_CE, real_C, top_C, weights_CC, E: tl.constexpr, TILE_E: tl.constexpr,
+    PRECISION: tl.constexpr
+):  # fmt: skip
+    """Store the mean of the output for earlier blocks and of the values of the block, and the log-sum of both."""
+    higher_C = tl.maximum(top_C, lse_C)
+    weights_CC = weights_CC * tl.exp2(top_C - higher_C)[:, None]
+    share_C = tl.where(lse_C > LOG_OF_NOTHING / 2, tl.exp2(lse_C - higher_C), 0.0)
+    total_C = share_C + tl.sum(weights_CC, 1)
+    sum_CE = out_CE.to(tl.float32) * share_C[:, None]
+    sum_CE += tl.dot(weights_CC.to(v_CE.dtype), v_CE, input_precision=PRECISION)
+    is_known_C = total_C >= MIN_CAUSAL_TOTAL
+    seen_C = tl.where(is_known_C, total_C, 1.0)
+    _store(out, rows, out_N, rows < L, tl.where(is_known_C[:, None], sum_CE / seen_C[:, None], 0.0), E, TILE_E)
+    unknown_C = tl.where(real_C, float("nan"), float("inf"))
+    tl.store(lse, tl.where(is_known_C, higher_C + tl.log2(seen_C), unknown_C), mask=rows < L)
 
 
 @triton.jit

@@ -63,10 +63,10 @@ class KeySums(NamedTuple):
     def __add__(self, other: "KeySums") -> "KeySums":  # type: ignore[override]
         """Return the sums over both sets of keys."""
         scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
-        mine_BHM = power_of_2(self.scale_BHM - scale_BHM)
-        theirs_BHM = power_of_2(other.scale_BHM - scale_BHM)
-        s_BHME = self.s_BHME * mine_BHM.unsqueeze(-1) + other.s_BHME * theirs_BHM.unsqueeze(-1)
-        return KeySums(s_BHME, self.z_BHM * mine_BHM + other.z_BHM * theirs_BHM, scale_BHM)
+        factor_BHM = power_of_2(self.scale_BHM - scale_BHM)
+        other_factor_BHM = power_of_2(other.scale_BHM - scale_BHM)
+        s_BHME = self.s_BHME * factor_BHM.unsqueeze(-1) + other.s_BHME * other_factor_BHM.unsqueeze(-1)
+        return KeySums(s_BHME, self.z_BHM * factor_BHM + other.z_BHM * other_factor_BHM, scale_BHM)
 
     def __neg__(self) -> "KeySums":
         """Return the sums that subtract these keys when they are added."""

@@ -7,6 +7,7 @@ packages. A name alone never imports a file.
 import hashlib
 import inspect
 import sys
+from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType
@@ -99,11 +100,11 @@ def _source_in_main(mechanism: type[Attention]) -> str:
         )
 
 
-def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
+def attention_options(attention: Mapping[str, Any]) -> tuple[type[Attention], Any]:
     """Return the class of a mechanism and its options, given its `name` and the options that are not defaults.
 
     `source` is the hash of the source with which a model was trained. Unknown mechanisms and options are refused,
-    another source, and values of another type or out of range.
+    a different source, and values of a wrong type or out of range.
     """
     options = dict(attention)
     name = str(options.pop("name", None))
@@ -118,7 +119,7 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
         raise PluginProblem("unknown-mechanism", found, expected, remedy)
     if source is not None and source != source_hash(mechanism):
         expected = f"the source with which this model was trained (SHA-256 {str(source)[:12]})"
-        found = f"another source of attention={name}"
+        found = f"a different source of attention={name}"
         raise PluginProblem("mechanism-source", found, expected, "use that source, or train the model again")
     checked_options = checked(mechanism.Options, options, "attention.")
     is_published = isinstance(checked_options, Favor.Options) and checked_options.is_published
@@ -138,7 +139,7 @@ def with_source(attention: dict[str, Any]) -> dict[str, Any]:
     return attention | {"source": source_hash(mechanism)}
 
 
-def make_attention(attention: dict[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
+def make_attention(attention: Mapping[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
     """Build a mechanism from its name and options; raises the errors of `attention_options`."""
     mechanism, options = attention_options(attention)
     return mechanism(sizes, options, generator)

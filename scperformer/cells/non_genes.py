@@ -13,7 +13,7 @@ from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, without_affixe
 from scperformer.io.gene_names import guess_species
 
 MIN_CELLS, MIN_COLUMNS = 5, 100  # with fewer, values do not tell
-MAX_SHARE = 0.02  # of the columns that may be of another kind than the others; of a few genes, `MAX_COLUMNS`
+MAX_SHARE = 0.02  # of the columns that may be of a different kind than the others; of a few genes, `MAX_COLUMNS`
 MAX_COLUMNS = 20
 MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
 TINY = 1e-12  # in place of 0, where a quotient is taken

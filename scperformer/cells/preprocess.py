@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +36,7 @@ def prepare_reference(adata: AnnData, cfg: DataOptions, path: str | Path = "the 
     return prepared
 
 
-def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[str, Any]:
+def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[str, object]:
     """Return the record of the preparation for uns, which docs/formats.md describes."""
     values = {"source": findings.source, "kind": findings.kind, "notes": np.array(findings.notes, dtype=str)}
     return {"target_sum": float(target_sum), **values, "cells": prepared.n_obs, "genes": prepared.n_vars}

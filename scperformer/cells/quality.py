@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,7 +58,7 @@ def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, f
     """Return which cells of the table of `cell_quality` have a low quality, and the limits of both measures.
 
     A cell has a low quality if ln(1 + genes) is more than 5 MAD below the median, or if its mitochondrial share is more
-    than 3 MAD above the median and above 0.08. Rows that are no cells of the sample (`is_cell`, boolean N) have a low
+    than 3 MAD above the median and above 0.08. Rows that are not cells of the sample (`is_cell`, boolean N) have a low
     quality, and do not influence the limits: the smallest number of genes and the largest mitochondrial share.
     """
     logs = np.log1p(cells["num_genes"].to_numpy())
@@ -71,7 +70,7 @@ def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, f
     return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, Any]:
+def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, int | float | None]:
     """Measure the quality of up to 5,000 cells of the sample; medians that are not known are None."""
     is_mito = mitochondrial(var)
     chosen = findings.spread(MAX_SAMPLED_CELLS)

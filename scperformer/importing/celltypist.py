@@ -68,7 +68,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     }
 
 
-def _linear(classifier: dict[str, Any], num_genes: int, num_labels: int) -> dict[str, np.ndarray]:
+def _linear(classifier: Mapping[str, Any], num_genes: int, num_labels: int) -> dict[str, np.ndarray]:
     """Return the weights and intercepts of the classifier, a column for each label."""
     coefficients = _numbers(classifier["coef_"], "coef_")
     bias = _numbers(classifier["intercept_"], "intercept_").ravel()

@@ -13,7 +13,6 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -103,9 +102,9 @@ def read_names(path: str, what: str) -> list[str]:
             names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except ValueError as error:
         found = "content that is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise InputError("names-file", f"{what}={path} with {found}", NAMES, "name another file") from error
+        raise InputError("names-file", f"{what}={path} with {found}", NAMES, "name a different file") from error
     if not names:
-        raise InputError("names-file", f"{what}={path} without names", NAMES, "name another file")
+        raise InputError("names-file", f"{what}={path} without names", NAMES, "name a different file")
     return [str(name) for name in names]
 
 
@@ -195,7 +194,7 @@ def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> Saved
         raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {name: value for name, value in origin.items() if value}
-    provenance: dict[str, Any] = {
+    provenance: dict[str, object] = {
         "reference": f"a model of {facts['tool']}",
         "label_key": "",
         "num_cells": 0,

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -67,7 +66,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         found = f"{len(missing)} of {len(saved.labels)} labels have no labelled cells ({listed(missing)})"
         notes.append(f"{found}: cells of these types may be flagged as unknown.")
         log.warning("%s: cells of these types may be flagged as unknown (unknown_fpr=0 turns this off)", found)
-    provenance: dict[str, Any] = {
+    provenance: dict[str, object] = {
         "reference": Path(path).name,
         "reference_sha256": checksum(path),
         "label_key": label_key,

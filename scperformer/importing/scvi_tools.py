@@ -155,7 +155,7 @@ class _DenseLayers:
         self.width = num_genes  # of the last step
         self.batch = batch  # code of the batch, of which the encoder reads the numbers behind the genes
         self.is_normed = is_normed  # a layer norm follows each hidden layer
-        self.steps: list[dict[str, Any]] = []
+        self.steps: list[dict[str, str | int | float]] = []
         self.arrays: dict[str, np.ndarray] = {}
 
     def add_encoder(self) -> int:

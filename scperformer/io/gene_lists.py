@@ -51,7 +51,7 @@ def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     except (json.JSONDecodeError, csv.Error, RecursionError, KeyError, TypeError, AttributeError):
         found = "no readable JSON or table"
     if not names:
-        raise InputError("gene-list", f"{found} at '{path}', a list of genes", EXPECTED, "name another file")
+        raise InputError("gene-list", f"{found} at '{path}', a list of genes", EXPECTED, "name a different file")
     return list(dict.fromkeys(names))
 
 

@@ -91,9 +91,9 @@ def map_genes_of_files(
 ) -> tuple[list[str], list[GeneMap]]:
     """Match the gene tables of several files to a vocabulary, or to the genes of all these files; return both.
 
-    Without a vocabulary, a gene has the name in the first file that measures it. A file with another kind of gene id
-    than the first file adds no genes, as the same gene would be in the list twice; it is refused if its names cannot be
-    translated.
+    Without a vocabulary, a gene has the name in the first file that measures it. A file with a different kind of gene
+    id than the first file adds no genes, as the same gene would be in the list twice; it is refused if its names cannot
+    be translated.
     """
     genes = list(vocabulary or [])
     maps = []
@@ -124,7 +124,7 @@ def map_genes_of_files(
         if not overlap.num_shared or overlap.share_of_model < MIN_SHARED:
             found = f"{overlap.num_shared} of the {overlap.num_model} genes of the list in the files "
             found += f"(e.g. {overlap.dropped[:1] or ['none']}; the list has e.g. {overlap.absent[:1]})"
-            remedy = "give files with the same kind of gene id and of the same species, or another list of genes"
+            remedy = "give files with the same kind of gene id and of the same species, or a different list of genes"
             raise InputError("few-genes", found, f"at least {MIN_SHARED:.0%} of them", remedy)
         log.info("%d of the %d genes of the list are in the files", overlap.num_shared, overlap.num_model)
     return genes, maps

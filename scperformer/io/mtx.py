@@ -130,7 +130,7 @@ def _read_names(path: Path) -> pd.DataFrame:
 def _headers(shape: tuple[int, int], genes: pd.DataFrame, cells: pd.DataFrame) -> tuple[int, int, bool] | None:
     """Return the numbers of header lines, 0 or 1, above genes and cells with which they fit the matrix, and its layout.
 
-    The layout is whether genes are in rows. A line that names a gene or a cell is no header.
+    The layout is whether genes are in rows. A line that names a gene or a cell is not a header.
     """
     may_have = [
         [0] if table.iloc[:1].map(lambda field: is_gene(field) or is_cell(field)).to_numpy().any() else [0, 1]

@@ -10,7 +10,7 @@ import math
 import pickle
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -117,7 +117,7 @@ def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
         raise ValueError("a damaged pickle") from error
 
 
-def state_of(value: Any, what: str, *wanted: str) -> dict[str, Any]:
+def state_of(value: Any, what: str, *wanted: str) -> Mapping[str, Any]:
     """Return the attributes of an object, such as a classifier; a ValueError says that it or one of `wanted` lacks."""
     if not isinstance(value, Made) or not isinstance(value.state, dict):
         raise ValueError(f"no {what}")
@@ -159,7 +159,7 @@ def array_of(value: Any, what: str) -> np.ndarray:
             raise ValueError("a shape that does not fit")
         return flat.reshape(shape, order=order)
     except MISFITS as error:
-        raise ValueError(f"{what} that are no array of numbers or text") from error
+        raise ValueError(f"{what} that are not an array of numbers or text") from error
 
 
 def _of_objects(values: Any, what: str) -> np.ndarray:

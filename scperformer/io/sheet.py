@@ -32,7 +32,7 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:  # such as a field of more than 131,072 characters
-        found = f"{sheet} is no table ({error})"
+        found = f"{sheet} is not a table ({error})"
         raise InputError("not-a-table", found, "a row for each sample", "save it again as CSV") from error
     names, *fields = [[field.strip() for field in line] for line in lines] or [[]]
     _require_columns(names, sheet)
@@ -52,7 +52,7 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
 
 
 def _read_text(sheet: str | Path) -> str:
-    """Read a sheet; refuse files that are no text."""
+    """Read a sheet; refuse files that are not text."""
     path = Path(sheet)
     expected = "a table with the columns sample and path"
     if not path.exists():

@@ -306,20 +306,28 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
             fields = chunk.iloc[:, 1:].set_axis(header, axis=1)
             annotations.append(fields.loc[:, is_annotation])
             values = fields.loc[:, ~is_annotation]
-            for name, column in values.items():
-                if column.dtype.kind not in "iuf":
-                    is_bad = pd.to_numeric(column, errors="coerce").isna() | (column.dtype.kind == "b")
-                    example = repr(str(column[is_bad].iloc[0])[:40])
-                    found = (
-                        f"column '{str(name)[:40]}' of {path} with {example}, not a number, or rows that are too short"
-                    )
-                    remedy = "remove such columns, or write an h5ad file with them in obs or var"
-                    raise InputError("table-text", found, TABLE_OF_NUMBERS, remedy)
+            _require_numbers(values, path)
             blocks.append(sparse.csr_matrix(values.to_numpy()))
-    table = pd.concat(annotations, ignore_index=True)
-    for column in range(table.shape[1]):  # numbers become numbers; codes such as 01 stay text
+    return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), _with_numbers(pd.concat(annotations))
+
+
+def _require_numbers(values: pd.DataFrame, path: Path) -> None:
+    """Refuse expression that is not numbers."""
+    for name, column in values.items():
+        if column.dtype.kind not in "iuf":
+            is_bad = pd.to_numeric(column, errors="coerce").isna() | (column.dtype.kind == "b")
+            example = repr(str(column[is_bad].iloc[0])[:40])
+            found = f"column '{str(name)[:40]}' of {path} with {example}, not a number, or rows that are too short"
+            remedy = "remove such columns, or write an h5ad file with them in obs or var"
+            raise InputError("table-text", found, TABLE_OF_NUMBERS, remedy)
+
+
+def _with_numbers(texts_of_columns: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of text, with numbers in columns that have no other text; codes such as 01 stay text."""
+    table = texts_of_columns.reset_index(drop=True)
+    for column in range(table.shape[1]):
         texts = table.iloc[:, column]
         numbers = pd.to_numeric(texts, errors="coerce")
         if numbers.notna().all() and not texts.str.match(r"0\d").any():
             table.isetitem(column, numbers)
-    return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), table
+    return table

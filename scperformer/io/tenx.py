@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -84,7 +83,7 @@ def read_loom(path: Path) -> tuple[AnnData, list[str]]:
 
 def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tuple[pd.DataFrame, str | None]:
     """Read the one-dimensional attributes of an axis; also return the attribute that holds the names, or None."""
-    columns: dict[str, Any] = {}
+    columns: dict[str, np.ndarray | list[str]] = {}
     for name, node in group.items():
         if isinstance(node, h5py.Dataset) and node.shape == (size,):
             columns[name] = native(node[:]) if node.dtype.kind in "biuf" else strings(node)

@@ -74,14 +74,14 @@ def replicate_types(names: Collection[str]) -> dict[str, str]:
 
 
 def joined_spellings(
-    labels: Sequence[str], given: Sequence[str], source: str
+    labels: Sequence[str], stated: Sequence[str], source: str
 ) -> tuple[dict[str, tuple[str, str]], list[list[str]]]:
     """Find labels of one study that are one type: names of one term of the ontology `source`, or spellings of one name.
 
     Returns the shortest name of each other one and its id (or `unknown`), and groups of labels that may be one type:
     they have the same id, but not by their names, or one has + where another has a hyphen.
     """
-    terms, ontology = find_terms(labels, given, source)
+    terms, ontology = find_terms(labels, stated, source)
     groups: dict[tuple[str, str], list[str]] = {}
     of_term: dict[str, list[str]] = {}
     for label, term in sorted(zip(labels, terms, strict=True), key=lambda pair: (len(pair[0]), pair[0])):
@@ -104,8 +104,8 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
     """Join the labels of studies that have the same ontology id or, by `label_map`, the same joint label.
 
     A label is named as in the first study that has it. A label of which another label is a type, by the ontology
-    `source` (`find_terms`), is no joint label: it stands for its types. A name with two ontology ids, and a study that
-    shares no label with the others, are refused.
+    `source` (`find_terms`), is not a joint label: it stands for its types. A name with two ontology ids, and a study
+    that shares no label with the others, are refused.
     """
     names = list(dict.fromkeys(label for study in studies for label in study.labels))
     renamed = {} if label_map is None else read_label_map(label_map, names)

@@ -133,12 +133,12 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
     return [(first.strip(), second.strip()) for first, second in rows]
 
 
-def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:
-    """Return the ontology id of each label, which may be `given`, or `unknown`; and the ontology, or None."""
+def find_terms(labels: Sequence[str], stated: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:
+    """Return the ontology id of each label, which may be `stated`, or `unknown`; and the ontology, or None."""
     if source == NO_ONTOLOGY:
-        return list(given), None
+        return list(stated), None
     ontology = packaged_ontology() if source == PACKAGED_TERMS else read_obo(source)
-    pairs = zip(labels, given, strict=True)
+    pairs = zip(labels, stated, strict=True)
     return [(ontology.term(label) or term) if term == UNKNOWN_TERM else term for label, term in pairs], ontology
 
 

@@ -57,7 +57,6 @@ def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path, monkeypat
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     assert (tmp_path / "events").read_text() == ""
-    assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 2500
     assert peak < 64 * len(HOSTILE[name]) + 2**20
     assert not Path(CANARY).exists()
@@ -133,5 +132,5 @@ def test_an_array_from_parts():
     ids=str,
 )
 def test_arrays_whose_parts_do_not_fit(parts):
-    with pytest.raises(ValueError, match="it that are no array of numbers or text"):
+    with pytest.raises(ValueError, match="it that are not an array"):
         array_of(changed_state(np.arange(6.0).reshape(2, 3), **parts), "it")
