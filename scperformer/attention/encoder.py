@@ -15,7 +15,6 @@ from scperformer.attention.linear_attention import LinearAttention
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.attention.unexpressed import Memory, Unexpressed
-from scperformer.attention.unexpressed import weights_state as weights_state
 from scperformer.base.errors import InputError
 from scperformer.config.training import ModelConfig, TokensConfig
 

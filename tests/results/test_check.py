@@ -32,9 +32,7 @@ class Model:
     is_annotator = True
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
     importance = None
-    studies = ()
-    has_reference_cells = False
-    reference_cells = None
+    is_tissue = can_be_refitted = False
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 
