@@ -30,7 +30,7 @@ from scperformer.labels.texts import label_texts
 
 log = logging.getLogger(__name__)
 
-FILE = "_file_of_the_cell"  # a column beside those of obs
+FILE_OF_CELL = "_file_of_the_cell"  # a column beside those of obs
 
 
 @dataclass
@@ -126,7 +126,7 @@ def _without_unmeasured(
     batches = {f"obs['{key}']": obs[key].astype(str).to_numpy(str) for key in columns if key in obs}
     if len(collection.parts) > 1:
         files = np.array([part.path.name for part in collection.parts])
-        batches["files"] = files[obs[FILE].to_numpy()]
+        batches["files"] = files[obs[FILE_OF_CELL].to_numpy()]
     is_absent = genes_not_measured(labelled.x, labelled.labels, batches, labelled.genes)
     if not is_absent.any():
         return labelled, collection
@@ -175,15 +175,15 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     left_out = is_unlabelled if is_test is None else is_unlabelled | is_test
     collection = make_collection(sources, cfg, left_out=left_out)
     starts = np.cumsum([0, *(part.findings.num_cells for part in collection.parts)])
-    kept = np.concatenate([start + part.kept for start, part in zip(starts, collection.parts, strict=False)])
-    given = labels[~left_out]
-    if lost := given[~given.isin(set(labels.iloc[kept]))].value_counts().to_dict():
+    rows_left = np.concatenate([start + part.kept for start, part in zip(starts, collection.parts, strict=False)])
+    labels_left = labels[~left_out]
+    if lost := labels_left[~labels_left.isin(set(labels.iloc[rows_left]))].value_counts().to_dict():
         log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", cfg.data.min_genes, named(lost))
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     has_split_key = cfg.data.split_key is not None
     max_val = math.inf if isinstance(source, Sample) or has_split_key else splits.MAX_VAL_CELLS
-    rows, labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
-    labelled.cell_names = cell_names[kept][rows]
+    rows, labelled = _label(obs.iloc[rows_left], labels.iloc[rows_left], cfg, path, max_val)
+    labelled.cell_names = cell_names[rows_left][rows]
     labelled.num_unlabelled = int(is_unlabelled.sum())
     num_genes = len(collection.genes)
     panel = ""
@@ -194,7 +194,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     labelled.own_totals = collection.own_totals
     if isinstance(source, Sample):
         labelled.x = collection.read(rows)
-        labelled, collection = _without_unmeasured(labelled, collection, obs.iloc[kept[rows]], cfg)
+        labelled, collection = _without_unmeasured(labelled, collection, obs.iloc[rows_left[rows]], cfg)
         part = collection.parts[0]
         cells_dropped = (~left_out).sum() - len(collection)
         genes_dropped = part.findings.num_genes - num_genes
@@ -203,8 +203,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
         return labelled
     summaries = dict.fromkeys(part.summary for part in collection.parts)
     labelled.summary = "; ".join([*summaries, f"{len(sources)} files{panel}"])
-    obs = obs.assign(**{FILE: np.repeat(np.arange(len(tables)), [len(table) for table in tables])})
-    return _load_sample(labelled, collection, rows, obs.iloc[kept[rows]], cfg, sample_val=has_split_key)
+    obs = obs.assign(**{FILE_OF_CELL: np.repeat(np.arange(len(tables)), [len(table) for table in tables])})
+    return _load_sample(labelled, collection, rows, obs.iloc[rows_left[rows]], cfg, sample_val=has_split_key)
 
 
 def _load_sample(

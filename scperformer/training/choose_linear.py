@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 FIRST = LinearOptions((0.5, 2.0), PENALTY_C, "none", "signal")
 # The alternatives of each step.
-STEPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
+ALTERNATIVES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("powers", ((1.0,), (2.0,), (1.0, 2.0))),
     ("weighting", ("standard", "none")),
     ("c", (1.0,)),
@@ -81,10 +81,10 @@ def choose_linear_options(
     if not (folds >= 0).any():  # every label has a single cell
         return FIRST
     losses = held_out_losses(x[rows], np.unique(labels[rows], return_inverse=True)[1], folds)
-    with progress("choosing the options of the linear branch", total=1 + len(STEPS), unit="steps") as shown:
+    with progress("choosing the options of the linear branch", total=1 + len(ALTERNATIVES), unit="steps") as shown:
         best, lowest = FIRST, losses(FIRST)
         assert lowest is not None
-        for name, values in STEPS:
+        for name, values in ALTERNATIVES:
             shown.update()
             alternatives = [replace(best, **{name: value}) for value in values]
             tried = [(options, losses(options, lowest)) for options in alternatives]

@@ -167,7 +167,7 @@ def test_batches_are_compared_with_the_others(monkeypatch):
         return batch_effect(cells, others, labels)
 
     monkeypatch.setattr(evidence, "batch_effect", count)
-    monkeypatch.setattr(evidence, "MAX_BATCHES", 4)
+    monkeypatch.setattr(evidence, "MAX_COMPARED_BATCHES", 4)
     monkeypatch.setattr(evidence, "MAX_STATISTICS_CELLS", 400)
     assert effects_of_batches(x, labels, batches, 0) == pytest.approx(found, rel=0.2)
     assert [size for size, _ in sizes] == [150, 150, 20, 20]
