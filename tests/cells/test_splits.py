@@ -145,24 +145,17 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     assert "Secret" not in (whole / "bundle.json").read_text()
 
 
-def test_a_column_with_other_values_is_refused(sides):
-    sides.obs["side"] = np.where(sides.obs["side"] == "val", "valid", sides.obs["side"])
-    with refusal("bad-split"):
-        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
-
-
-def test_labels_without_training_cells_are_refused(sides):
-    sides.obs["cell_type"] = np.where(sides.obs["side"] == "val", "New", sides.obs["cell_type"])
-    num = int((sides.obs["side"] == "val").sum())
-    with refusal("label-without-training-cells", num):
-        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
-
-
-@pytest.mark.parametrize("side", ["train", "val"])
-def test_both_sides_need_cells(sides, side):
-    sides.obs["side"] = side
-    other = {"train": "val", "val": "train"}[side]
-    with refusal("empty-split", other, other):
+@pytest.mark.parametrize(
+    ("column", "value", "code", "named"),
+    [
+        ("side", "valid", "bad-split", "'valid'"),
+        ("cell_type", "New", "label-without-training-cells", "'New'"),
+        ("side", "train", "empty-split", "'train'"),
+    ],
+)
+def test_a_column_that_makes_no_split_is_refused(sides, column, value, code, named):
+    sides.obs[column] = np.where(sides.obs["side"] == "val", value, sides.obs[column])
+    with refusal(code, "side", *([] if code == "empty-split" else [named])):
         make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
 
 
