@@ -3,7 +3,7 @@
 The counts of a simulated cell are Poisson. Their rates are the shares of the genes in the profile, times log-normal
 factors of each gene in each cell, which stand for the differences between cells of a type and between studies. Beside
 real cells, they have the depths of these, and not only the labels that these lack: otherwise a model would tell
-simulated cells from real ones, not types (recall of such labels, mean of three data sets: .63 instead of .52).
+simulated cells from real ones, not types.
 
 Shape letters: T profiles, N cells, G genes.
 """

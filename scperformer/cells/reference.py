@@ -100,11 +100,14 @@ def _unlabelled(obs: pd.DataFrame, labels: pd.Series, key: str) -> np.ndarray:
     return is_unlabelled
 
 
-def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path) -> np.ndarray | None:
-    """Return which cells are test cells, boolean; None without any. A missing column of the split is refused."""
+def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path) -> np.ndarray:
+    """Return which cells are test cells, boolean. A missing column of the split is refused."""
     values = split_values(obs, cfg.data, labels.notna().to_numpy(), path)
-    if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
-        return None
+    is_test = np.zeros(len(obs), dtype=bool)
+    if cfg.data.split == "column" and values is not None:
+        is_test = (values == TEST).to_numpy()
+    if not is_test.any():
+        return is_test
     only = labels[labels.isin(set(labels[is_test].dropna()) - set(labels[~is_test]))].value_counts().to_dict()
     lost = f"; the model will not know labels that only they have: {named(only)}" if only else ""
     log.info("%d of %d cells are test cells: they are left out of the training%s", is_test.sum(), len(is_test), lost)
@@ -167,12 +170,12 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     obs = pd.concat(tables, ignore_index=True)
     labels = labelling.deepest_labels(obs, cfg, path)
     is_test = _test_cells(obs, labels, cfg, path)
-    if is_test is not None and isinstance(source, Sample):
+    if is_test.any() and isinstance(source, Sample):
         # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
         return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg, apart)
     labels = labelling.joined_labels(labels, obs, cfg, path, apart)
     is_unlabelled = _unlabelled(obs, labels, cfg.label_key or "")
-    left_out = is_unlabelled if is_test is None else is_unlabelled | is_test
+    left_out = is_unlabelled | is_test
     collection = make_collection(sources, cfg, left_out=left_out)
     starts = np.cumsum([0, *(part.findings.num_cells for part in collection.parts)])
     rows_left = np.concatenate([start + part.kept for start, part in zip(starts, collection.parts, strict=False)])
@@ -251,7 +254,9 @@ def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix |
     if not cfg.unlabelled:
         return None
     files = [Path(name) for name in cfg.unlabelled]
-    sources = [file if stored_matrices(file) else Sample(read_cells(file, cfg.orientation), file) for file in files]
+    on_disk = [stored_matrices(file) is not None for file in files]
+    pairs = zip(files, on_disk, strict=True)
+    sources = [file if stays else Sample(read_cells(file, cfg.orientation), file) for file, stays in pairs]
     unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
     collection = replace(collection, own_totals=reference.own_totals)

@@ -252,8 +252,7 @@ def start_head(learner: EncoderLearner, train: Cells, cfg: TrainOptions) -> None
 
     Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
     this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054). The layer is fitted to vectors of
-    whole cells and of training steps, with dropped genes: after a short pretraining, two cells differ less
-    than one cell in two steps, and a layer fitted to whole cells began with a loss of 418 instead of 2.
+    whole cells and of training steps, with dropped genes, as these may differ more than two cells.
     """
     if cfg.init is None or cfg.head.hidden:
         return
