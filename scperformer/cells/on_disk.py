@@ -86,7 +86,7 @@ class Sample:
     adata: AnnData
     path: Path
     checksum: str = ""  # SHA-256 of the file; "": the cells come from no file
-    findings: Findings | None = None  # result of `detect_expression`; None: not known yet
+    findings: Findings | None = None  # result of `detect_expression`, if it is known
 
 
 @dataclass
@@ -94,10 +94,10 @@ class Part:
     """One file of a collection: its expression, and the rows that are cells of the collection."""
 
     path: Path
-    adata: AnnData | None  # None: the cells stay on disk
+    adata: AnnData | None  # None if the cells stay on disk
     findings: Findings
     var: pd.DataFrame  # gene table, each name once
-    first: np.ndarray | None  # first column of the same name for each column; None: all names are unique
+    first: np.ndarray | None  # first column of the same name for each column; None if all names are unique
     target_sum: float
     kept: np.ndarray  # row numbers of the cells of the collection, ascending
 

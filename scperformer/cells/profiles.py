@@ -271,8 +271,8 @@ def _in_chemistry_of_cells(
     for row in range(len(labels)):
         nearest = both[np.argsort(-similarity[row, both])[:NUM_SIMILAR]]
         x = sparse.csr_matrix(np.repeat(expression[nearest], CELLS_PER_LABEL, axis=0))  # as certain as so many cells
-        calls = np.repeat(np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), CELLS_PER_LABEL)
-        corrected.append(shares[row] @ sparse.diags(1 / gene_factors(x, calls, means)))
+        predicted = np.repeat(np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), CELLS_PER_LABEL)
+        corrected.append(shares[row] @ sparse.diags(1 / gene_factors(x, predicted, means)))
     return sparse.csr_matrix(sparse.vstack(corrected))
 
 

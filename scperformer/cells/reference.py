@@ -43,7 +43,7 @@ class Reference:
     split: Split
     rare: labelling.LabelSelection
     batch_names: list[str]
-    batches: np.ndarray | None  # index of the batch of each cell, int64, N; None: they are not known
+    batches: np.ndarray | None  # index of the batch of each cell, int64, N; None without batches
     x: csr_matrix = field(default_factory=lambda: csr_matrix((0, 0)))  # ln(1 + cp10k), CSR float32, N x G
     genes: list[str] = field(default_factory=list)
     cell_names: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=object))  # N; of files, row numbers

@@ -1,4 +1,4 @@
-"""Training of layers for epochs, until held-out cells are called no better, perhaps by several processes.
+"""Training of layers for epochs, until predictions of held-out cells get no better, perhaps by several processes.
 
 Cells on disk are read in blocks of consecutive cells, mixed with other blocks, and cut into batches of cells of
 similar length. An epoch is a function of (seed, epoch) alone, so a run that was cut off repeats it exactly.

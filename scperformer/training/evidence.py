@@ -146,7 +146,7 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[folds.is_dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
         evidence.batches = {
-            "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None: few cells, or none
+            "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None of few cells
             "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
         }
     fitted.evidence = evidence

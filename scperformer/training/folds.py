@@ -70,7 +70,7 @@ class Folds:
         self.rows = rows  # numbers of the cells
         self.fold_of_cell = fold_of_cell  # also of those that are not predicted; -1: in the fits of all folds
         self.fold_of_row = fold_of_cell[rows]
-        self.batches = batches  # index of the batch of each cell, whole batches being dealt; None: of single cells
+        self.batches = batches  # index of the batch of each cell, if whole batches are dealt
         self.numbers = range(int(self.fold_of_row.max(initial=-1)) + 1)
         self.is_dealt = self.fold_of_row >= 0
 
