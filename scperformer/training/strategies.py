@@ -228,8 +228,8 @@ def is_learned(cfg: TrainOptions) -> bool:
 def new_network(reference: Reference, cfg: TrainOptions) -> CellTypeModel:
     """Make the untrained network for a reference, the same for the same seed."""
     torch.manual_seed(cfg.seed)
-    parts: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
-    return CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **parts)
+    parts = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head", "seed")}
+    return CellTypeModel(len(reference.genes), len(reference.label_names), **parts)
 
 
 def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> Training:
