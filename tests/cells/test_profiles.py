@@ -176,9 +176,6 @@ def test_a_profile_without_expression_is_refused(means):
         simulate_cells(means, options(), PATH)
 
 
-# beside cells
-
-
 @pytest.fixture
 def others(means) -> ad.AnnData:
     """The profiles as another chemistry measures them, with a factor of each gene and without the first ten genes."""

@@ -24,9 +24,6 @@ def config(path, *overrides):
     return make_config("train", [f"inputs=['{path}']", *FAST, *overrides])
 
 
-# by chance within labels
-
-
 LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3], [600, 35, 5, 2]))
 
 
@@ -55,8 +52,6 @@ def test_rows_are_sampled_in_proportion():
     assert not np.array_equal(rows, stratified_sample(labels, 1000, seed=1))
 
 
-# whole groups
-
 GROUPS = np.random.default_rng(1).integers(0, 12, 2000)
 OF_GROUP = np.random.default_rng(2).integers(0, 4, 2000)
 
@@ -81,9 +76,6 @@ def test_groups_that_cannot_be_split_are_refused():
     split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
     assert split.notes[0].endswith("(50.0% of the cells).")
     assert (split.record["num_groups"], len(split.record["val_groups"])) == (2, 1)
-
-
-# by a column
 
 
 @pytest.fixture
@@ -168,9 +160,6 @@ def test_only_labelled_cells_need_a_value():
         split_values(obs, options, np.array([True, True, True, False, True]), "x")
     with refusal("no-column"):
         split_values(obs, DataConfig(split="group", split_key="donor"), labelled, "x")
-
-
-# the model's record of its split and labels
 
 
 @pytest.fixture

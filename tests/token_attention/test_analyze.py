@@ -46,9 +46,6 @@ def random_inputs(num_tokens: int, head_dim: int = 8, num_heads: int = 2, scale:
     return HeadInputs(q, k, v, torch.arange(num_tokens))
 
 
-# The inputs of the attention
-
-
 @pytest.mark.parametrize(("unexpressed", "norm"), [("full", "pre"), ("skip", "post"), ("memory", "pre")])
 def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monkeypatch):
     """They are compared with the projections of the hidden states that enter each layer in `forward`."""
@@ -79,9 +76,6 @@ def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monk
             torch.testing.assert_close(tensor[0], rows[:, place].transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
-# Spectrum
-
-
 def naive_curve(q, k) -> np.ndarray:
     """Cumulative singular values of one head's softmax map, in numpy, row by row."""
     rows = []
@@ -108,9 +102,6 @@ def test_spectrum_against_numpy():
         np.testing.assert_array_equal(own["index"], np.arange(1, 151))
         assert index["cumulative"][row] == pytest.approx((1 + long[127]) / 2, abs=1e-7)
         assert index["sd"][row] == pytest.approx((1 - long[127]) / 2, abs=1e-7)
-
-
-# Approximation
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +153,6 @@ def test_maps_of_low_rank_and_their_bounds(monkeypatch):
             error = (out - exact[head]).norm()
             # E|x R^T R y - x y|^2 = (|x|^2 |y|^2 + (x y)^2) / k for each product: between 1 and 2 of the first term
             assert 0.7 * product / k**0.5 < error < 1.5 * product / k**0.5 < bound
-
-
-# The command
 
 
 @pytest.fixture

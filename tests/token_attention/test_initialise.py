@@ -65,9 +65,6 @@ def started(counts_adata, init, *overrides):
     return reference, new_network(reference, encoder.cfg), encoder.cfg
 
 
-# --- options -------------------------------------------------------------------------------------------------
-
-
 def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
     """`train` fits a model without layers by default; what is given beside `init` stays as it was given."""
     cfg = adopt_options(config(pretrained))
@@ -99,9 +96,6 @@ def test_folders_that_are_no_start(tmp_path, counts_adata):
         adopt_options(config(trained(counts_adata, tmp_path / "linear", "model.encoder=false")))
     with refusal("encoder-kind", "default"):
         adopt_options(config(trained(counts_adata, tmp_path / "default", "trainer.max_steps=2")))
-
-
-# --- weights -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -140,9 +134,6 @@ def test_too_few_known_genes(pretrained, counts_adata):
         started(counts_adata, pretrained)
 
 
-# --- what learns ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
 )
@@ -164,9 +155,6 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
     assert after.provenance["init"] == record
     assert after.provenance["options"]["init"] == "start"
     assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
-
-
-# --- the head starts as logistic regression on the vectors of the encoder --------------------------------------
 
 
 def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model):

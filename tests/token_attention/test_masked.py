@@ -43,9 +43,6 @@ def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     assert [name for name in same if not any(word in name for word in fixed)] == []
 
 
-# --- hidden values --------------------------------------------------------------------------------------------------
-
-
 def hidden(x, tokens, share=0.15, seed=0):
     return hide_values(batch_of(x, tokens), tokens, share, seed)
 
@@ -101,9 +98,6 @@ def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens, monk
     # the control: values that are kept as they are do tell
     monkeypatch.setattr(pretrain, "MASK_SHARE", 0.0)
     assert not torch.equal(hidden(x, tokens)[0].x_BL, hidden(other, tokens)[0].x_BL)
-
-
-# --- the naive guess -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["continuous", "bins"])

@@ -172,9 +172,6 @@ def test_batches_are_compared_with_the_others(monkeypatch):
     assert max(num for _, num in sizes) <= 400
 
 
-# --- the scales of the branches -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def held_out():
     rng = np.random.default_rng(0)

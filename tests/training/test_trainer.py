@@ -110,8 +110,6 @@ def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch
     assert len(seen) <= cfg.trainer.max_epochs * steps + 1
 
 
-# --- processes in a Slurm job ----------------------------------------------------------------------------------------
-
 JOB = {"SLURM_JOB_ID": "7"}
 
 
@@ -152,9 +150,6 @@ def test_other_processes_than_asked_for_are_refused(case):
     options, where, values = REFUSED[case]
     with refusal("processes", *values):
         processes_from(options, where)
-
-
-# --- Weights & Biases, MLflow ----------------------------------------------------------------------------------------
 
 
 def one_epoch(cells, cfg, folder, logger: str) -> None:
