@@ -109,26 +109,6 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
         yield cells_of_layer
 
 
-def find_spectrum(layers: Layers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the cumulative singular values of the exact softmax maps, as shares of their sum (Wang et al. 2020).
-
-    The result is their means over cells, layers x heads x indices, where cells with fewer singular values count as 1;
-    the values at index 128, layers x heads x cells; and the number of tokens of each cell.
-    """
-    curves = []
-    at_index = []
-    tokens = np.zeros(0, dtype=np.int64)
-    for number, cells in enumerate(layers, start=1):
-        tokens = np.array([len(cell.positions_L) for cell in cells])
-        sums = [torch.linalg.svdvals(cell.exact_map()).cumsum(dim=1) for cell in cells]
-        curves_HL = [(sums_HL / sums_HL[:, -1:]).numpy() for sums_HL in sums]
-        padded = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in curves_HL]
-        curves.append(np.mean(padded, axis=0))
-        at_index.append(np.stack([c[:, min(INDEX, c.shape[1]) - 1] for c in curves_HL], axis=1))
-        log.info("layer %d: %.3f of the singular values' sum by index %d", number, at_index[-1].mean(), INDEX)
-    return np.stack(curves), np.stack(at_index), tokens
-
-
 def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) -> bytes:
     """Return a PNG of the cumulative curves of every layer and head, and of their values at index 128."""
     figure = Figure(figsize=(11, 4.6), dpi=160, layout="constrained")
@@ -173,8 +153,22 @@ class Analysis:
 
 
 def analyze_spectrum(layers: Layers, model: Model, seed: int) -> Analysis:
-    """Compute the spectrum of the attention in each layer."""
-    curves, at_index, tokens = find_spectrum(layers)
+    """Compute the cumulative singular values of the exact softmax maps, largest first, as shares of their sum.
+
+    They are means over cells, of which those with fewer singular values count as 1.
+    """
+    means = []  # of each layer, heads x indices
+    parts = []  # the values at index 128 of each layer, heads x cells
+    tokens = np.zeros(0, dtype=np.int64)
+    for number, cells in enumerate(layers, start=1):
+        tokens = np.array([len(cell.positions_L) for cell in cells])
+        sums = [torch.linalg.svdvals(cell.exact_map()).cumsum(dim=1) for cell in cells]
+        curves_HL = [(sums_HL / sums_HL[:, -1:]).numpy() for sums_HL in sums]
+        padded = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in curves_HL]
+        means.append(np.mean(padded, axis=0))
+        parts.append(np.stack([c[:, min(INDEX, c.shape[1]) - 1] for c in curves_HL], axis=1))
+        log.info("layer %d: %.3f of the singular values' sum by index %d", number, parts[-1].mean(), INDEX)
+    curves, at_index = np.stack(means), np.stack(parts)
     layer, head, index = (axis.ravel() + 1 for axis in np.indices(curves.shape))
     curve_table = pd.DataFrame({"layer": layer, "head": head, "index": index, "cumulative": curves.ravel()})
     index_table = curve_table[index == 1].reset_index(drop=True)
