@@ -18,7 +18,7 @@ from scperformer.io.read import checksum
 log = logging.getLogger(__name__)
 
 MIN_CORPUS_CELLS = 10  # with fewer cells, neither training nor validation is meaningful
-MIN_EXPRESSED = 2  # genes of a cell: one to mask, and one to predict it from
+MIN_CELL_GENES = 2  # genes of a cell: one to mask, and one to predict it from
 
 
 @dataclass
@@ -59,7 +59,7 @@ def make_corpus(
     loaded. The genes are the `vocabulary` of an encoder, or else those that `data.min_cells` cells express.
     """
     at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
-    collection = make_collection(sources, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
+    collection = make_collection(sources, at_least_one, vocabulary, min_shared=MIN_CELL_GENES)
     if len(collection) < MIN_CORPUS_CELLS:
         found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
         expected = f"at least {MIN_CORPUS_CELLS} to pretrain on"
@@ -73,8 +73,8 @@ def make_corpus(
     fraction = cfg.data.val_fraction
     if any(isinstance(source, Sample) for source in sources):
         x = collection.read(np.arange(len(collection)))
-        return Corpus(x, genes, of_cell, files, stratified_split(of_cell, fraction, cfg.seed, least=0))
-    train, val = stratified_split(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed, least=0)
+        return Corpus(x, genes, of_cell, files, stratified_split(of_cell, fraction, cfg.seed, min_cells=0))
+    train, val = stratified_split(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed, min_cells=0)
     sample = train[stratified_sample(of_cell[train], MAX_FIT_CELLS, cfg.seed)]
     log.info("gene statistics are computed on a random sample of %d of %d training cells", len(sample), len(train))
     loaded = np.concatenate([sample, val])

@@ -86,7 +86,7 @@ class Sample:
     adata: AnnData
     path: Path
     checksum: str = ""  # SHA-256 of the file; "": the cells come from no file
-    findings: Findings | None = None  # result of `detect_expression`; None: not known yet
+    findings: Findings | None = None  # result of `detect_expression`, if it is known
 
 
 @dataclass
@@ -94,10 +94,10 @@ class Part:
     """One file of a collection: its expression, and the rows that are cells of the collection."""
 
     path: Path
-    adata: AnnData | None  # None: the cells stay on disk
+    adata: AnnData | None  # None if the cells stay on disk
     findings: Findings
     var: pd.DataFrame  # gene table, each name once
-    first: np.ndarray | None  # first column of the same name for each column; None: all names are unique
+    first: np.ndarray | None  # first column of the same name for each column; None if all names are unique
     target_sum: float
     kept: np.ndarray  # row numbers of the cells of the collection, ascending
 
@@ -251,13 +251,11 @@ def make_collection(
     file_names = [part.path.name for part in parts]
     names, maps = map_genes_of_files([part.var for part in parts], file_names, vocabulary, cfg.species)
     num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
-    if left_out is None:
-        left_out = np.zeros(sum(part.findings.num_cells for part in parts), dtype=bool)
-    offset = 0  # rows of the files before this file
+    ends = np.cumsum([part.findings.num_cells for part in parts])
+    left_out = np.zeros(ends[-1], dtype=bool) if left_out is None else left_out
     with progress("filtering cells", total=len(left_out), unit="cells") as shown:
-        for part, mapping in zip(parts, maps, strict=True):
+        for part, mapping, is_left_out in zip(parts, maps, np.split(left_out, ends[:-1]), strict=True):
             kept = []
-            is_left_out = left_out[offset : offset + part.findings.num_cells]
             if part.findings.is_foreign is not None:
                 is_left_out = is_left_out | part.findings.is_foreign
             num_dropped = 0
@@ -274,7 +272,6 @@ def make_collection(
                     kept.append(start + np.flatnonzero(keep))
                     shown.update(len(keep))
             part.kept = np.concatenate(kept)
-            offset += part.findings.num_cells
             log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
             if num_dropped > MANY_DROPPED * part.findings.num_cells:
                 text = "%s: %d cells with fewer than %d of the %d genes are left out (data.min_genes)"

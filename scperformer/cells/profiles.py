@@ -3,7 +3,7 @@
 The counts of a simulated cell are Poisson. Their rates are the shares of the genes in the profile, times log-normal
 factors of each gene in each cell, which stand for the differences between cells of a type and between studies. Beside
 real cells, they have the depths of these, and not only the labels that these lack: otherwise a model would tell
-simulated cells from real ones, not types (recall of such labels, mean of three data sets: .63 instead of .52).
+simulated cells from real ones, not types.
 
 Shape letters: T profiles, N cells, G genes.
 """
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 MAX_PROFILES = 3  # of a label, on average; cells of a reference are at least ten times as many
 MAX_ROWS = 10_000  # more are cells
-NUM_LOOKED_AT = 50  # rows whose expressed genes are counted
-NUM_CELLS = 150  # simulated cells of each label
+NUM_SAMPLED_ROWS = 50  # rows whose expressed genes are counted
+CELLS_PER_LABEL = 150  # simulated cells of each label
 DEPTH = 10_000  # their median number of counts; models are refitted to shallower queries
 DEPTH_SD = 0.4  # standard deviation of the logarithm of their number of counts
 GENE_SD = 0.5  # of the logarithm of the factors of genes
@@ -81,7 +81,7 @@ def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path)
         return True
     with reading(path):
         matrix = next((x for x in (cells.X, *cells.layers.values()) if x is not None), None)
-        some = None if matrix is None else Rows(matrix).some(evenly_spaced(cells.n_obs, NUM_LOOKED_AT))
+        some = None if matrix is None else Rows(matrix).some(evenly_spaced(cells.n_obs, NUM_SAMPLED_ROWS))
     return some is not None and are_bulk(np.asarray((some != 0).sum(axis=1)).ravel(), cells.n_vars)
 
 
@@ -107,14 +107,15 @@ def reference_with_profiles(
     values: dict[str, Any] = {"input_kind": "counts", "input_total": None, "input_base": "auto"}
     if profiles:
         values = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
-        made, labels = add_profiles(source, profiles, cfg)
+        simulated, labels = add_profiles(source, profiles, cfg)
     else:
         if cfg.label_key is None and not len(source.adata.obs.columns):
             cfg = replace(cfg, label_key=NAMES_KEY)
-        made = simulate_cells(source.adata, cfg, source.path)
-        labels = sorted(set(made.obs[cfg.label_key]))
-    findings = detect_expression(made, Stated("X", **values))
-    reference = make_reference(Sample(made, source.path, findings=findings), replace(cfg, source="X", **values), apart)
+        simulated = simulate_cells(source.adata, cfg, source.path)
+        labels = sorted(set(simulated.obs[cfg.label_key]))
+    findings = detect_expression(simulated, Stated("X", **values))
+    sample = Sample(simulated, source.path, findings=findings)
+    reference = make_reference(sample, replace(cfg, source="X", **values), apart)
     labels = [label for label in labels if label in reference.label_names]  # others were joined to one of them
     num = len(reference.label_names)
     note = f"all cells of {len(labels)} of {num} labels are simulated from profiles ({listed(labels)})"
@@ -151,8 +152,8 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
         is_test = (label_texts(cells.adata.obs[cfg.data.split_key]) == TEST).to_numpy()
         cells = Sample(cells.adata[~is_test].copy(), cells.path)
     labels = deepest_labels(cells.adata.obs, cfg, cells.path)
-    labelled = [replace(each, adata=_labelled(each.adata, cfg, each.path)) for each in profiles]
-    labelled = [replace(each, findings=detect_expression(each.adata, path=each.path)) for each in labelled]
+    labelled = [replace(file, adata=_labelled(file.adata, cfg, file.path)) for file in profiles]
+    labelled = [replace(file, findings=detect_expression(file.adata, path=file.path)) for file in labelled]
     (x, *expression), genes, shared = _read_together([cells, *labelled], cfg)
     rng = np.random.default_rng(cfg.seed)
     counts = recover_counts(x[evenly_spaced(x.shape[0], NUM_DEPTHS)])  # of some cells
@@ -166,18 +167,18 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
     tables = [cells.adata.obs]
     known = set(names)
     side = TRAIN if cfg.data.split == "column" else SIMULATED
-    for each, values in zip(labelled, expression, strict=True):
-        obs = each.adata.obs
-        own = _label_of_term(obs, obs[cfg.label_key].to_numpy(str), cfg, each.path)
-        same = {label: name_of_term[term] for term, label in own.items() if label not in names and term in name_of_term}
+    for file, values in zip(labelled, expression, strict=True):
+        obs = file.adata.obs
+        terms = _label_of_term(obs, obs[cfg.label_key].to_numpy(str), cfg, file.path).items()
+        same = {label: name_of_term[term] for term, label in terms if label not in names and term in name_of_term}
         obs[cfg.label_key] = obs[cfg.label_key].replace(same)
-        shares = _shares(values, each.path)[:, shared]
+        shares = _shares(values, file.path)[:, shared]
         if obs[cfg.label_key].isin(known).all():
             remedy = "leave the file out, or add studies=true for a model of each file"
-            found = f"{each.path} without a label that the cells lack"
+            found = f"{file.path} without a label that the cells lack"
             raise InputError("no-new-label", found, "profiles of other labels", remedy)
         known |= set(obs[cfg.label_key])
-        shares = _in_chemistry_of_cells(shares, obs[cfg.label_key], names, means, each.path)
+        shares = _in_chemistry_of_cells(shares, obs[cfg.label_key], names, means, file.path)
         nums = _nums(obs[cfg.label_key])
         drawn = rng.choice(depths, nums.sum())
         simulated = _simulate(shares, nums, drawn, rng)
@@ -188,8 +189,8 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
                 table[key] = value
         tables.append(table)
     obs = pd.concat([table.astype(object) for table in tables], ignore_index=True).rename(str)
-    made = AnnData(sparse.vstack(blocks, format="csr"), obs=obs, var=pd.DataFrame(index=genes[shared]))
-    return made, sorted(known.difference(names))
+    adata = AnnData(sparse.vstack(blocks, format="csr"), obs=obs, var=pd.DataFrame(index=genes[shared]))
+    return adata, sorted(known.difference(names))
 
 
 def _read_together(
@@ -248,7 +249,7 @@ def _shares(x: sparse.csr_matrix, path: Path) -> sparse.csr_matrix:
 
 def _nums(labels: pd.Series) -> np.ndarray:
     """Return how many cells are simulated of each profile, T."""
-    return -(-NUM_CELLS // labels.groupby(labels, observed=True).transform("size").to_numpy(int))
+    return -(-CELLS_PER_LABEL // labels.groupby(labels, observed=True).transform("size").to_numpy(int))
 
 
 def _usual_depths(num: int, rng: np.random.Generator) -> np.ndarray:
@@ -269,9 +270,9 @@ def _in_chemistry_of_cells(
     corrected = []
     for row in range(len(labels)):
         nearest = both[np.argsort(-similarity[row, both])[:NUM_SIMILAR]]
-        x = sparse.csr_matrix(np.repeat(expression[nearest], NUM_CELLS, axis=0))  # as certain as so many cells
-        calls = np.repeat(np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), NUM_CELLS)
-        corrected.append(shares[row] @ sparse.diags(1 / gene_factors(x, calls, means)))
+        x = sparse.csr_matrix(np.repeat(expression[nearest], CELLS_PER_LABEL, axis=0))  # as certain as so many cells
+        predicted = np.repeat(np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), CELLS_PER_LABEL)
+        corrected.append(shares[row] @ sparse.diags(1 / gene_factors(x, predicted, means)))
     return sparse.csr_matrix(sparse.vstack(corrected))
 
 

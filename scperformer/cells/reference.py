@@ -30,7 +30,7 @@ from scperformer.labels.texts import label_texts
 
 log = logging.getLogger(__name__)
 
-FILE = "_file_of_the_cell"  # a column beside those of obs
+FILE_OF_CELL = "_file_of_the_cell"  # a column beside those of obs
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Reference:
     split: Split
     rare: labelling.LabelSelection
     batch_names: list[str]
-    batches: np.ndarray | None  # index of the batch of each cell, int64, N; None: they are not known
+    batches: np.ndarray | None  # index of the batch of each cell, int64, N; None without batches
     x: csr_matrix = field(default_factory=lambda: csr_matrix((0, 0)))  # ln(1 + cp10k), CSR float32, N x G
     genes: list[str] = field(default_factory=list)
     cell_names: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=object))  # N; of files, row numbers
@@ -100,11 +100,14 @@ def _unlabelled(obs: pd.DataFrame, labels: pd.Series, key: str) -> np.ndarray:
     return is_unlabelled
 
 
-def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path) -> np.ndarray | None:
-    """Return which cells are test cells, boolean; None without any. A missing column of the split is refused."""
+def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, path: str | Path) -> np.ndarray:
+    """Return which cells are test cells, boolean. A missing column of the split is refused."""
     values = split_values(obs, cfg.data, labels.notna().to_numpy(), path)
-    if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
-        return None
+    is_test = np.zeros(len(obs), dtype=bool)
+    if cfg.data.split == "column" and values is not None:
+        is_test = (values == TEST).to_numpy()
+    if not is_test.any():
+        return is_test
     only = labels[labels.isin(set(labels[is_test].dropna()) - set(labels[~is_test]))].value_counts().to_dict()
     lost = f"; the model will not know labels that only they have: {named(only)}" if only else ""
     log.info("%d of %d cells are test cells: they are left out of the training%s", is_test.sum(), len(is_test), lost)
@@ -126,7 +129,7 @@ def _without_unmeasured(
     batches = {f"obs['{key}']": obs[key].astype(str).to_numpy(str) for key in columns if key in obs}
     if len(collection.parts) > 1:
         files = np.array([part.path.name for part in collection.parts])
-        batches["files"] = files[obs[FILE].to_numpy()]
+        batches["files"] = files[obs[FILE_OF_CELL].to_numpy()]
     is_absent = genes_not_measured(labelled.x, labelled.labels, batches, labelled.genes)
     if not is_absent.any():
         return labelled, collection
@@ -167,23 +170,23 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     obs = pd.concat(tables, ignore_index=True)
     labels = labelling.deepest_labels(obs, cfg, path)
     is_test = _test_cells(obs, labels, cfg, path)
-    if is_test is not None and isinstance(source, Sample):
+    if is_test.any() and isinstance(source, Sample):
         # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
         return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg, apart)
     labels = labelling.joined_labels(labels, obs, cfg, path, apart)
     is_unlabelled = _unlabelled(obs, labels, cfg.label_key or "")
-    left_out = is_unlabelled if is_test is None else is_unlabelled | is_test
+    left_out = is_unlabelled | is_test
     collection = make_collection(sources, cfg, left_out=left_out)
     starts = np.cumsum([0, *(part.findings.num_cells for part in collection.parts)])
-    kept = np.concatenate([start + part.kept for start, part in zip(starts, collection.parts, strict=False)])
-    given = labels[~left_out]
-    if lost := given[~given.isin(set(labels.iloc[kept]))].value_counts().to_dict():
+    rows_left = np.concatenate([start + part.kept for start, part in zip(starts, collection.parts, strict=False)])
+    labels_left = labels[~left_out]
+    if lost := labels_left[~labels_left.isin(set(labels.iloc[rows_left]))].value_counts().to_dict():
         log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", cfg.data.min_genes, named(lost))
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     has_split_key = cfg.data.split_key is not None
     max_val = math.inf if isinstance(source, Sample) or has_split_key else splits.MAX_VAL_CELLS
-    rows, labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
-    labelled.cell_names = cell_names[kept][rows]
+    rows, labelled = _label(obs.iloc[rows_left], labels.iloc[rows_left], cfg, path, max_val)
+    labelled.cell_names = cell_names[rows_left][rows]
     labelled.num_unlabelled = int(is_unlabelled.sum())
     num_genes = len(collection.genes)
     panel = ""
@@ -194,7 +197,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     labelled.own_totals = collection.own_totals
     if isinstance(source, Sample):
         labelled.x = collection.read(rows)
-        labelled, collection = _without_unmeasured(labelled, collection, obs.iloc[kept[rows]], cfg)
+        labelled, collection = _without_unmeasured(labelled, collection, obs.iloc[rows_left[rows]], cfg)
         part = collection.parts[0]
         cells_dropped = (~left_out).sum() - len(collection)
         genes_dropped = part.findings.num_genes - num_genes
@@ -203,8 +206,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
         return labelled
     summaries = dict.fromkeys(part.summary for part in collection.parts)
     labelled.summary = "; ".join([*summaries, f"{len(sources)} files{panel}"])
-    obs = obs.assign(**{FILE: np.repeat(np.arange(len(tables)), [len(table) for table in tables])})
-    return _load_sample(labelled, collection, rows, obs.iloc[kept[rows]], cfg, sample_val=has_split_key)
+    obs = obs.assign(**{FILE_OF_CELL: np.repeat(np.arange(len(tables)), [len(table) for table in tables])})
+    return _load_sample(labelled, collection, rows, obs.iloc[rows_left[rows]], cfg, sample_val=has_split_key)
 
 
 def _load_sample(
@@ -251,7 +254,9 @@ def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix |
     if not cfg.unlabelled:
         return None
     files = [Path(name) for name in cfg.unlabelled]
-    sources = [file if stored_matrices(file) else Sample(read_cells(file, cfg.orientation), file) for file in files]
+    on_disk = [stored_matrices(file) is not None for file in files]
+    pairs = zip(files, on_disk, strict=True)
+    sources = [file if stays else Sample(read_cells(file, cfg.orientation), file) for file, stays in pairs]
     unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
     collection = replace(collection, own_totals=reference.own_totals)

@@ -131,14 +131,14 @@ def _given_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, p
     """Return the id of each label in the column of ontology ids, or `unknown`; in the order of the names."""
     names = sorted(set(labels.tolist()))
     column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
-    given = dict.fromkeys(names, UNKNOWN_TERM)
+    term_of = dict.fromkeys(names, UNKNOWN_TERM)
     if column in obs:  # all cells of a label must have the same id
         ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
-        given |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1}
+        term_of |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1}
     elif cfg.ontology_key is not None:
         remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
         raise InputError("no-column", f"no column '{column}' in obs of {path}", "a column with ontology ids", remedy)
-    return given
+    return term_of
 
 
 def joined_labels(
@@ -150,9 +150,9 @@ def joined_labels(
     of the ontology. Labels in `apart` are not, nor are any below columns of levels, `label_keys`.
     """
     is_known = labels.notna()
-    given = _given_terms(obs[is_known.to_numpy()], labels[is_known].to_numpy(str), cfg, path)
-    joint_of = {} if cfg.label_map is None else read_label_map(cfg.label_map, list(given))
-    free = {label: term for label, term in given.items() if label not in joint_of and label not in apart}
+    term_of = _given_terms(obs[is_known.to_numpy()], labels[is_known].to_numpy(str), cfg, path)
+    joint_of = {} if cfg.label_map is None else read_label_map(cfg.label_map, list(term_of))
+    free = {label: term for label, term in term_of.items() if label not in joint_of and label not in apart}
     joined, unsure = joined_spellings(list(free), list(free.values()), cfg.ontology)
     if cfg.label_keys:
         unsure += [[first, label] for label, (first, _) in joined.items()]
@@ -164,14 +164,15 @@ def joined_labels(
         shown = listed(" or ".join(f"'{label}'" for label in alike) for alike in unsure)
         row = ",".join(reversed(unsure[0][:2]))
         log.warning("may be one type: %s; if so, join them by label_map=FILE with rows such as %s", shown, row)
-    return labels.map({label: label for label in given} | {old: first for old, (first, _) in joined.items()} | joint_of)
+    unchanged = {label: label for label in term_of}
+    return labels.map(unchanged | {old: first for old, (first, _) in joined.items()} | joint_of)
 
 
 def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
     """Find the ontology ids of the cells' `labels`, and their tree, from `label_keys` or the ontology; log both."""
-    given = _given_terms(obs, labels, cfg, path)
-    names = list(given)
-    terms, ontology = find_terms(names, list(given.values()), cfg.ontology)
+    term_of = _given_terms(obs, labels, cfg, path)
+    names = list(term_of)
+    terms, ontology = find_terms(names, list(term_of.values()), cfg.ontology)
     num_known = sum(term != UNKNOWN_TERM for term in terms)
     shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
     log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)

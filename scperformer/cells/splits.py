@@ -36,26 +36,28 @@ class Split:
     notes: list[str] = field(default_factory=list)  # the record in sentences for users
 
 
-def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Draw about `most` rows at random, the same share of each label, but at least one; int64, ascending."""
-    if len(labels) <= most:
+def stratified_sample(labels: np.ndarray, max_cells: int, seed: int) -> np.ndarray:
+    """Draw about `max_cells` rows at random, the same share of each label, but at least one; int64, ascending."""
+    if len(labels) <= max_cells:
         return np.arange(len(labels))
     rng = np.random.default_rng(seed)
     cells = (rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels))
-    return np.sort(np.concatenate([rows[: max(1, round(len(rows) * most / len(labels)))] for rows in cells]))
+    return np.sort(np.concatenate([rows[: max(1, round(len(rows) * max_cells / len(labels)))] for rows in cells]))
 
 
-def stratified_split(labels: np.ndarray, fraction: float, seed: int, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(
+    labels: np.ndarray, fraction: float, seed: int, min_cells: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     """Split rows at random: validation gets the `fraction` of each label, but at least one cell and never all.
 
-    With `least=0`, the bounds apply to all cells together, and not to each label. Returns training and validation rows.
+    With `min_cells=0`, the bounds apply to all cells together, not to each label. Returns training and validation rows.
     """
     rng = np.random.default_rng(seed)
     is_val = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         cells = rng.permutation(np.flatnonzero(labels == label))
-        is_val[cells[: min(max(least, round(fraction * len(cells))), len(cells) - least)]] = True
-    if not least and (is_val.all() or not is_val.any()):
+        is_val[cells[: min(max(min_cells, round(fraction * len(cells))), len(cells) - min_cells)]] = True
+    if not min_cells and (is_val.all() or not is_val.any()):
         is_val[rng.integers(len(is_val))] ^= True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 

@@ -44,14 +44,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SUMMARY = "analysis.json"
+SUMMARY_FILE = "analysis.json"
 ANALYSIS = FolderKind("an analysis")
 GREY = "#777777"
 INDEX = 128  # index of the cumulative value in the heat map, as in Linformer
-MEAN = "mean of the values"  # the simplest approximation: every token attends equally to all tokens
+MEAN_OF_VALUES = "mean of the values"  # the simplest approximation: every token attends equally to all tokens
 SIZES = (16, 32, 64, 128, 256, 512)  # values of the option that is the size of a mechanism
-NUM_DRAWS = 3  # of the random parts of each mechanism
-KEYS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk"]  # columns of the errors of approximations
+DRAWS_PER_MECHANISM = 3  # of the random parts of each mechanism
+ERROR_KEYS = [
+    "mechanism",
+    "size_option",
+    "size",
+    "has_parameters",
+    "shared_qk",
+]  # columns of the errors
 
 
 @dataclass
@@ -103,26 +109,6 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
         yield cells_of_layer
 
 
-def find_spectrum(layers: Layers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the cumulative singular values of the exact softmax maps, as shares of their sum (Wang et al. 2020).
-
-    The result is their means over cells, layers x heads x indices, where cells with fewer singular values count as 1;
-    the values at index 128, layers x heads x cells; and the number of tokens of each cell.
-    """
-    curves = []
-    at_index = []
-    tokens = np.zeros(0, dtype=np.int64)
-    for number, cells in enumerate(layers, start=1):
-        tokens = np.array([len(cell.positions_L) for cell in cells])
-        sums = [torch.linalg.svdvals(cell.exact_map()).cumsum(dim=1) for cell in cells]
-        curves_HL = [(sums_HL / sums_HL[:, -1:]).numpy() for sums_HL in sums]
-        padded = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in curves_HL]
-        curves.append(np.mean(padded, axis=0))
-        at_index.append(np.stack([c[:, min(INDEX, c.shape[1]) - 1] for c in curves_HL], axis=1))
-        log.info("layer %d: %.3f of the singular values' sum by index %d", number, at_index[-1].mean(), INDEX)
-    return np.stack(curves), np.stack(at_index), tokens
-
-
 def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) -> bytes:
     """Return a PNG of the cumulative curves of every layer and head, and of their values at index 128."""
     figure = Figure(figsize=(11, 4.6), dpi=160, layout="constrained")
@@ -167,8 +153,22 @@ class Analysis:
 
 
 def analyze_spectrum(layers: Layers, model: Model, seed: int) -> Analysis:
-    """Compute the spectrum of the attention in each layer."""
-    curves, at_index, tokens = find_spectrum(layers)
+    """Compute the cumulative singular values of the exact softmax maps, largest first, as shares of their sum.
+
+    They are means over cells, of which those with fewer singular values count as 1.
+    """
+    means = []  # of each layer, heads x indices
+    parts = []  # the values at index 128 of each layer, heads x cells
+    tokens = np.zeros(0, dtype=np.int64)
+    for number, cells in enumerate(layers, start=1):
+        tokens = np.array([len(cell.positions_L) for cell in cells])
+        sums = [torch.linalg.svdvals(cell.exact_map()).cumsum(dim=1) for cell in cells]
+        curves_HL = [(sums_HL / sums_HL[:, -1:]).numpy() for sums_HL in sums]
+        padded = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in curves_HL]
+        means.append(np.mean(padded, axis=0))
+        parts.append(np.stack([c[:, min(INDEX, c.shape[1]) - 1] for c in curves_HL], axis=1))
+        log.info("layer %d: %.3f of the singular values' sum by index %d", number, parts[-1].mean(), INDEX)
+    curves, at_index = np.stack(means), np.stack(parts)
     layer, head, index = (axis.ravel() + 1 for axis in np.indices(curves.shape))
     curve_table = pd.DataFrame({"layer": layer, "head": head, "index": index, "cumulative": curves.ravel()})
     index_table = curve_table[index == 1].reset_index(drop=True)
@@ -212,7 +212,7 @@ def low_rank(map_HLL: torch.Tensor, v_HLE: torch.Tensor, seed: int) -> Iterator[
         enough = epsilons[k * (epsilons**2 - epsilons**3) >= 5 * np.log(length)]
         bound_H = map_HLL.flatten(1).norm(dim=1) * norm_H * (enough[0] if len(enough) else np.nan)
         yield "random projection", k, (map_HLL @ r_KL.T) @ (r_KL @ v_HLE), bound_H
-    yield MEAN, None, v_HLE.mean(dim=1, keepdim=True).expand_as(v_HLE), norm_H * np.nan
+    yield MEAN_OF_VALUES, None, v_HLE.mean(dim=1, keepdim=True).expand_as(v_HLE), norm_H * np.nan
 
 
 @torch.inference_mode()
@@ -224,7 +224,7 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
     """
     known = all_mechanisms()
     mechanisms = {name: kind.size_option for name, kind in known.items() if kind.size_option and not kind.quadratic}
-    errors: list[tuple[str, str, int | None, bool, bool, float, float]] = []  # the columns of KEYS, error and bound
+    errors: list[tuple[str, str, int | None, bool, bool, float, float]] = []  # ERROR_KEYS, error and bound
     for number, cells in enumerate(layers):
         num_heads, _, head_dim = cells[0].q_HLE.shape
         shape = Sizes(num_heads=num_heads, head_dim=head_dim, length=length)
@@ -232,7 +232,7 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
             shared_qk: [cell.exact_map(shared_qk) @ cell.v_HLE.double() for cell in cells]
             for shared_qk in {False} | {known[name].shared_qk for name in mechanisms}
         }
-        for (name, option), size, draw in product(mechanisms.items(), SIZES, range(NUM_DRAWS)):
+        for (name, option), size, draw in product(mechanisms.items(), SIZES, range(DRAWS_PER_MECHANISM)):
             (state,) = np.random.SeedSequence([seed, number, draw]).generate_state(1, np.uint64)
             generator = torch.Generator().manual_seed(int(state))
             mechanism = make_attention({"name": name, option: size}, shape, generator)
@@ -253,7 +253,7 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
                 pairs = zip(relative_error(out_HLE, exact_HLE), bounds, strict=True)
                 errors += [(name, "rank" if k else "", k, False, False, *pair) for pair in pairs]
         log.info("layer %d: done", number + 1)
-    groups = pd.DataFrame(errors, columns=[*KEYS, "error", "bound"]).groupby(KEYS, sort=False, dropna=False)
+    groups = pd.DataFrame(errors, columns=[*ERROR_KEYS, "error", "bound"]).groupby(ERROR_KEYS, sort=False, dropna=False)
     error = groups["error"]
     found = {"mean": error.mean(), "sd": error.std(ddof=0), "p10": error.quantile(0.1), "p90": error.quantile(0.9)}
     found |= {"bound": groups["bound"].mean(), "num_errors": error.size()}
@@ -316,7 +316,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
         "versions": software_versions(),
     }
     text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
-    files = analysis.files | {SUMMARY: f"{text}\n".encode()}
+    files = analysis.files | {SUMMARY_FILE: f"{text}\n".encode()}
     with new_folder(output, ANALYSIS, cfg.overwrite) as folder:
         for name, content in files.items():
             if isinstance(content, pd.DataFrame):

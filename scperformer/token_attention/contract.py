@@ -38,9 +38,9 @@ class MechanismCase:
     def make(self, length: int = L, seed: int = 0) -> Attention:
         """Return the mechanism in float64 and eval mode, started from keys as before training."""
         generator = torch.Generator().manual_seed(seed)
-        made = self.kind(Sizes(num_heads=H, head_dim=E, length=length), self.options, generator).double()
-        made.start(random_cells()[1], random_cells()[3], generator)
-        return made.eval()
+        mechanism = self.kind(Sizes(num_heads=H, head_dim=E, length=length), self.options, generator).double()
+        mechanism.start(random_cells()[1], random_cells()[3], generator)
+        return mechanism.eval()
 
     def output(self, *cells: Tensor) -> Tensor:
         """Return the outputs of real tokens by a new mechanism, by default for `random_cells`."""
@@ -56,9 +56,9 @@ def random_cells() -> AttentionInputs:
     return q_BHLE, k_BHLE, v_BHLE, keep_BL, torch.arange(L).expand(B, L)
 
 
-def output(made: Attention, cells: AttentionInputs) -> Tensor:
+def output(mechanism: Attention, cells: AttentionInputs) -> Tensor:
     """Return the outputs of real tokens; the others are arbitrary."""
-    return made(*cells).transpose(1, 2)[cells[3]]
+    return mechanism(*cells).transpose(1, 2)[cells[3]]
 
 
 def with_vectors(cells: AttentionInputs, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
@@ -77,28 +77,13 @@ def weighted(out: Tensor) -> Tensor:
     return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum()
 
 
-def gradients(made: Attention, cells: AttentionInputs) -> tuple[list[Tensor], list[Tensor | None]]:
+def gradients(mechanism: Attention, cells: AttentionInputs) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return queries, keys, values and trained parameters, and the gradients of a weighted sum of the output."""
     cells = with_vectors(cells, lambda x: x.clone().requires_grad_())
-    inputs = [*cells[:3], *(parameter for parameter in made.parameters() if parameter.requires_grad)]
-    return inputs, list(torch.autograd.grad(weighted(output(made, cells)), inputs, allow_unused=True))
+    inputs = [*cells[:3], *(parameter for parameter in mechanism.parameters() if parameter.requires_grad)]
+    return inputs, list(torch.autograd.grad(weighted(output(mechanism, cells)), inputs, allow_unused=True))
 
 
-Check = Callable[[MechanismCase], Result]
-PROPERTIES: dict[Check, dict[str, bool]] = {}  # the claims of the mechanisms that promise each property
-
-
-def promised(**claims: bool) -> Callable[[Check], Check]:
-    """Register a property, which is named by its docstring, for the mechanisms with these attributes."""
-
-    def register(check: Check) -> Check:
-        PROPERTIES[check] = claims
-        return check
-
-    return register
-
-
-@promised()
 def output_is_like_the_values(case: MechanismCase) -> Result:
     """The output is finite, with the shape and the dtype of the values."""
     _, _, v_BHLE, keep_BL, _ = cells = random_cells()
@@ -108,7 +93,6 @@ def output_is_like_the_values(case: MechanismCase) -> Result:
     return fits, f"{tuple(out.shape)}, {out.dtype}, {num_finite} finite numbers of real tokens"
 
 
-@promised()
 def bfloat16_differs_by_rounding(case: MechanismCase) -> Result:
     """In bfloat16, it differs by rounding."""
     rounded = with_vectors(random_cells(), Tensor.bfloat16)
@@ -119,14 +103,12 @@ def bfloat16_differs_by_rounding(case: MechanismCase) -> Result:
     return holds and actual.dtype == torch.bfloat16, f"{figure}, {actual.dtype}"
 
 
-@promised()
 def predictions_repeat(case: MechanismCase) -> Result:
     """With eval() it depends on the inputs alone."""
-    made = case.make()
-    return close(output(made, random_cells()), output(made, random_cells()), 0)
+    mechanism = case.make()
+    return close(output(mechanism, random_cells()), output(mechanism, random_cells()), 0)
 
 
-@promised()
 def randomness_is_of_the_generator(case: MechanismCase) -> Result:
     """All randomness is from the generator of the constructor."""
     before = torch.get_rng_state()
@@ -134,7 +116,6 @@ def randomness_is_of_the_generator(case: MechanismCase) -> Result:
     return holds and torch.equal(torch.get_rng_state(), before), figure
 
 
-@promised()
 def padding_has_no_influence(case: MechanismCase) -> Result:
     """Padding has no influence, on gradients neither."""
     cells = random_cells()
@@ -142,21 +123,19 @@ def padding_has_no_influence(case: MechanismCase) -> Result:
     full, empty = (
         with_vectors(cells, partial(torch.masked_fill, mask=dropped_B1L1, value=value)) for value in (1e4, torch.nan)
     )
-    made = case.make()
-    found = [close(output(made, changed), output(made, cells), 0) for changed in (full, empty)]
-    pairs = zip(gradients(made, full)[1], gradients(made, cells)[1], strict=True)
-    found += [close(actual, expected, 0) for actual, expected in pairs if actual is not None and expected is not None]
-    return min(found)  # one that does not hold, if there is any
+    mechanism = case.make()
+    results = [close(output(mechanism, changed), output(mechanism, cells), 0) for changed in (full, empty)]
+    pairs = zip(gradients(mechanism, full)[1], gradients(mechanism, cells)[1], strict=True)
+    results += [close(actual, expected, 0) for actual, expected in pairs if actual is not None and expected is not None]
+    return min(results)  # one that does not hold, if there is any
 
 
-@promised()
 def other_cells_have_no_influence(case: MechanismCase) -> Result:
     """Other cells have no influence."""
     alone = [case.output(*(x[i : i + 1] for x in random_cells())) for i in range(B)]
     return close(torch.cat(alone), case.output())
 
 
-@promised()
 def saved_weights_are_all(case: MechanismCase) -> Result:
     """Saved weights give the same output."""
     loaded = case.make(seed=1)
@@ -164,30 +143,28 @@ def saved_weights_are_all(case: MechanismCase) -> Result:
     return close(output(loaded, random_cells()), case.output(), 0)
 
 
-@promised()
 def gradients_equal_differences(case: MechanismCase) -> Result:
     """Gradients of the inputs and of all parameters equal differences."""
-    made = case.make()
-    inputs, found = gradients(made, random_cells())
-    if missing := sum(each is None for each in found[3:]):
+    mechanism = case.make()
+    inputs, actual = gradients(mechanism, random_cells())
+    if missing := sum(each is None for each in actual[3:]):
         return False, f"{missing} parameters without one"
     generator = torch.Generator().manual_seed(1)
     steps = [1e-5 * torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in inputs]
-    pairs = zip(found, steps, strict=True)
+    pairs = zip(actual, steps, strict=True)
     expected = torch.stack([(grad * step).sum() for grad, step in pairs if grad is not None]).sum()
     outputs = []
     with torch.no_grad():
         for sign in (-1, 2):  # from the middle to the lower end, and from there to the upper
             for x, step in zip(inputs, steps, strict=True):
                 x += sign * step
-            outputs.append(weighted(output(made, (*inputs[:3], *random_cells()[3:]))))
+            outputs.append(weighted(output(mechanism, (*inputs[:3], *random_cells()[3:]))))
     holds, figure = close((outputs[1] - outputs[0]) / 2, expected, ROUNDING_OF_DIFFERENCES)
     if case.kind.exact_gradients:
         return holds, figure
     return bool(expected.isfinite()), f"{figure}, as a stabiliser has none"
 
 
-@promised(order_sensitive=False, is_causal=False)
 def permuted_tokens_permute_the_output(case: MechanismCase) -> Result:
     """Permuted tokens permute the output (order_sensitive is false)."""
     order = torch.randperm(L, generator=torch.Generator().manual_seed(1))
@@ -196,14 +173,12 @@ def permuted_tokens_permute_the_output(case: MechanismCase) -> Result:
     return close(permuted[:, :, order.argsort()].transpose(1, 2)[keep_BL], case.output())
 
 
-@promised(fixed_length=False)
 def weights_fit_all_numbers_of_genes(case: MechanismCase) -> Result:
     """Weights fit all numbers of genes (fixed_length is false)."""
     few, many = ([x.shape for x in case.make(length).state_dict().values()] for length in (L, 20 * L))
     return few == many, f"{sum(map(torch.Size.numel, few))} numbers, {sum(map(torch.Size.numel, many))} for more genes"
 
 
-@promised(quadratic=False)
 def work_is_linear(case: MechanismCase) -> Result:
     """The work is linear in the tokens (quadratic is false)."""
     work = []
@@ -216,7 +191,6 @@ def work_is_linear(case: MechanismCase) -> Result:
     return growth <= MAX_GROWTH, f"{growth:.2f} times the products with twice as many tokens"
 
 
-@promised(causal=True)
 def later_tokens_have_no_influence(case: MechanismCase) -> Result:
     """Later tokens have no influence (causal is true)."""
     kind: Any = case.kind.Options  # with an option `causal`
@@ -224,40 +198,57 @@ def later_tokens_have_no_influence(case: MechanismCase) -> Result:
     cells = random_cells()
     half = L // 2
     changed = with_vectors(cells, lambda x: torch.cat([x[:, :, :half], x[:, :, half:] + 1], dim=2))
-    made = replace(case, options=options).make()
-    before, after = (made(*each)[:, :, :half].transpose(1, 2)[cells[3][:, :half]] for each in (cells, changed))
+    mechanism = replace(case, options=options).make()
+    before, after = (mechanism(*each)[:, :, :half].transpose(1, 2)[cells[3][:, :half]] for each in (cells, changed))
     return close(after, before)
 
 
-@promised(shared_qk=True)
 def keys_are_the_queries(case: MechanismCase) -> Result:
     """Keys are ignored (shared_qk is true)."""
     q_BHLE, k_BHLE, *others = random_cells()
     return close(case.output(q_BHLE, k_BHLE + 1, *others), case.output(), 0)
 
 
-@promised(sums_over_keys=True, is_causal=False)
 def sums_over_keys_can_be_added(case: MechanismCase) -> Result:
     """Sums over keys can be added (sums_over_keys is true)."""
-    made: Any = case.make()
+    mechanism: Any = case.make()
     q, k, v, keep, _ = random_cells()
-    first, last = (made.key_sums(k[:, :, part], v[:, :, part], keep[:, part]) for part in (slice(9), slice(9, L)))
+    first, last = (mechanism.key_sums(k[:, :, part], v[:, :, part], keep[:, part]) for part in (slice(9), slice(9, L)))
     sums = first + last
-    if made.can_subtract:
+    if mechanism.can_subtract:
         sums = sums + -first + first
-    return close(made.read(q, sums).transpose(1, 2)[keep], case.output())
+    return close(mechanism.read(q, sums).transpose(1, 2)[keep], case.output())
 
 
-@promised(uses_cross_attention=True)
 def reading_genes_is_a_weighted_mean(case: MechanismCase) -> Result:
     """Genes are read as their weights say (uses_cross_attention is true)."""
     x_BG = torch.rand(B, L, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    made = case.make()
+    mechanism = case.make()
     q_BHLE, k_BHLE, v_BHLE, *_ = random_cells()
     genes = k_BHLE[0, 0], v_BHLE[0, 0]
-    table = made.gene_table(*genes)
-    read = made.read_genes(q_BHLE[:, :, :1], x_BG if table is None else x_BG @ table, *genes)[:, :, 0]
-    return close(read, made.gene_weights(q_BHLE[:, :, 0], genes[0], x_BG) @ genes[1])
+    table = mechanism.gene_table(*genes)
+    read = mechanism.read_genes(q_BHLE[:, :, :1], x_BG if table is None else x_BG @ table, *genes)[:, :, 0]
+    return close(read, mechanism.gene_weights(q_BHLE[:, :, 0], genes[0], x_BG) @ genes[1])
+
+
+# Each property, which is named by its docstring, and the attributes of the mechanisms that promise it.
+PROPERTIES: dict[Callable[[MechanismCase], Result], dict[str, bool]] = {
+    output_is_like_the_values: {},
+    bfloat16_differs_by_rounding: {},
+    predictions_repeat: {},
+    randomness_is_of_the_generator: {},
+    padding_has_no_influence: {},
+    other_cells_have_no_influence: {},
+    saved_weights_are_all: {},
+    gradients_equal_differences: {},
+    permuted_tokens_permute_the_output: {"order_sensitive": False, "is_causal": False},
+    weights_fit_all_numbers_of_genes: {"fixed_length": False},
+    work_is_linear: {"quadratic": False},
+    later_tokens_have_no_influence: {"causal": True},
+    keys_are_the_queries: {"shared_qk": True},
+    sums_over_keys_can_be_added: {"sums_over_keys": True, "is_causal": False},
+    reading_genes_is_a_weighted_mean: {"uses_cross_attention": True},
+}
 
 
 def check_contract(attention: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
@@ -272,8 +263,8 @@ def check_contract(attention: dict[str, Any]) -> Iterator[tuple[str, bool, str]]
     for check, claims in PROPERTIES.items():
         name = (check.__doc__ or "").removesuffix(".")
         try:
-            made = case.make()
-            is_promised = all(getattr(made, claim) is value for claim, value in claims.items())
+            mechanism = case.make()
+            is_promised = all(getattr(mechanism, claim) is value for claim, value in claims.items())
             result = check(case) if is_promised else None
         except Exception as error:  # any error may occur: the mechanism is the user's own program
             reason = one_line(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Training of layers for epochs, until held-out cells are called no better, perhaps by several processes.
+"""Training of layers for epochs, until predictions of held-out cells get no better, perhaps by several processes.
 
 Cells on disk are read in blocks of consecutive cells, mixed with other blocks, and cut into batches of cells of
 similar length. An epoch is a function of (seed, epoch) alone, so a run that was cut off repeats it exactly.
@@ -70,11 +70,11 @@ class StreamedCells:
         blocks = rng.permutation(rows[:num_whole].reshape(-1, CELLS_READ_TOGETHER))
         order = np.concatenate([blocks.ravel(), rows[num_whole:]])
         share = -(-len(order) // world_size)
-        mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
+        own_rows = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
         size = max(MIN_BUFFER_CELLS, minibatches.POOL_BATCHES * batch_size) // batch_size * batch_size
         passed, first = divmod(first, size // batch_size)  # buffers to skip, and steps of the next one
-        starts = range(passed * size, len(mine), size)
-        buffers = prefetch((read(mine[i : i + size]) for i in starts), 1)
+        starts = range(passed * size, len(own_rows), size)
+        buffers = prefetch((read(own_rows[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
             for cells in minibatches.shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
                 yield buffer.labelled_batch(cells)

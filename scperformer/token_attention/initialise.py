@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
+from scperformer.cells.on_disk import Config
 from scperformer.config.training import DataConfig, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
@@ -38,7 +39,6 @@ HEAD_DRAWS = 3  # times that each cell is seen as in a training step when the he
 HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
 # Options of `model` that the weights depend on; the others only matter in training.
 SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "feedforward", "activation", "positions")
-Config = TypeVar("Config", bound=NetworkOptions)
 
 
 @dataclass(frozen=True)
@@ -99,21 +99,22 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     model = ModelConfig(**saved.config["model"])
     attention = saved.config["attention"]
     target_sum = float(saved.config["target_sum"])
-    theirs = encoder_options(tokens, model, attention, target_sum)
-    usual = NetworkOptions(inputs=[""])
+    saved_options = encoder_options(tokens, model, attention, target_sum)
+    defaults = NetworkOptions(inputs=[""])
     if cfg.model.positions == "coexpression":  # the default model goes
         groups: dict[str, Any] = {}
         for group in ("model", "head", "optim", "trainer"):
-            given = getattr(cfg, group)
-            default = asdict(getattr(usual, group))
-            groups[group] = type(given)(**{name: x for name, x in asdict(given).items() if x != default[name]})
+            options = getattr(cfg, group)
+            default = asdict(getattr(defaults, group))
+            groups[group] = type(options)(**{name: x for name, x in asdict(options).items() if x != default[name]})
         cfg = replace(cfg, **groups)
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
-    default["attention.name"] = usual.attention["name"]
+    default["attention.name"] = defaults.attention["name"]
     for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
-        if value not in (default[option], theirs.get(option)):
-            expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
+        if value not in (default[option], saved_options.get(option)):
+            has_option = option in saved_options
+            expected = f"{option}={saved_options[option]}" if has_option else f"attention={attention['name']}"
             expected += f", as the encoder of init='{init.path}' has it"
             remedy = "leave the options of the encoder out: they are taken from init"
             raise InputError("encoder-options", f"{option}={value}", expected, remedy)
@@ -123,19 +124,21 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     return settled(replace(cfg, data=data, tokens=tokens, model=replace(cfg.model, **shape), attention=dict(attention)))
 
 
-def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
+def shared_rows(
+    genes: list[str], known_genes: list[str], init: str, species: str = "auto"
+) -> tuple[list[int], list[int]]:
     """Return the positions of the genes that two lists share, in each list; each gene occurs once.
 
     The lists may use different kinds of names. Too few shared genes and genes of another species are refused.
     """
-    mapping = map_genes(genes, theirs, None, species, path="the reference")
+    mapping = map_genes(genes, known_genes, None, species, path="the reference")
     known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))
     here = np.flatnonzero(known).tolist()
     if len(here) < max(1, MIN_KNOWN_SHARE * len(genes)):
-        kind, wanted = id_kind(genes), id_kind(theirs)
+        kind, wanted = id_kind(genes), id_kind(known_genes)
         convert = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
         choose = "use an encoder of the same species, or train without init"
-        examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
+        examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{known_genes[len(known_genes) // 2]}')"
         found = f"{len(here)} of {len(genes)} genes of the reference in init='{init}' {examples}"
         expected = f"at least {MIN_KNOWN_SHARE:.0%} of them"
         raise InputError("few-genes", found, expected, choose if kind == wanted else convert)
@@ -151,19 +154,19 @@ def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: st
     here, there = shared_rows(genes, saved.genes, init, species)
     new = torch.tensor([*here, len(genes)])
     old = torch.tensor([*there, len(saved.genes)])
-    for name, ours in encoder.state_dict().items():
-        theirs = torch.from_numpy(saved.weights[ENCODER_PREFIX + name])
+    for name, tensor in encoder.state_dict().items():
+        stored = torch.from_numpy(saved.weights[ENCODER_PREFIX + name])
         axis = 0 if name.endswith(GENES_FIRST) else 1 if name.endswith(GENES_SECOND) else None
-        part = theirs if axis is None else theirs.index_select(axis, old)
-        wanted = ours if axis is None else ours.index_select(axis, new)
+        part = stored if axis is None else stored.index_select(axis, old)
+        wanted = tensor if axis is None else tensor.index_select(axis, new)
         if part.shape != wanted.shape:  # some defaults of mechanisms depend on the number of genes
             found = f"weights '{name}' of {tuple(part.shape)} in init='{init}'"
             remedy = "use an encoder with about as many genes"
             raise InputError("encoder-shape", found, f"{tuple(wanted.shape)}", remedy)
         if axis is None:
-            ours.copy_(part)
+            tensor.copy_(part)
         else:
-            ours.index_copy_(axis, new, part.to(ours.dtype))
+            tensor.index_copy_(axis, new, part.to(tensor.dtype))
     return here
 
 
@@ -249,8 +252,7 @@ def start_head(learner: EncoderLearner, train: Cells, cfg: TrainOptions) -> None
 
     Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
     this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054). The layer is fitted to vectors of
-    whole cells and of training steps, with dropped genes: after a short pretraining, two cells differ less
-    than one cell in two steps, and a layer fitted to whole cells began with a loss of 418 instead of 2.
+    whole cells and of training steps, with dropped genes, as these may differ more than two cells.
     """
     if cfg.init is None or cfg.head.hidden:
         return

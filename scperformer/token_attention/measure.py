@@ -46,7 +46,7 @@ def score_on_test_cells(model: Model, cfg: TrainOptions) -> dict[str, float]:
     options = {entry.name: getattr(cfg, entry.name) for entry in fields(ExpressionOptions)}
     how = AnnotationOptions(**options, adapt="false")
     truth: list[str] = []
-    calls: list[str] = []
+    predicted: list[str] = []
     for name in cfg.inputs:
         cells = read_cells(Path(name), cfg.orientation)
         labels = joined_labels(deepest_labels(cells.obs, cfg, name), cells.obs, cfg, name)
@@ -55,8 +55,8 @@ def score_on_test_cells(model: Model, cfg: TrainOptions) -> dict[str, float]:
             cells = cells[is_test].copy()
             annotate_cells(cells, model, how)
             truth += labels[is_test].tolist()
-            calls += cells.obs[f"{how.key_added}_label"].tolist()
-    return score(truth, calls) if truth else {}
+            predicted += cells.obs[f"{how.key_added}_label"].tolist()
+    return score(truth, predicted) if truth else {}
 
 
 @torch.no_grad()

@@ -144,8 +144,8 @@ def naive_table(x: csr_matrix, tokens: TokensConfig) -> Tensor:
     num_genes = x.shape[1]
     if tokens.name == "continuous":
         totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
-        usual = x.data.mean(dtype=np.float64)
-        return torch.tensor((totals + usual) / (np.bincount(x.indices, minlength=num_genes) + 1), dtype=torch.float32)
+        mean = x.data.mean(dtype=np.float64)
+        return torch.tensor((totals + mean) / (np.bincount(x.indices, minlength=num_genes) + 1), dtype=torch.float32)
     size = mask_token(tokens) + 1
     places = x.indices.astype(np.int64) * size + log2_bins(x.data, tokens)
     counts = np.bincount(places, minlength=num_genes * size).reshape(-1, size).astype(np.float64)

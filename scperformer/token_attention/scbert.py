@@ -33,31 +33,28 @@ NOTE = (
     "scBERT's code and weights are under GPL-3.0: this folder is a derivative of them under the same licence. Keep it "
     "to yourself or pass it on under these terms."
 )
-MIN_GENES = 200  # expressed genes of a cell; scBERT's preparation drops cells with fewer
-# Weights outside of the layers: their names in scBERT, and below `model.`.
-OUTSIDE = {
-    "token_emb.weight": "encoder.embedding.expression.weight",
-    "pos_emb.emb.weight": "encoder.embedding.gene.weight",
-    "norm.weight": "encoder.norm.weight",
-    "norm.bias": "encoder.norm.bias",
+MIN_EXPRESSED_GENES = 200  # expressed genes of a cell; scBERT's preparation drops cells with fewer
+REQUIRED = ("token_emb.weight", "pos_emb.emb.weight", "norm.weight", "norm.bias")
+LAYER = r"performer\.net\.layers\.(\d+)\."
+PART = r"\.(weight|bias)"
+# Patterns of the names of weights in scBERT, and their names below `model.`.
+RENAMED = {
+    r"token_emb\.weight": "encoder.embedding.expression.weight",
+    r"pos_emb\.emb\.weight": "encoder.embedding.gene.weight",
+    rf"norm{PART}": r"encoder.norm.\1",
+    rf"to_out\.conv1{PART}": r"pool.projection.\1",
+    rf"to_out\.fc1{PART}": r"head.hidden.0.\1",
+    rf"to_out\.fc2{PART}": r"head.hidden.3.\1",
+    rf"to_out\.fc3{PART}": r"head.labels.\1",
+    rf"{LAYER}0\.fn\.fast_attention\.projection_matrix": r"encoder.layers.\1.attention.directions_ME",
+    rf"{LAYER}0\.fn\.to_([qkv])\.weight": r"encoder.layers.\1.to_\2.weight",
+    rf"{LAYER}0\.fn\.to_out{PART}": r"encoder.layers.\1.to_out.\2",
+    rf"{LAYER}0\.norm{PART}": r"encoder.layers.\1.norm_attention.\2",
+    rf"{LAYER}1\.norm{PART}": r"encoder.layers.\1.norm_feedforward.\2",
+    rf"{LAYER}1\.fn\.fn\.w1{PART}": r"encoder.layers.\1.feedforward.0.\2",
+    rf"{LAYER}1\.fn\.fn\.w2{PART}": r"encoder.layers.\1.feedforward.2.\2",
 }
-NAMES = {"conv1": "pool.projection", "fc1": "head.hidden.0", "fc2": "head.hidden.3", "fc3": "head.labels"}
-HEAD = {f"to_out.{name}.{part}": f"{ours}.{part}" for name, ours in NAMES.items() for part in ("weight", "bias")}
-LAYER = re.compile(r"performer\.net\.layers\.(\d+)\.(\d)\.(.+)")
-IN_LAYER = {
-    ("0", "fn.fast_attention.projection_matrix"): "attention.directions_ME",
-    **{
-        (block, f"{theirs}.{part}"): f"{ours}.{part}"
-        for block, theirs, ours in (
-            ("0", "norm", "norm_attention"),
-            ("0", "fn.to_out", "to_out"),
-            ("1", "norm", "norm_feedforward"),
-            ("1", "fn.fn.w1", "feedforward.0"),
-            ("1", "fn.fn.w2", "feedforward.2"),
-        )
-        for part in ("weight", "bias")
-    },
-}
+PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
 DROPPED = ("performer.calls_since_last_redraw", "to_out.weight", "to_out.bias")  # the last two: of pretraining
 
 
@@ -67,12 +64,12 @@ is_it = is_torch_file  # it may be such a checkpoint
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """Read a checkpoint of scBERT (see FORMATS); a ValueError says how it is damaged, or that it is another one."""
     theirs = weights_of(read_torch(path), "model_state_dict")
-    missing = [name for name in OUTSIDE if name not in theirs]
-    if missing or not any(LAYER.match(name) for name in theirs):
+    missing = [name for name in REQUIRED if name not in theirs]
+    if missing or not any(re.match(LAYER, name) for name in theirs):
         raise ValueError(f"other weights than scBERT's (no {missing[0] if missing else 'layers'})")
     weights = _our_weights(theirs)
     asked = [("genes", len(theirs["pos_emb.emb.weight"]) - 1, "positions", "the gene order file of the checkpoint")]
-    if any(name in theirs for name in HEAD):
+    if any(name.startswith(("pool.", "head.")) for name in weights):
         asked.append(("labels", len(theirs.get("to_out.fc3.bias", ())), "outputs", "the label_dict of the checkpoint"))
     elif cfg.labels is not None:
         found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
@@ -97,24 +94,16 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
 def _our_weights(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weights by our names, in float32; the projections of queries, keys and values become one."""
     ours: dict[str, np.ndarray] = {}
-    stacked: dict[str, dict[str, np.ndarray]] = {}
-    for name, array in theirs.items():
-        if name in DROPPED:
-            continue
-        layer = LAYER.match(name)
-        if name in OUTSIDE or name in HEAD:
-            ours[OUTSIDE.get(name) or HEAD[name]] = array
-        elif layer and (layer[2], layer[3]) in IN_LAYER:
-            ours[f"encoder.layers.{layer[1]}.{IN_LAYER[layer[2], layer[3]]}"] = array
-        elif layer and layer[2] == "0" and layer[3] in ("fn.to_q.weight", "fn.to_k.weight", "fn.to_v.weight"):
-            stacked.setdefault(layer[1], {})[layer[3]] = array
-        else:
+    for name in (name for name in theirs if name not in DROPPED):
+        pattern = next((pattern for pattern in RENAMED if re.fullmatch(pattern, name)), None)
+        if pattern is None:
             raise ValueError(f"weights '{name[:100]}', which scBERT does not have")
-    for number, parts in stacked.items():
-        if len(parts) < 3 or len({part.shape for part in parts.values()}) > 1:
-            raise ValueError(f"a layer {number} without queries, keys and values of one shape")
-        rows = [parts[f"fn.to_{part}.weight"] for part in "qkv"]
-        ours[f"encoder.layers.{number}.to_qkv.weight"] = np.concatenate(rows)
+        ours[re.sub(pattern, RENAMED[pattern], name)] = theirs[name]
+    for layer in dict.fromkeys(name.rpartition(".to_")[0] for name in ours if name.endswith(PROJECTIONS)):
+        parts = [ours.pop(layer + projection, np.empty(0)) for projection in PROJECTIONS]
+        if len({part.shape for part in parts}) > 1:
+            raise ValueError(f"a layer {layer.rpartition('.')[2]} without queries, keys and values of one shape")
+        ours[f"{layer}.to_qkv.weight"] = np.concatenate(parts)
     if "pool.projection.weight" in ours:  # a convolution of one row: 1 x 1 x 1 x D
         ours["pool.projection.weight"] = ours["pool.projection.weight"].reshape(1, -1)
     for name, array in ours.items():
@@ -130,12 +119,12 @@ def _config(theirs: Mapping[str, np.ndarray]) -> dict[str, Any]:
     inner = len(theirs.get(f"{first}.to_q.weight", ()))
     if directions.ndim != 2 or directions.shape[1] == 0 or inner == 0 or inner % directions.shape[1]:
         raise ValueError("a first layer without queries and directions that fit")
-    layers = {match[1] for match in map(LAYER.match, theirs) if match}
+    layers = {match[1] for name in theirs if (match := re.match(LAYER, name))}
     hidden = [len(theirs[f"to_out.{name}.bias"]) for name in ("fc1", "fc2") if f"to_out.{name}.bias" in theirs]
     return {
         "target_sum": TARGET_SUM,
         "own_totals": True,
-        "min_genes": MIN_GENES,
+        "min_genes": MIN_EXPRESSED_GENES,
         "tokens": {"name": "scbert", "num_bins": 5, "unexpressed": "all"},
         "model": {
             "dim": theirs["token_emb.weight"].shape[-1],

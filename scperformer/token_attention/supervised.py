@@ -118,8 +118,8 @@ class TokenEncoder:
         if self.init is None:
             return reference
         here, there = initialise.shared_rows(reference.genes, self.init.saved.genes, self.init.path, self.init.species)
-        place = dict(zip(here, there, strict=True))
-        order = sorted(range(len(reference.genes)), key=lambda gene: (gene not in place, place.get(gene, gene)))
+        known = dict(zip(here, there, strict=True))
+        order = sorted(range(len(reference.genes)), key=lambda gene: (gene not in known, known.get(gene, gene)))
         target = np.argsort(order)
         genes = [reference.genes[gene] for gene in order]
         stream = reference.stream

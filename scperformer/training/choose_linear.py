@@ -9,6 +9,7 @@ them only if the loss falls by a tenth, and by two standard errors: smaller gain
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FIRST = LinearOptions((0.5, 2.0), PENALTY_C, "none", "signal")
 # The alternatives of each step.
-STEPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
+ALTERNATIVES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("powers", ((1.0,), (2.0,), (1.0, 2.0))),
     ("weighting", ("standard", "none")),
     ("c", (1.0,)),
@@ -40,26 +41,23 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
     The logits have the scale with the lowest loss, as those of the model. The second argument are the losses of other
     options: if these are lower in the first fold, the rest is left out, and the result is None.
     """
-    designs: dict[int, tuple[object, Design, np.ndarray]] = {}
     dealt = folds >= 0
 
     def scaled_losses(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return cell_losses(branch_scale(logits[rows], labels[rows]) * logits[rows], labels[rows])
 
-    def design_without(fold: int, options: LinearOptions) -> tuple[Design, np.ndarray]:
+    @lru_cache(maxsize=int(folds.max()) + 1)  # of a choice of views and weights
+    def design_without(fold: int, powers: tuple[float, ...], weighting: str) -> tuple[Design, np.ndarray]:
         """Return the design of the cells of the other folds, and the features of its own cells."""
-        key = (options.powers, options.weighting)
-        if fold not in designs or designs[fold][0] != key:
-            side = folds != fold
-            design = branch_design(x[side], labels[side], options)
-            designs[fold] = (key, design, design.features_of(x[~side]))
-        return designs[fold][1:]
+        side = folds != fold
+        design = branch_design(x[side], labels[side], replace(FIRST, powers=powers, weighting=weighting))
+        return design, design.features_of(x[~side])
 
     def losses(options: LinearOptions, others: np.ndarray | None = None) -> np.ndarray | None:
         logits = np.zeros((len(labels), labels.max() + 1))
         for fold in range(folds.max() + 1):
             own = folds == fold
-            design, features = design_without(fold, options)
+            design, features = design_without(fold, options.powers, options.weighting)
             fitted = design.fit(options.c, options.class_weights)
             logits[own] = features @ fitted.weight + fitted.bias
             if fold == 0 and others is not None and scaled_losses(logits, own).mean() > others[own[dealt]].mean():
@@ -81,10 +79,10 @@ def choose_linear_options(
     if not (folds >= 0).any():  # every label has a single cell
         return FIRST
     losses = held_out_losses(x[rows], np.unique(labels[rows], return_inverse=True)[1], folds)
-    with progress("choosing the options of the linear branch", total=1 + len(STEPS), unit="steps") as shown:
+    with progress("choosing the options of the linear branch", total=1 + len(ALTERNATIVES), unit="steps") as shown:
         best, lowest = FIRST, losses(FIRST)
         assert lowest is not None
-        for name, values in STEPS:
+        for name, values in ALTERNATIVES:
             shown.update()
             alternatives = [replace(best, **{name: value}) for value in values]
             tried = [(options, losses(options, lowest)) for options in alternatives]

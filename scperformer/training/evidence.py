@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from scperformer.trust.shift import MIN_CELLS
 
 MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
 MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
-MAX_BATCHES = 50  # whose means are compared
+MAX_COMPARED_BATCHES = 50  # whose means are compared
 
 
 @dataclass
@@ -119,20 +120,13 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
     fitted = Fitted()
     logits = {}  # out-of-fold, N x C
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
-
-        def fit_baseline() -> Arrays:
-            design = Design(x, labels, Views(), cfg.seed, device)
-            return _fit_linear(design, folds if plan.tests_baseline else no_folds(labels), design.baseline_c, "none")
-
-        baseline = plan.kept.load_or_make("baseline", fit_baseline)
+        baseline_folds = folds if plan.tests_baseline else no_folds(labels)
+        design = partial(Design, x, labels, Views(), cfg.seed, device)
+        baseline = plan.kept.load_or_make("baseline", lambda: _fit_linear(design(), baseline_folds))
         fitted.baseline = LinearModel(baseline["weight"], baseline["bias"])
         if (options := plan.linear) is not None:
-
-            def fit_branch() -> Arrays:
-                design = branch_design(x, labels, options, cfg.seed, device)
-                return _fit_linear(design, folds, options.c, options.class_weights)
-
-            arrays = plan.kept.load_or_make("linear", fit_branch)
+            design = partial(branch_design, x, labels, options, cfg.seed, device)
+            arrays = plan.kept.load_or_make("linear", lambda: _fit_linear(design(), folds, options))
             fitted.linear, logits["linear"] = LinearModel(arrays["weight"], arrays["bias"]), arrays["logits"]
             if "axes" in arrays:
                 fitted.branch = FittedBranch(Views(options.powers, tuple(arrays["scales"])), arrays["axes"], options)
@@ -152,7 +146,7 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[folds.is_dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
         evidence.batches = {
-            "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None: few cells, or none
+            "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None of few cells
             "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
         }
     fitted.evidence = evidence
@@ -171,12 +165,13 @@ def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarr
     return scaled, Evidence(len(truth), **scaled_score(scaled, truth), branches=branches)
 
 
-def _fit_linear(design: Design, folds: Folds, c: float, class_weights: str) -> Arrays:
-    """Fit a linear model to all cells; also the logits of each fold's cells.
+def _fit_linear(design: Design, folds: Folds, options: LinearOptions | None = None) -> Arrays:
+    """Fit the linear branch or, without options, the baseline to all cells; also the logits of each fold's cells.
 
     The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, the components
     to which the linear branch was fitted are returned, too.
     """
+    c, class_weights = (design.baseline_c, "none") if options is None else (options.c, options.class_weights)
     final = design.model(design.fit(c, class_weights, tolerance=SOLVER_TOLERANCE))
     logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
     with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
@@ -228,7 +223,7 @@ def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray, s
     pool = stratified_sample(labels, MAX_STATISTICS_CELLS, seed)
     order = np.argsort(batches, kind="stable")
     rows_of = np.split(order, np.cumsum(np.bincount(batches))[:-1])
-    for batch in np.argsort([-len(rows) for rows in rows_of], kind="stable")[:MAX_BATCHES]:
+    for batch in np.argsort([-len(rows) for rows in rows_of], kind="stable")[:MAX_COMPARED_BATCHES]:
         others = pool[batches[pool] != batch]
         rows = rows_of[batch][np.isin(labels[rows_of[batch]], labels[others])]
         if len(rows) >= MIN_CELLS:

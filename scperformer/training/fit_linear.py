@@ -33,14 +33,18 @@ MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitte
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
 OFTEN = 0.02  # share of cells that express a gene, above which it is multiplied as dense
 PRODUCT_GENES = 4096  # genes that are dense at a time
-POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of 1 / the number of its cells, in the weight of a label
-JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
+CLASS_WEIGHT_POWERS = {
+    "none": 0.0,
+    "sqrt": 0.5,
+    "balanced": 1.0,
+}  # of 1 / number of cells of a label
+DIAGONAL_JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
 
 def label_weights(labels: np.ndarray, class_weights: str) -> np.ndarray:
     """Return the weight of each label in the loss, float64 C, by the number of its cells."""
     counts = np.bincount(labels)
-    return np.asarray((counts.mean() / counts) ** POWERS[class_weights])
+    return np.asarray((counts.mean() / counts) ** CLASS_WEIGHT_POWERS[class_weights])
 
 
 @progress("fitting logistic regression")
@@ -56,8 +60,8 @@ def fit_logistic(
 
     The optimum is scikit-learn's. This is faster, as it leaves out the zeros of a triangular `x`, such as the features
     of `compact`. `labels` are int64, N, with every one of 0..C-1, also among `rows`, the ascending numbers of the cells
-    to fit to (by default, all). `c` is the inverse strength of the L2 penalty. `class_weights` are as in `POWERS`. The
-    optimiser stops when no entry of the gradient of the mean loss is larger than `tolerance`.
+    to fit to (by default, all). `c` is the inverse strength of the L2 penalty; `class_weights` is a key of
+    `CLASS_WEIGHT_POWERS`. The optimiser stops when no entry of the gradient of the mean loss is above `tolerance`.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
@@ -111,7 +115,7 @@ class LinearOptions:
     weighting: str  # of genes, as in `gene_weights`
 
     def __post_init__(self) -> None:
-        is_known = self.class_weights in POWERS and self.weighting in WEIGHTINGS
+        is_known = self.class_weights in CLASS_WEIGHT_POWERS and self.weighting in WEIGHTINGS
         if not is_known or not 0 < self.c < math.inf:
             raise ValueError("options that the linear branch cannot have")
 
@@ -179,7 +183,7 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     if x.shape[1] <= x.shape[0]:
         return x.toarray(), lambda weight: weight, lambda other: other.toarray()
     products = inner_products(x, x)
-    jitter = JITTER
+    jitter = DIAGONAL_JITTER
     while True:
         exact = products.astype(np.float64)
         exact[np.diag_indices_from(exact)] += jitter * max(exact.trace(), 1e-6) / len(exact)

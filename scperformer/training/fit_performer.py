@@ -1,4 +1,4 @@
-"""The default encoder: gene vectors from co-expression, and a Performer with which the cell reads them.
+"""The default encoder: gene vectors from co-expression, and a Performer that reads them for a cell.
 
 Genes whose expression varies together over cells get similar vectors, which no label decides: a singular value
 decomposition of cells x genes, in which genes are weighted by 1 / standard deviation. The layers that read the genes
@@ -132,7 +132,7 @@ def train_readouts(
     """Train K readouts of the same Performer at the same time, each on the cells of its row of `sides`, boolean K x N.
 
     `sums` over the genes of N cells, float32 N x X, are of `Performer.sums_of`; `labels` are indices, int64 N. `folder`
-    is the run folder for logs and checkpoints; None: there are none.
+    is the run folder for logs and checkpoints, if there is one.
     """
     begin = time.perf_counter()
     torch.manual_seed(seed_of("readouts", cfg.seed))

@@ -20,13 +20,13 @@ def most_of_a_label(labels: np.ndarray, num_cells: int) -> int:
     return max((limit for limit in limits if np.minimum(counts, limit).sum() <= num_cells), default=CHOICE_FOLDS)
 
 
-def label_folds(labels: np.ndarray, seed: int, num_folds: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deal at most `most` cells of each label to folds: row numbers, and the fold of each.
+def label_folds(labels: np.ndarray, seed: int, num_folds: int, max_cells: int) -> tuple[np.ndarray, np.ndarray]:
+    """Deal at most `max_cells` cells of each label to folds: row numbers, and the fold of each.
 
     A label with a single cell has fold -1, which is never held out: every training then has all labels.
     """
     rng = np.random.default_rng(seed)
-    rows = [rng.permutation(np.flatnonzero(labels == label))[:most] for label in np.unique(labels)]
+    rows = [rng.permutation(np.flatnonzero(labels == label))[:max_cells] for label in np.unique(labels)]
     folds = [np.arange(len(cells)) % num_folds if len(cells) > 1 else np.array([-1]) for cells in rows]
     return np.concatenate(rows), np.concatenate(folds)
 
@@ -54,9 +54,9 @@ def choice_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = Non
     fold of batches, have fold -1.
     """
     drawn = np.random.default_rng(seed).permutation(np.unique(labels))[:CHOICE_LABELS]
-    some = np.flatnonzero(np.isin(labels, drawn))
-    rows, folds = label_folds(labels[some], seed, CHOICE_FOLDS, most_of_a_label(labels[some], CHOICE_CELLS))
-    rows = some[rows]
+    candidates = np.flatnonzero(np.isin(labels, drawn))
+    rows, folds = label_folds(labels[candidates], seed, CHOICE_FOLDS, most_of_a_label(labels[candidates], CHOICE_CELLS))
+    rows = candidates[rows]
     if batches is not None:
         folds = batch_folds(batches[rows], CHOICE_FOLDS)
         folds[np.isin(labels[rows], labels_of_one_fold(folds, labels[rows]))] = -1
@@ -70,7 +70,7 @@ class Folds:
         self.rows = rows  # numbers of the cells
         self.fold_of_cell = fold_of_cell  # also of those that are not predicted; -1: in the fits of all folds
         self.fold_of_row = fold_of_cell[rows]
-        self.batches = batches  # index of the batch of each cell, whole batches being dealt; None: of single cells
+        self.batches = batches  # index of the batch of each cell, if whole batches are dealt
         self.numbers = range(int(self.fold_of_row.max(initial=-1)) + 1)
         self.is_dealt = self.fold_of_row >= 0
 
@@ -93,7 +93,7 @@ def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = N
     rows = stratified_sample(labels, EVIDENCE_CELLS, seed)
     if batches is None:
         fold_of_cell = np.full(len(labels), -1)
-        order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
+        order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, max_cells=len(rows))
         fold_of_cell[rows[order]] = dealt
     else:
         fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)

@@ -26,7 +26,7 @@ MAX_SAMPLED_CELLS = 20_000  # that are looked at, the same share of each label
 MAX_MARKERS = 5  # of a type
 MIN_FACTOR = 5.0  # of a marker between the type and all types of the label's family
 MIN_MARKER = 0.5  # counts per 10,000 of a marker in its type
-PSEUDO = 0.05  # counts per 10,000, added before the quotient is taken
+PSEUDO_COUNTS = 0.05  # counts per 10,000, added before the quotient is taken
 MIN_EXCESS_CELLS = 10
 # Cells above the expected number: their share of a label, and their standard deviations. In PBMC 3k, .048 and 8 or
 # more for the labels with CD8 T cells, up to .024 and 2.7 for the others.
@@ -64,13 +64,13 @@ def mixed_labels(
         return []
     is_usual = ~technical(np.array(genes)[profiles.shared])
     compared = profiles.shared[is_usual]
-    logs_PG = np.log(profiles.counts[:, is_usual] + PSEUDO)
+    logs_PG = np.log(profiles.counts[:, is_usual] + PSEUDO_COUNTS)
     is_on = (x[:, compared] > 0).tocsc()
     notes = []
     for label, name in enumerate(names):
         in_family = profiles.families == profiles.families[profiles.of_labels[label]]
         factors_PG = logs_PG - logs_PG[in_family].max(axis=0)
-        is_marker = (factors_PG > np.log(MIN_FACTOR)) & (logs_PG > np.log(MIN_MARKER + PSEUDO))
+        is_marker = (factors_PG > np.log(MIN_FACTOR)) & (logs_PG > np.log(MIN_MARKER + PSEUDO_COUNTS))
         cells = is_on[labels == label]
         others = np.flatnonzero(~in_family)
         if not len(others):

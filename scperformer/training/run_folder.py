@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 # Lightning or Slurm's srun sets these in every process of a distributed run; they are 0 in the first process.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-RECORD = "run.json"
-FILES = (RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
+RUN_RECORD = "run.json"
+FILES = (RUN_RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
 FOLDERS = (CHECKPOINTS, FITS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = outputs.FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 # Options that are recorded without the folders of their files, like the inputs.
@@ -175,7 +175,7 @@ class RunFolder:
     def recorded(self) -> dict[str, Any]:
         """Return the record of this run or of an earlier one in the folder, {} without one."""
         try:
-            record = json.loads((self.folder / RECORD).read_text("utf-8"))
+            record = json.loads((self.folder / RUN_RECORD).read_text("utf-8"))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return record if isinstance(record, dict) else {}
@@ -183,7 +183,7 @@ class RunFolder:
     def remember(self, **values: Any) -> None:
         """Add values to the record, which a resumed run finds there."""
         if self.is_first:
-            _write_json(self.folder / RECORD, self.recorded() | values)
+            _write_json(self.folder / RUN_RECORD, self.recorded() | values)
 
     def differences(self) -> list[str]:
         """Return in words how this run differs from the earlier one in its folder: in options, or in its data."""

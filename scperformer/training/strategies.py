@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,28 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from scperformer.base.metrics import score
+from scperformer.base.progress import progress
+from scperformer.cells.on_disk import CELLS_AT_ONCE
 from scperformer.cells.reference import Reference, read_unlabelled
 from scperformer.config.training import TrainOptions
 from scperformer.model.arrays import HeldOut
 from scperformer.model.inference import branch_logits
 from scperformer.model.minibatches import Cells, row_subset
 from scperformer.model.network import CellTypeModel, LinearModel
-from scperformer.training.all_cells import fit_to_cells_on_disk
 from scperformer.training.choose_linear import choose_linear_options
-from scperformer.training.evidence import FitPlan, Fitted, fill_network, fit_branches
-from scperformer.training.fit_linear import LinearOptions
+from scperformer.training.components import fit_components
+from scperformer.training.evidence import FitPlan, Fitted, FittedBranch, fill_network, fit_branches
+from scperformer.training.fit_linear import LinearOptions, label_weights
 from scperformer.training.folds import Folds, evidence_folds, no_folds
-from scperformer.training.kept_fits import KeptFits
+from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.run_folder import Diverged, RunFolder
 from scperformer.training.scales import MIN_ERRORS, scales_if_significant
 from scperformer.training.trainer import device_of
 from scperformer.trust.novelty import fit_novelty_model
 
 log = logging.getLogger(__name__)
+
+FEATURES_FILE = ".scperformer-components"  # in the run folder: components of cells on disk, float16
 
 
 @dataclass
@@ -55,11 +60,6 @@ class Training(ABC):
     plan: FitPlan
     folds: Folds  # of the cells to train on
     fitted: Fitted = field(default_factory=Fitted)
-
-    @property
-    def is_learned(self) -> bool:
-        """Whether there are layers between tokens, which are trained after all else has been fitted."""
-        return is_learned(self.cfg)
 
     def fit(self) -> None:
         """Fit the branches to the training cells, and put them into the network, calibrated unless layers follow."""
@@ -180,7 +180,7 @@ class ValidationSplit(Training):
         reference = self.reference
         plan = replace(self.plan, folder=None)
         final = fit_branches(reference.x, reference.labels, plan, no_folds(reference.labels))
-        if not self.is_learned:
+        if not is_learned(self.cfg):
             fill_network(self.network, final, scales)
         elif self.fitted.linear is not None and final.linear is not None:
             branch = self.network.linear
@@ -192,16 +192,44 @@ class ValidationSplit(Training):
         return final.baseline
 
 
+def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Path, device: str) -> Arrays:
+    """Fit the linear branch to all cells of a reference, read once from disk; memory does not grow with them.
+
+    The components are those of the loaded cells, to which the branch was fitted before.
+    """
+    stream = reference.stream
+    assert stream is not None
+    val = reference.split.val
+    labels = np.concatenate([stream.labels, reference.labels[val]])
+    file = folder / FEATURES_FILE
+    try:
+        shape = len(labels), branch.axes.shape[1]
+        features: np.ndarray = np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
+        with progress("reading all cells", total=len(stream.cells), unit="cells") as shown:
+            for start in range(0, len(stream.cells), CELLS_AT_ONCE):
+                cells = stream.cells[start : start + CELLS_AT_ONCE]
+                x = stream.collection.read(cells)
+                features[start : start + len(cells)] = branch.views.components(x, branch.axes, device)
+                shown.update(len(cells))
+        features[len(stream.cells) :] = branch.views.components(row_subset(reference.x, val), branch.axes, device)
+        with progress("fitting the linear branch to all cells"):
+            weights = label_weights(labels, branch.options.class_weights)
+            fitted = fit_components(features, labels, branch.options.c, weights, device)
+    finally:
+        file.unlink(missing_ok=True)
+    return vars(branch.views.model(branch.axes @ fitted.weight, fitted.bias))
+
+
 def is_learned(cfg: TrainOptions) -> bool:
-    """Return whether an encoder has layers between tokens."""
+    """Return whether there are layers between tokens, which are trained after all else has been fitted."""
     return cfg.model.encoder and not cfg.model.uses_cross_attention
 
 
 def new_network(reference: Reference, cfg: TrainOptions) -> CellTypeModel:
     """Make the untrained network for a reference, the same for the same seed."""
     torch.manual_seed(cfg.seed)
-    parts: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
-    return CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **parts)
+    parts = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head", "seed")}
+    return CellTypeModel(len(reference.genes), len(reference.label_names), **parts)
 
 
 def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> Training:
@@ -209,23 +237,28 @@ def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> T
 
     Layers between tokens, and a split that the user gives, need validation cells.
     """
-    labels, batches, split = reference.labels, reference.batches, reference.split
-    seed = cfg.data.seed_of_split(cfg.seed)
-    needs_split = is_learned(cfg) or cfg.data.split_key is not None
-    folds = no_folds(labels) if needs_split else evidence_folds(labels, seed, batches)
-    is_cross_validated = bool(folds.is_dealt.any())
-    sides = (np.arange(len(labels)), np.arange(0)) if is_cross_validated else (split.train, split.val)
-    train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, labels[rows]) for rows in sides)
-    batches = None if batches is None else batches[sides[0]]
+    labels = reference.labels
+
+    def batches_of(rows: np.ndarray) -> np.ndarray | None:
+        return None if reference.batches is None else reference.batches[rows]
+
+    def folds_of(rows: np.ndarray) -> Folds:
+        if is_learned(cfg):
+            return no_folds(labels[rows])
+        return evidence_folds(labels[rows], cfg.data.seed_of_split(cfg.seed), batches_of(rows))
+
+    rows, val_rows = np.arange(len(labels)), np.arange(0)
+    folds = folds_of(rows)
+    is_cross_validated = cfg.data.split_key is None and bool(folds.is_dealt.any())
     if not is_cross_validated:
-        folds = no_folds(train.known_labels)
-        if not is_learned(cfg):
-            folds = evidence_folds(train.known_labels, seed, batches)
+        rows, val_rows = reference.split.train, reference.split.val
+        folds = folds_of(rows)
+    train, val = (Cells(row_subset(reference.x, side), cfg.tokens, labels[side]) for side in (rows, val_rows))
     kept = KeptFits(run.folder if is_cross_validated and run.is_whole else None)
     options = None
     if cfg.model.linear:
         cells = train.x, train.known_labels
-        arrays = kept.load_or_make("options", lambda: choose_linear_options(*cells, cfg.seed, batches).arrays)
+        arrays = kept.load_or_make("options", lambda: choose_linear_options(*cells, cfg.seed, batches_of(rows)).arrays)
         options = LinearOptions.of_arrays(arrays)
         cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
     plan = FitPlan(cfg, options, unlabelled=read_unlabelled(reference, cfg), folder=run.folder, kept=kept)

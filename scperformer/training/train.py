@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from anndata import AnnData
@@ -17,12 +17,12 @@ from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.cells.normalisation import linear, recover_counts
-from scperformer.cells.on_disk import Sample, choose_storage
+from scperformer.cells.on_disk import Config, Sample, choose_storage
 from scperformer.cells.profiles import reference_with_profiles
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
-from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig, TrainOptions
+from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
 from scperformer.io.read import origins, read_cells
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.inference import torch_state_kept
@@ -39,7 +39,6 @@ from scperformer.trust.confidence import calibration
 
 log = logging.getLogger(__name__)
 
-Config = TypeVar("Config", bound=NetworkOptions)
 LONG = 300.0  # seconds of a training, whose estimate is logged
 
 

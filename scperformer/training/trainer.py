@@ -27,7 +27,7 @@ from scperformer.config.options import AUTO
 from scperformer.config.training import LoggerConfig, NetworkOptions, TrainerConfig
 from scperformer.model.inference import fast_cpu
 from scperformer.model.minibatches import prefetch, seed_of
-from scperformer.training.fit_linear import POWERS
+from scperformer.training.fit_linear import CLASS_WEIGHT_POWERS
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
     """Return the weight of each label in the loss, by how often it occurs; float32, with mean 1 over the cells."""
-    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -POWERS[class_weights], 0.0)
+    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -CLASS_WEIGHT_POWERS[class_weights], 0.0)
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
 
 

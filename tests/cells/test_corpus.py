@@ -40,10 +40,8 @@ def test_genes_are_the_union_and_values_do_not_depend_on_other_files():
         wanted[start : start + 12, [corpus.genes.index(gene) for gene in adata.var_names]] = logged
     np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
     assert list(corpus.file_of_cell) == [0] * 12 + [1] * 12
-    assert [(file.name, file.sha256, file.num_cells) for file in corpus.files] == [
-        ("a.h5ad", "sum of a.h5ad", 12),
-        ("b.h5ad", "sum of b.h5ad", 12),
-    ]
+    files = [(file.name, file.sha256, file.num_cells) for file in corpus.files]
+    assert files == [(name, f"sum of {name}", 12) for name in ("a.h5ad", "b.h5ad")]
 
 
 def test_rare_genes_are_counted_over_all_files():
@@ -64,11 +62,11 @@ def test_a_tiny_corpus_is_refused():
 @pytest.mark.parametrize("fraction", [0.01, 0.5])
 def test_validation_has_its_share_of_every_file(fraction):
     files = np.repeat([0, 1], [40, 60])
-    train, val = stratified_split(files, fraction, seed=0, least=0)
+    train, val = stratified_split(files, fraction, seed=0, min_cells=0)
     assert sorted([*train, *val]) == list(range(100))
     assert len(train)
     assert len(val)
     for file in (0, 1):
         assert abs((files[val] == file).sum() - fraction * (files == file).sum()) <= 1
-    again = stratified_split(files, fraction, seed=0, least=0)
+    again = stratified_split(files, fraction, seed=0, min_cells=0)
     assert all(np.array_equal(one, two) for one, two in zip((train, val), again, strict=True))

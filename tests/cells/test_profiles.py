@@ -49,13 +49,16 @@ def bulk() -> ad.AnnData:
     return ad.AnnData(np.log2(1 + tpm), obs=obs, var=var)[:, :1300].copy()
 
 
-def simulated(adata: ad.AnnData, **given) -> ad.AnnData:
-    return simulate_cells(adata, options(**given), PATH)
+def accuracy(cells: ad.AnnData, model: Path) -> float:
+    """The accuracy of a model on labelled cells."""
+    found = cells.copy()
+    scperformer.annotate(found, scperformer.load_model(model))
+    return (found.obs["scperformer_label"] == found.obs["cell_type"]).mean()
 
 
 def test_simulated_cells_have_the_means_of_their_profile(means, monkeypatch):
-    monkeypatch.setattr(profiles, "NUM_CELLS", 2000)
-    cells = simulated(means)
+    monkeypatch.setattr(profiles, "CELLS_PER_LABEL", 2000)
+    cells = simulate_cells(means, options(), PATH)
     assert cells.obs["cell_type"].value_counts().tolist() == [2000] * 3
     counts = cells.X.toarray()
     assert (counts == counts.astype(int)).all()
@@ -79,7 +82,7 @@ def test_values_are_recognised_as_those_of_cells(means, form):
     }
     other = means.copy()
     other.X = forms[form](means.X)
-    ours, theirs = (simulated(adata).X.toarray() for adata in (means, other))
+    ours, theirs = (simulate_cells(adata, options(), PATH).X.toarray() for adata in (means, other))
     assert (ours != theirs).mean() < 0.01  # the same random numbers, and rates that differ by rounding
 
 
@@ -138,12 +141,10 @@ def test_a_model_of_profiles_annotates_cells(means, counts_adata, write, tmp_pat
     for path in paths:
         more = {} if path.suffix == ".h5ad" else {"orientation": "genes_by_cells"}
         model = scperformer.train(path, "cell_type", output=tmp_path / f"{path.name}.model", options=OPTIONS | more)
-        cells = counts_adata.copy()
-        scperformer.annotate(cells, model.load())
-        assert (cells.obs["scperformer_label"] == cells.obs["cell_type"]).mean() > 0.9
+        assert accuracy(counts_adata, model.path) > 0.9
     card = (tmp_path / "profiles.h5ad.model" / "MODEL_CARD.md").read_text()
-    assert "all cells of 3 of 3 labels are simulated from profiles" in card
-    assert "Scores on held-out simulated cells say little about real cells" in card
+    assert "3 of 3 labels are simulated from profiles" in card
+    assert profiles.SIMULATED_NOTE in card
 
 
 def test_profiles_named_by_types_need_no_label_key(means, counts_adata, write, command, refused, tmp_path):
@@ -153,12 +154,8 @@ def test_profiles_named_by_types_need_no_label_key(means, counts_adata, write, c
     made = command("train", path, "output=a.model", *words)
     assert (made.code, read_model(tmp_path / "a.model").labels) == (0, ["B cell", "Monocyte", "T cell"]), made.err
     models = [scperformer.train(named, output=tmp_path / "b.model", options=OPTIONS).path, tmp_path / "a.model"]
-    for model in models:
-        cells = counts_adata.copy()
-        scperformer.annotate(cells, scperformer.load_model(model))
-        assert (cells.obs["scperformer_label"] == cells.obs["cell_type"]).mean() > 0.9
-    unnamed = {"cells": counts_adata, "with_obs": means}
-    for name, adata in unnamed.items():
+    assert all(accuracy(counts_adata, model) > 0.9 for model in models)
+    for name, adata in (("cells", counts_adata), ("with_obs", means)):
         more = ("profiles=true",) if adata is means else ()
         for others in ((), (path,)):
             text = refused("train", write(adata, f"{name}.h5ad"), *others, *words, *more)
@@ -170,17 +167,13 @@ def test_options_about_the_values_are_those_of_the_profiles(means, counts_adata,
     means.X = np.zeros_like(means.X)
     more = {"source": "layers/tpm", "input_kind": "log1p", "input_base": "2", "input_total": 1e6}
     model = scperformer.train(means, "cell_type", output=tmp_path / "model", options=OPTIONS | more)
-    scperformer.annotate(counts_adata, model.load())
-    assert (counts_adata.obs["scperformer_label"] == counts_adata.obs["cell_type"]).mean() > 0.9
+    assert accuracy(counts_adata, model.path) > 0.9
 
 
 def test_a_profile_without_expression_is_refused(means):
     means.X[1] = 0
     with refusal("empty-profile"):
-        simulated(means)
-
-
-# beside cells
+        simulate_cells(means, options(), PATH)
 
 
 @pytest.fixture
@@ -201,7 +194,7 @@ def test_labels_that_cells_lack_are_simulated_in_their_chemistry(counts_adata, m
     others = others if shared else others[others.obs["cell_type"] == "Monocyte"].copy()
     (made, added), cells = completed(counts_adata, others)
     assert added == ["Monocyte"]
-    assert made.n_obs == cells.n_obs + profiles.NUM_CELLS * others.n_obs
+    assert made.n_obs == cells.n_obs + profiles.CELLS_PER_LABEL * others.n_obs
     assert list(made.var_names) == list(means.var_names[10:])
     totals = np.asarray(cells.X.sum(axis=1))
     real = np.log1p(1e4 * cells.X.toarray()[:, 10:] / totals)
@@ -230,12 +223,9 @@ def test_a_profile_is_corrected_by_the_most_similar_ones():
     measured = true * factors[family]
     measured /= measured.sum(axis=1, keepdims=True)
     labels = pd.Series(["new", "c", "a", "d", "b"])
+    means = 1e4 * true[[2, 4, 1, 3]]
     corrected = profiles._in_chemistry_of_cells(
-        sparse.csr_matrix(measured),
-        labels,
-        np.array(list("abcd")),
-        1e4 * true[[2, 4, 1, 3]],
-        PATH,
+        sparse.csr_matrix(measured), labels, np.array(list("abcd")), means, PATH
     )
     pseudo = (0.02 + 20 / 300) / 1e4  # of 150 cells for each profile
     of_a_and_b = np.log((measured[[2, 4]].mean(axis=0) + pseudo) / (true[[2, 4]].mean(axis=0) + pseudo))
@@ -247,9 +237,8 @@ def test_a_profile_is_corrected_by_the_most_similar_ones():
 
 def test_labels_with_the_same_ontology_id_are_one_label(counts_adata, others):
     others.obs["cell_type"] = ["lymphocyte of B lineage", "monocyte", "T-lymphocyte"]
-    counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map(
-        {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
-    )
+    terms = {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
+    counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map(terms)
     others.obs["cell_type_ontology_term_id"] = ["CL:0000236", "CL:0000576", "CL:0000084"]
     (made, added), _ = completed(counts_adata, others)
     assert added == ["monocyte"]
@@ -261,8 +250,8 @@ def test_simulated_cells_do_not_decide_splits_and_batches(counts_adata, others):
     counts_adata.obs["donor"] = "d1"
     given = {"data.split": "column", "data.split_key": "side", "batch_key": "donor"}
     (made, _), cells = completed(counts_adata, others, **given)
-    assert made.n_obs == (cells.obs["side"] != "test").sum() + 3 * profiles.NUM_CELLS
-    new = made.obs[-3 * profiles.NUM_CELLS :]
+    assert made.n_obs == (cells.obs["side"] != "test").sum() + 3 * profiles.CELLS_PER_LABEL
+    new = made.obs[-3 * profiles.CELLS_PER_LABEL :]
     assert set(new["side"]) == {"train"}
     assert set(new["donor"]) == {"simulated"}
 
@@ -274,8 +263,7 @@ def test_a_model_of_cells_and_profiles(counts_adata, others, write, tmp_path):
     made = read_model(model.path).provenance
     assert made["input"].startswith("all cells of 1 of 3 labels are simulated from profiles (Monocyte)")
     assert made["reference"] == "cells.h5ad, profiles.h5ad"
-    scperformer.annotate(counts_adata, model.load())
-    assert (counts_adata.obs["scperformer_label"] == counts_adata.obs["cell_type"]).mean() > 0.9
+    assert accuracy(counts_adata, model.path) > 0.9
     more = OPTIONS | {"studies": "true", "data.min_cells": 0}
     separate = scperformer.train(files, "cell_type", output=tmp_path / "studies", options=more)
     assert [study.name for study in read_model(separate.path).studies] == ["cells.h5ad", "profiles.h5ad"]

@@ -31,9 +31,6 @@ def test_cells_of_rare_labels_are_left_out(caplog):
     assert "'b' (1), 'c' (2)" in caplog.text
 
 
-# the column
-
-
 def test_label_columns_are_those_with_few_values(counts_adata):
     obs = counts_adata.obs
     obs["donor"] = np.repeat(["d1", "d2"], 60)
@@ -117,9 +114,6 @@ def test_wrong_columns_for_a_tree_are_refused(options, code, values):
         terms(*options)
 
 
-# batches
-
-
 def batches_of(*values, labels=(0, 0, 1, 1)):
     obs = pd.DataFrame({"donor": list(values)})
     return read_batches(obs, np.array(labels), "donor", "cells.h5ad")
@@ -144,9 +138,6 @@ def test_batches_are_numbered_by_name():
 def test_batches_that_cannot_be_held_out_are_refused(values, code, named):
     with refusal(code, named, "donor"):
         batches_of(*values)
-
-
-# spellings of one type
 
 
 def joined(labels, *options, ids=None):

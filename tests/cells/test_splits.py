@@ -24,9 +24,6 @@ def config(path, *overrides):
     return make_config("train", [f"inputs=['{path}']", *FAST, *overrides])
 
 
-# by chance within labels
-
-
 LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3], [600, 35, 5, 2]))
 
 
@@ -55,8 +52,6 @@ def test_rows_are_sampled_in_proportion():
     assert not np.array_equal(rows, stratified_sample(labels, 1000, seed=1))
 
 
-# whole groups
-
 GROUPS = np.random.default_rng(1).integers(0, 12, 2000)
 OF_GROUP = np.random.default_rng(2).integers(0, 4, 2000)
 
@@ -81,9 +76,6 @@ def test_groups_that_cannot_be_split_are_refused():
     split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
     assert split.notes[0].endswith("(50.0% of the cells).")
     assert (split.record["num_groups"], len(split.record["val_groups"])) == (2, 1)
-
-
-# by a column
 
 
 @pytest.fixture
@@ -145,24 +137,17 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     assert "Secret" not in (whole / "bundle.json").read_text()
 
 
-def test_a_column_with_other_values_is_refused(sides):
-    sides.obs["side"] = np.where(sides.obs["side"] == "val", "valid", sides.obs["side"])
-    with refusal("bad-split"):
-        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
-
-
-def test_labels_without_training_cells_are_refused(sides):
-    sides.obs["cell_type"] = np.where(sides.obs["side"] == "val", "New", sides.obs["cell_type"])
-    num = int((sides.obs["side"] == "val").sum())
-    with refusal("label-without-training-cells", num):
-        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
-
-
-@pytest.mark.parametrize("side", ["train", "val"])
-def test_both_sides_need_cells(sides, side):
-    sides.obs["side"] = side
-    other = {"train": "val", "val": "train"}[side]
-    with refusal("empty-split", other, other):
+@pytest.mark.parametrize(
+    ("column", "value", "code", "named"),
+    [
+        ("side", "valid", "bad-split", "'valid'"),
+        ("cell_type", "New", "label-without-training-cells", "'New'"),
+        ("side", "train", "empty-split", "'train'"),
+    ],
+)
+def test_a_column_that_makes_no_split_is_refused(sides, column, value, code, named):
+    sides.obs[column] = np.where(sides.obs["side"] == "val", value, sides.obs[column])
+    with refusal(code, "side", *([] if code == "empty-split" else [named])):
         make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
 
 
@@ -175,9 +160,6 @@ def test_only_labelled_cells_need_a_value():
         split_values(obs, options, np.array([True, True, True, False, True]), "x")
     with refusal("no-column"):
         split_values(obs, DataConfig(split="group", split_key="donor"), labelled, "x")
-
-
-# the model's record of its split and labels
 
 
 @pytest.fixture

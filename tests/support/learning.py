@@ -32,25 +32,14 @@ def cells(counts_adata, cfg):
     names, labels = np.unique(prepared.obs["cell_type"].astype(str), return_inverse=True)
     train, val = stratified_split(labels, 0.2, seed=0)
     x = prepared.X
-    return (
-        Cells(x[train], cfg.tokens, labels[train]),
-        Cells(x[val], cfg.tokens, labels[val]),
-        len(names),
-    )
+    return *(Cells(x[rows], cfg.tokens, labels[rows]) for rows in (train, val)), len(names)
 
 
 def new_network(cells, cfg) -> CellTypeModel:
     train, _, num_labels = cells
     torch.manual_seed(cfg.seed)
-    return CellTypeModel(
-        train.x.shape[1],
-        num_labels,
-        tokens=cfg.tokens,
-        model=cfg.model,
-        attention=cfg.attention,
-        head=cfg.head,
-        seed=cfg.seed,
-    )
+    parts = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head", "seed")}
+    return CellTypeModel(train.x.shape[1], num_labels, **parts)
 
 
 def last_state(folder) -> dict[str, torch.Tensor]:

@@ -16,7 +16,13 @@ from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
 from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.model.minibatches import Cells
-from scperformer.token_attention.analyze import MEAN, HeadInputs, analyze_spectrum, approximation_errors, low_rank
+from scperformer.token_attention.analyze import (
+    MEAN_OF_VALUES,
+    HeadInputs,
+    analyze_spectrum,
+    approximation_errors,
+    low_rank,
+)
 
 
 def make_cells(unexpressed: str = "skip") -> Cells:
@@ -38,9 +44,6 @@ def random_inputs(num_tokens: int, head_dim: int = 8, num_heads: int = 2, scale:
     generator = torch.Generator().manual_seed(num_tokens)
     q, k, v = (torch.randn(num_heads, num_tokens, head_dim, generator=generator) * scale for _ in range(3))
     return HeadInputs(q, k, v, torch.arange(num_tokens))
-
-
-# The inputs of the attention
 
 
 @pytest.mark.parametrize(("unexpressed", "norm"), [("full", "pre"), ("skip", "post"), ("memory", "pre")])
@@ -73,9 +76,6 @@ def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monk
             torch.testing.assert_close(tensor[0], rows[:, place].transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
-# Spectrum
-
-
 def naive_curve(q, k) -> np.ndarray:
     """Cumulative singular values of one head's softmax map, in numpy, row by row."""
     rows = []
@@ -104,22 +104,19 @@ def test_spectrum_against_numpy():
         assert index["sd"][row] == pytest.approx((1 - long[127]) / 2, abs=1e-7)
 
 
-# Approximation
-
-
 @pytest.fixture(scope="module")
 def favor_errors() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scperformer.token_attention.analyze.all_mechanisms", lambda: {"favor": MECHANISMS["favor"]})
         cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
         patch.setattr("scperformer.token_attention.analyze.SIZES", [16, 64, 256])
-        patch.setattr("scperformer.token_attention.analyze.NUM_DRAWS", 10)
+        patch.setattr("scperformer.token_attention.analyze.DRAWS_PER_MECHANISM", 10)
         return approximation_errors([cells, cells], 100, seed=0)
 
 
 def test_the_last_row_is_the_mean_of_the_values(favor_errors):
     last = favor_errors.iloc[-1]
-    assert (last["mechanism"], pd.isna(last["size"]), last["num_errors"]) == (MEAN, True, 8)
+    assert (last["mechanism"], pd.isna(last["size"]), last["num_errors"]) == (MEAN_OF_VALUES, True, 8)
     errors = []
     for num_tokens in (60, 90):
         cell = random_inputs(num_tokens, scale=0.5)
@@ -158,9 +155,6 @@ def test_maps_of_low_rank_and_their_bounds(monkeypatch):
             assert 0.7 * product / k**0.5 < error < 1.5 * product / k**0.5 < bound
 
 
-# The command
-
-
 @pytest.fixture
 def sample(counts_adata, write) -> Path:
     return write(counts_adata)
@@ -187,9 +181,7 @@ def require_complete(folder: Path) -> None:
 @pytest.mark.parametrize("analysis", ["spectrum", "approximation"])
 def test_the_folder_of_an_analysis(analysis, command, sample, tiny_model, tmp_path):
     folder = tmp_path / f"sample.{analysis}"
-    tables = {"spectrum": ["index128.csv", "spectrum.csv", "spectrum.png"], "approximation": ["approximation.csv"]}[
-        analysis
-    ]
+    tables = ["approximation.csv"] if analysis == "approximation" else ["index128.csv", "spectrum.csv", "spectrum.png"]
     words = ("analyze", analysis, sample, f"model_path={tiny_model}", "cells=2", "overwrite=true")
     found = []
     for seed in (0, 0, 1):  # the same seed gives the same bytes; overwrite replaces the folder
@@ -207,16 +199,13 @@ def test_the_folder_of_an_analysis(analysis, command, sample, tiny_model, tmp_pa
     if analysis == "approximation":
         mechanisms = set(pd.read_csv(folder / tables[0])["mechanism"])
         linear = {name for name, kind in MECHANISMS.items() if kind.size_option and not kind.quadratic}
-        assert mechanisms == {*linear, "low rank (SVD)", "random projection", MEAN}
+        assert mechanisms == {*linear, "low rank (SVD)", "random projection", MEAN_OF_VALUES}
         assert all(f"  {name} " in ran.err for name in mechanisms)
 
 
 MISTAKES = {
     "a file in its place": (["sample.h5ad"], "analysis=sample.h5ad; expected one of spectrum, approximation"),
-    "output is another folder": (
-        ["spectrum", "sample.h5ad", "output=work", "overwrite=true"],
-        "without .scperformer.json",
-    ),
+    "output is another folder": (["spectrum", "sample.h5ad", "output=work", "overwrite=true"], ".scperformer.json"),
 }
 
 

@@ -17,7 +17,6 @@ from support.words import as_options
 import scperformer
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
-from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
@@ -50,6 +49,10 @@ def adopt_options(cfg):
     return TokenEncoder(cfg).cfg
 
 
+def trained(cells, output: Path, *words: str) -> Path:
+    return scperformer.train(cells, "cell_type", output=output, options=as_options([*FAST, *words])).path
+
+
 def new_network(reference, cfg):
     network = strategies.new_network(reference, cfg)
     start_encoder(network.encoder, reference.genes, cfg, TokenEncoder(cfg).init)
@@ -60,9 +63,6 @@ def started(counts_adata, init, *overrides):
     encoder = TokenEncoder(config(init, *overrides))
     reference = encoder.ordered(make_reference(Sample(counts_adata, Path("a.h5ad")), encoder.cfg))
     return reference, new_network(reference, encoder.cfg), encoder.cfg
-
-
-# --- options -------------------------------------------------------------------------------------------------
 
 
 def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
@@ -76,35 +76,26 @@ def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "values"),
     [
-        ("model.dim=64", r"model\.dim=64; expected model\.dim=16, as the encoder of init=.*: leave the options"),
-        ("attention=rbf", r"attention\.name=rbf; expected attention\.name=softmax"),
-        ("model.encoder=false", "model.encoder=false with init; expected an encoder to start"),
+        ("model.dim=64", ["model.dim=64", "model.dim=16"]),
+        ("attention=rbf", ["attention.name=rbf", "attention.name=softmax"]),
+        ("model.encoder=false", ["model.encoder=false"]),
     ],
 )
-def test_contradictions_are_refused(pretrained, override, message):
-    with pytest.raises(InputError, match=message):
+def test_contradictions_are_refused(pretrained, override, values):
+    with refusal("encoder-options", *values):
         adopt_options(config(pretrained, override))
 
 
 @pytest.mark.slow
 def test_folders_that_are_no_start(tmp_path, counts_adata):
-    with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
+    with refusal("no-encoder", "bundle.json", "none"):
         adopt_options(config(tmp_path / "none"))
-    words = ["model.encoder=false", *FAST]
-    linear = scperformer.train(counts_adata, "cell_type", output=tmp_path / "linear", options=as_options(words)).path
-    with pytest.raises(
-        InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
-    ):
-        adopt_options(config(linear))
-    words = ["trainer.max_steps=2", *FAST[:2]]
-    default = scperformer.train(counts_adata, "cell_type", output=tmp_path / "default", options=as_options(words)).path
-    with pytest.raises(InputError, match=r"model=performer or pooled in init='.*'; expected a model with attention"):
-        adopt_options(config(default))
-
-
-# --- weights -------------------------------------------------------------------------------------------------
+    with refusal("no-encoder", "linear", "model.encoder=false"):
+        adopt_options(config(trained(counts_adata, tmp_path / "linear", "model.encoder=false")))
+    with refusal("encoder-kind", "default"):
+        adopt_options(config(trained(counts_adata, tmp_path / "default", "trainer.max_steps=2")))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -143,15 +134,12 @@ def test_too_few_known_genes(pretrained, counts_adata):
         started(counts_adata, pretrained)
 
 
-# --- what learns ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
 )
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
-    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, "model.gene_dropout=0", "model.linear=false"]
-    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
+    words = [f"init='{pretrained}'", f"init_mode={mode}", "model.gene_dropout=0", "model.linear=false"]
+    folder = trained(counts_adata, tmp_path / "m", *words)
     before, after = read_model(pretrained), read_model(folder)
     _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.linear=false")
     start = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
@@ -163,18 +151,10 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
         assert {name for name in start if name.startswith("model.encoder.")} == encoder
     else:
         assert encoder == (last if mode == "last_layer" else set())
-    record = after.provenance["init"]
-    assert record == {
-        "name": "start",
-        "hash": before.hash,
-        "num_known_genes": len(before.genes),
-        "mode": mode,
-    }
+    record = {"name": "start", "hash": before.hash, "num_known_genes": len(before.genes), "mode": mode}
+    assert after.provenance["init"] == record
     assert after.provenance["options"]["init"] == "start"
     assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
-
-
-# --- the head starts as logistic regression on the vectors of the encoder --------------------------------------
 
 
 def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model):
@@ -206,6 +186,5 @@ def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model):
 )
 def test_options_without_effect_are_named(words, ignored, caplog):
     settled(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]))
-    said = "no effect with model=performer or pooled, which read sums over the genes of a cell"
-    assert (said in caplog.text) == (ignored is not None)
-    assert ignored is None or f"{ignored}: {said}" in caplog.text
+    assert bool(caplog.text) == (ignored is not None)
+    assert ignored is None or ignored in caplog.text

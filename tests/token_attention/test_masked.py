@@ -17,45 +17,19 @@ from scperformer.config.training import TokensConfig
 from scperformer.model.minibatches import Cells
 from scperformer.token_attention import pretrain
 from scperformer.token_attention.epochs import load_best, run_epochs
-from scperformer.token_attention.pretrain import (
-    HIDDEN,
-    MaskedLearner,
-    MaskedModel,
-    hide_values,
-    naive_table,
-)
+from scperformer.token_attention.pretrain import HIDDEN, MaskedLearner, hide_values, naive_table, new_masked_model
 
-OVERRIDES = [
-    "inputs=[a.h5ad]",
-    "model=tiny",
-    "logger=none",
-    "trainer.max_epochs=3",
-    "attention.redraw_interval=4",
-    "data.min_genes=0",
-]
-
-
-def config(*overrides):
-    return make_config("pretrain", [*OVERRIDES, *overrides])
-
-
-def new_masked_model(corpus, train, cfg) -> MaskedModel:
-    network, _ = pretrain.new_masked_model(corpus, train, cfg, None)
-    return network
-
-
-def parts(adata, cfg):
-    corpus = make_corpus([Sample(adata, Path("a.h5ad"), "")], cfg)
-    rows = stratified_split(corpus.file_of_cell, 0.2, cfg.seed, least=0)
-    train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
-    return corpus, train, val
+OPTIONS = ["model=tiny", "logger=none", "attention.redraw_interval=4", "data.min_genes=0", "trainer.max_epochs=6"]
 
 
 @pytest.mark.parametrize("options", [[], pytest.param(["tokens=bins"], marks=pytest.mark.slow)], ids=str)
 def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
-    cfg = config("trainer.max_epochs=6", "trainer.batch_size=8", "optim.lr=0.01", *options)
-    corpus, train, val = parts(counts_adata, cfg)
-    network = new_masked_model(corpus, train, cfg)
+    words = ["inputs=[a.h5ad]", *OPTIONS, "trainer.batch_size=8", "optim.lr=0.01", *options]
+    cfg = make_config("pretrain", words)
+    corpus = make_corpus([Sample(counts_adata, Path("a.h5ad"), "")], cfg)
+    rows = stratified_split(corpus.file_of_cell, 0.2, cfg.seed, min_cells=0)
+    train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
+    network, _ = new_masked_model(corpus, train, cfg, None)
     before = {name: tensor.clone() for name, tensor in network.weights().items()}
     learner = MaskedLearner(network.eval(), train, cfg)
     with torch.no_grad():
@@ -67,12 +41,6 @@ def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     fixed = ("directions", "signs", "order", "gaussian", "scale")
     same = [name for name, tensor in network.weights().items() if torch.equal(tensor, before[name])]
     assert [name for name in same if not any(word in name for word in fixed)] == []
-
-
-# --- the network ---------------------------------------------------------------------------------------------
-
-
-# --- hidden values --------------------------------------------------------------------------------------------------
 
 
 def hidden(x, tokens, share=0.15, seed=0):
@@ -130,9 +98,6 @@ def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens, monk
     # the control: values that are kept as they are do tell
     monkeypatch.setattr(pretrain, "MASK_SHARE", 0.0)
     assert not torch.equal(hidden(x, tokens)[0].x_BL, hidden(other, tokens)[0].x_BL)
-
-
-# --- the naive guess -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["continuous", "bins"])

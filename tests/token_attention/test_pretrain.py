@@ -33,9 +33,8 @@ def corpus(counts_adata, write):
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
     """An encoder of the cells of `make_counts`; tests that change it copy it first."""
-    return scperformer.pretrain(
-        make_counts(), output=tmp_path_factory.mktemp("encoder") / "enc", options=as_options(FAST)
-    ).path
+    output = tmp_path_factory.mktemp("encoder") / "enc"
+    return scperformer.pretrain(make_counts(), output=output, options=as_options(FAST)).path
 
 
 @pytest.mark.parametrize("words", [["predict"], ["check"], ["analyze", "spectrum"]], ids=lambda words: words[0])
@@ -61,9 +60,8 @@ def test_the_folder_says_everything(corpus, tmp_path):
     assert str(tmp_path) not in (output / INFO).read_text()
     card = (output / CARD).read_text()
     assert "it cannot annotate" in card
-    assert sorted(path.name for path in (tmp_path / "enc.run").iterdir()) == sorted(
-        [".scperformer.json", "config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]
-    )
+    names = {".scperformer.json", "config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"}
+    assert {path.name for path in (tmp_path / "enc.run").iterdir()} == names
     assert json.loads((tmp_path / "enc.run" / "provenance.json").read_text()) == made
     assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model, write_model
 from scperformer.token_attention.initialise import load_init, read_gene_vectors
@@ -33,18 +32,18 @@ def test_vectors_of_the_models_genes_are_read(table):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "values"),
     [
-        ("CD3D 1 2 3\nLYZ 1 2\n", r"2 numbers for 'LYZ'; expected .* 3 numbers .*: name another table"),
-        ("CD3D 1 2 3\nLYZ 1 two 3\n", r"text in place of a number .*'two'.*; expected a text file"),
-        ("CD3D 1 nan 3\n", r"numbers that are not finite; expected a text file"),
-        ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
-        (b"\xff\xfe\x00CD3D", r"content that is not text"),
+        ("CD3D 1 2 3\nLYZ 1 2\n", ["2 numbers", "'LYZ'", "3 numbers"]),
+        ("CD3D 1 2 3\nLYZ 1 two 3\n", ["'two'"]),
+        ("CD3D 1 nan 3\n", ["not finite"]),
+        ("Cd3d 1 2 3\nLyz1 4 5 6\n", ["0 of the model's 4 genes", "'CD3D'", "'Lyz1'"]),
+        (b"\xff\xfe\x00CD3D", ["not text"]),
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_misfitting_tables_are_refused(table, content, message):
-    with pytest.raises(InputError, match=message):
+def test_misfitting_tables_are_refused(table, content, values):
+    with refusal("gene-vectors", *values):
         read_gene_vectors(table(content), GENES, 3)
 
 
@@ -57,7 +56,6 @@ def test_training_does_not_start_from_damaged_weights(tiny_model, tmp_path):
 
 
 def test_missing_files_and_folders_are_refused(tmp_path):
-    with refusal("gene-vectors"):
-        read_gene_vectors(tmp_path / "absent.txt", GENES, 3)
-    with refusal("gene-vectors"):
-        read_gene_vectors(tmp_path, GENES, 3)
+    for path in (tmp_path / "absent.txt", tmp_path):
+        with refusal("gene-vectors", path):
+            read_gene_vectors(path, GENES, 3)

@@ -45,9 +45,6 @@ def test_a_resumed_process_leaves_out_what_is_done():
         assert torch.equal(a.values_BL, b.values_BL)
 
 
-# cells on disk
-
-
 class Numbered:
     """A collection of cells whose only value is their number, and what was read of it."""
 

@@ -12,12 +12,10 @@ from scperformer.training.fit_linear import label_weights
 def features(num_cells: int = 400, num: int = 20, num_labels: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Features whose standard deviations are between 30 and .1, and which are not centred."""
     rng = np.random.default_rng(seed)
-    labels = np.concatenate(
-        [np.arange(num_labels), rng.choice(num_labels, num_cells - num_labels, p=(0.6, 0.2, 0.15, 0.05))]
-    )
-    x = (rng.normal(size=(num_labels, num))[labels] + 2 * rng.normal(size=(num_cells, num))) * np.geomspace(
-        100, 0.1, num
-    )
+    drawn = rng.choice(num_labels, num_cells - num_labels, p=(0.6, 0.2, 0.15, 0.05))
+    labels = np.concatenate([np.arange(num_labels), drawn])
+    x = rng.normal(size=(num_labels, num))[labels] + 2 * rng.normal(size=(num_cells, num))
+    x *= np.geomspace(100, 0.1, num)
     return (x + 5).astype(np.float32), labels
 
 

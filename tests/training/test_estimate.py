@@ -58,10 +58,7 @@ def test_no_matrix_is_read_and_nothing_written(counts_adata, write, command, tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["train", "csc.h5ad", "label_key=cell_type"],
-            "csc.h5ad; expected h5ad or zarr, stored by rows",
-        ),
+        (["train", "csc.h5ad", "label_key=cell_type"], "csc.h5ad; expected h5ad or zarr, stored by rows"),
         (["train", "a.h5ad", "label_key=cell_type", "model=tiny"], "expected model=performer or pooled"),
         (["train", "a.h5ad", "label_key=nothing"], "no column 'nothing'"),
         (["check", "a.h5ad"], "'--estimate'; expected a file"),

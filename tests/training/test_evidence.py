@@ -97,9 +97,7 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
     x, _ = made_cells(600, seed=3)
     stored = csr_matrix((np.zeros(1, dtype=np.float32), [7], [0, 1]), shape=(1, 300))
     x = vstack([stored, x], "csr").astype(np.float32)
-    model = replace(
-        MODEL, linear=case != "encoder", encoder=case != "linear branch", dim=33 if case == "odd width" else 32
-    )
+    model = replace(MODEL, linear=case != "encoder", dim=33 if case == "odd width" else 32)
     torch.manual_seed(0)
     network = CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD).eval()
     for parameter in network.parameters():
@@ -167,14 +165,11 @@ def test_batches_are_compared_with_the_others(monkeypatch):
         return batch_effect(cells, others, labels)
 
     monkeypatch.setattr(evidence, "batch_effect", count)
-    monkeypatch.setattr(evidence, "MAX_BATCHES", 4)
+    monkeypatch.setattr(evidence, "MAX_COMPARED_BATCHES", 4)
     monkeypatch.setattr(evidence, "MAX_STATISTICS_CELLS", 400)
     assert effects_of_batches(x, labels, batches, 0) == pytest.approx(found, rel=0.2)
     assert [size for size, _ in sizes] == [150, 150, 20, 20]
     assert max(num for _, num in sizes) <= 400
-
-
-# --- the scales of the branches -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -86,9 +86,8 @@ def naive_weights(x, labels, signal):
 @pytest.mark.parametrize("how", ["standard", "signal"])
 def test_gene_weights_equal_a_loop(how):
     x, labels = cells(num_cells=61)
-    np.testing.assert_allclose(
-        linear.gene_weights(x, labels, how), naive_weights(x, labels, how == "signal"), rtol=1e-5
-    )
+    expected = naive_weights(x, labels, how == "signal")
+    np.testing.assert_allclose(linear.gene_weights(x, labels, how), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["standard", "signal"])
@@ -105,9 +104,8 @@ def test_one_plain_view_is_scikit_learns_logistic_regression():
     expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.power_transform(x, 1.0), labels)
     found = linear.fit_linear_branch(x, labels, linear_options)
     np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-3)  # both stop at a gradient of 1e-3
-    np.testing.assert_array_equal(
-        predict_logits(found, x, linear_options).argmax(1), expected.predict(linear.power_transform(x, 1.0))
-    )
+    predicted = predict_logits(found, x, linear_options).argmax(1)
+    np.testing.assert_array_equal(predicted, expected.predict(linear.power_transform(x, 1.0)))
 
 
 @pytest.mark.parametrize("num_genes", [30, 500], ids=["fewer genes than cells", "more"])
@@ -165,7 +163,6 @@ def test_some_rows_of_triangular_features_are_fitted_as_by_scikit_learn(monkeypa
     rows = np.flatnonzero(np.arange(90) % 5 != 0)
     found = linear.fit_logistic(features, labels, tolerance=1e-7, rows=rows)
     expected = LogisticRegression(tol=1e-7, max_iter=10_000).fit(features[rows], labels[rows])
-    np.testing.assert_allclose(
-        found.weight, expected.coef_.T, atol=5e-4
-    )  # the loss is flat there, more so for biases, without penalty
+    # The loss is flat there, more so for biases, which have no penalty.
+    np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-4)
     np.testing.assert_allclose(found.bias, expected.intercept_, atol=2e-3)

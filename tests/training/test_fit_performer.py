@@ -1,3 +1,6 @@
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TrainerConfig
 from scperformer.training.fit_linear import power_transform
-from scperformer.training.fit_performer import gene_vectors, start_performer, train_readouts
+from scperformer.training.fit_performer import CopiesLearner, gene_vectors, start_performer, train_readouts
 from scperformer.training.trainer import CHECKPOINTS, LAST, is_damaged
 
 
@@ -74,8 +77,6 @@ def test_a_copy_is_the_same_alone_or_beside_others_but_for_its_draws(cells):
 
 
 def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path, monkeypatch):
-    from scperformer.training.fit_performer import CopiesLearner
-
     x, labels = cells
     cfg = options()
     performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
@@ -89,9 +90,6 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
 
     def stopped(learner, batch, batch_idx):
         if learner.global_step == 40:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
         return step(learner, batch, batch_idx)
 

@@ -212,9 +212,6 @@ def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, branch
     assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
 
 
-# --- the cells that a model keeps ------------------------------------------------------------------------------
-
-
 def kept_of(adata: ad.AnnData, folder: Path, *overrides: str) -> tuple[ReferenceCells, SavedModel]:
     path = trained(adata, folder, *FAST, "model.encoder=false", *overrides)
     saved = read_model(path)

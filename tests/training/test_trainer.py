@@ -4,7 +4,6 @@ import os
 import signal
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
@@ -91,7 +90,13 @@ def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch
 
     steps = -(-len(train) // cfg.trainer.batch_size)
     seen = []
-    monkeypatch.setattr(type(train), "labelled_batch", counting(type(train).labelled_batch, train, seen))
+    batch = type(train).labelled_batch
+
+    def counted(cells, rows):
+        seen.extend([rows] if cells is train else [])
+        return batch(cells, rows)
+
+    monkeypatch.setattr(type(train), "labelled_batch", counted)
     before = signal.getsignal(number)
     run = lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")  # noqa: E731
     assert interrupted(monkeypatch, run, number, epoch, step % steps) == 128 + number
@@ -104,19 +109,6 @@ def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch
     # No step was made twice; Lightning has fetched a batch ahead when the signal comes.
     assert len(seen) <= cfg.trainer.max_epochs * steps + 1
 
-
-def counting(original, train, seen):
-    """`labelled_batch` that notes the calls for training cells."""
-
-    def labelled_batch(self, rows):
-        if self is train:
-            seen.append(np.asarray(rows))
-        return original(self, rows)
-
-    return labelled_batch
-
-
-# --- processes in a Slurm job ----------------------------------------------------------------------------------------
 
 JOB = {"SLURM_JOB_ID": "7"}
 
@@ -158,9 +150,6 @@ def test_other_processes_than_asked_for_are_refused(case):
     options, where, values = REFUSED[case]
     with refusal("processes", *values):
         processes_from(options, where)
-
-
-# --- Weights & Biases, MLflow ----------------------------------------------------------------------------------------
 
 
 def one_epoch(cells, cfg, folder, logger: str) -> None:
