@@ -18,7 +18,7 @@ from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
 from scperformer.model.inference import branch_logits
 from scperformer.model.minibatches import Cells
-from scperformer.results.explain import delete_genes, rank_markers
+from scperformer.results.explain import delete_genes, marker_ranks
 from scperformer.results.explanation_page import (
     attention_per_label,
     deletion_text,
@@ -112,7 +112,7 @@ def test_attention_by_label_against_a_loop(explained, model):
 
 def test_markers_are_ranked_by_welchs_test_with_overestimated_variance(model):
     """Compared with scipy's test, in which the number of other cells is taken as that of the label."""
-    ranks = rank_markers(model, model.saved)
+    ranks = marker_ranks(model, model.saved)
     cells = make_counts()
     counts = cells[:, model.saved.genes].X.toarray()
     x = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
