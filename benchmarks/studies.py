@@ -38,8 +38,8 @@ from scipy import sparse
 from sklearn.metrics import accuracy_score, f1_score
 
 import scperformer as scp
+from scperformer.annotation.fitted import Model
 from scperformer.labels.joining import StudyLabels, join_labels
-from scperformer.model.load import Model
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.trust.confidence import calibration_error

@@ -9,7 +9,7 @@ ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 import scperformer  # noqa: E402  (from the checkout)
-from scperformer.cli.help import option_texts  # noqa: E402
+from scperformer.config.descriptions import option_texts  # noqa: E402
 
 project = "scperformer"
 copyright = "the authors of scperformer"

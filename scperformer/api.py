@@ -11,7 +11,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -22,25 +22,21 @@ from anndata import AnnData
 
 from scperformer.base.errors import InputError, require_path
 from scperformer.base.progress import say
-from scperformer.cli.check import CheckConfig
-from scperformer.cli.compose import config_from
-from scperformer.cli.evaluate import EvaluateConfig
-from scperformer.cli.explain import ExplainConfig
-from scperformer.cli.help import option_texts
-from scperformer.cli.predict import PredictConfig
-from scperformer.cli.pretrain import PretrainConfig
-from scperformer.cli.report import ReportConfig, write_page
-from scperformer.cli.steps import SCHEMAS
-from scperformer.cli.train import TrainConfig
-from scperformer.io.read import open_cells
+from scperformer.cells.opened import OpenedCells, open_cells
+from scperformer.config.annotation import AnnotationOptions, PredictConfig
+from scperformer.config.compose import Schema, make_options
+from scperformer.config.descriptions import option_texts
+from scperformer.config.steps import AdaptConfig, CheckConfig, EvaluateConfig, ExplainConfig, ModelsConfig, ReportConfig
+from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
 from scperformer.model.tissues import COMMON, collection
+from scperformer.results.run import evaluate_cells, explain_sample, write_page
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.annotation.fitted import Model
     from scperformer.attention.base import Attention
     from scperformer.attention.tokens import Batch
-    from scperformer.model.load import Model
     from scperformer.results.check import Checks
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.explain import Explanation
@@ -48,13 +44,12 @@ if TYPE_CHECKING:  # they import torch or pictures: the functions load them when
 File = str | os.PathLike[str]
 Options = Mapping[str, Any]
 CELLS = (str, os.PathLike, AnnData)  # files, or cells in memory
-TAKE_LISTS = ("check", "pretrain")  # steps that take several AnnData
 # Arguments that several functions have.
 SHARED = {
     "cells": "N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files",
-    "model": "from `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the tissue is found",
+    "model": "from `load_model`, or its folder or name; if None, $SCPERFORMER_MODEL, else the tissue is inferred",
     "options": 'more options by their full names, such as `{"seed": 1}`',
-    "attention": "a mechanism by its name, such as softmax, or a class of your own; None: favor",
+    "attention": "a mechanism by its name, such as softmax, or a class of your own; if None, favor",
     "full_sample": "all cells of the sample, if `cells` are some of them, which are then treated as there",
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -64,7 +59,7 @@ def documented(step: str) -> Callable[[Function], Function]:
     """Add the arguments that a docstring leaves out: those that are options of a step, and `SHARED` ones."""
 
     def decorate(function: Function) -> Function:
-        meanings = {option.name: option.meaning for option in [*option_texts("files"), *option_texts(step)]} | SHARED
+        meanings = {option.name: option.meaning for name in ("files", step) for option in option_texts(name)} | SHARED
         text = inspect.getdoc(function) or ""
         entries = ""
         for name in inspect.signature(function).parameters:
@@ -80,66 +75,71 @@ def documented(step: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def read_arguments(
-    step: str, arguments: Mapping[str, Any], *, several: bool = True, writes: str = "", **more: Any
-) -> tuple[Any, list[str | AnnData]]:
-    """Return the options of a step, and its cells as a list, from the arguments of a function.
+def _options(schema: type[Schema], sources: Sequence[str | AnnData], options: Options | None, **named: Any) -> Schema:
+    """Return the options of a step from the arguments of a function, and from `options`, which count more.
 
     None stands for the default of an option, which presets may change. AnnData objects are no options. A class as
-    `attention` is registered, and chosen by its name. `several` files may be given. If the function `writes` something,
-    cells in memory need an output. `more` are options in place of arguments.
+    `attention` is registered, and chosen by its name.
     """
-    options = arguments["options"]
     if not isinstance(options, Mapping | None):
         raise InputError("options-type", f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
-    cells = _listed(arguments["cells"], several, step in TAKE_LISTS)
-    for file in (one for one in cells if isinstance(one, str)):
-        require_path(file)
-    names = {entry.name for entry in fields(SCHEMAS[step])} - {"cells"}
-    given = {name: value for name, value in arguments.items() if name in names} | more
-    if "model" not in names and (model := arguments.get("model")) is not None:  # else it is a preset
-        given["model_path"] = getattr(model, "path", model)
-        if not isinstance(given["model_path"], str | os.PathLike):
-            found = f"a model of the type {type(model).__name__}"
-            raise InputError(
-                "model-type", found, "a folder, a name, or what load or train returned", "give one of these"
-            )
-    given = {name: value for name, value in given.items() if value is not None and not isinstance(value, AnnData)}
-    given |= options or {}
+    given = {name: value for name, value in named.items() if value is not None and not isinstance(value, AnnData)}
+    given |= {"inputs": [source if isinstance(source, str) else "AnnData" for source in sources]} | dict(options or {})
     if isinstance(mechanism := given.get("attention"), type):
         from scperformer.attention.registry import register_attention  # imports torch
 
         given["attention"] = register_attention(mechanism).__name__.lower()
-    cfg = config_from(step, {"inputs": [one if isinstance(one, str) else "AnnData" for one in cells]} | given)
-    if writes and cfg.output is None and isinstance(cells[0], AnnData):
-        raise InputError("no-output", "no output beside cells in memory", writes, "add output=...")
-    return cfg, cells
+    return make_options(schema, given)
 
 
-def _listed(cells: Any, several: bool, several_in_memory: bool) -> list[str | AnnData]:
+def _sources(cells: Any, *, several: bool = True, several_in_memory: bool = False) -> list[str | AnnData]:
     """Return cells as a list of files, or of the AnnData; refuse anything else, such as tables."""
     is_list = isinstance(cells, Iterable) and not isinstance(cells, Mapping) and getattr(cells, "ndim", 1) == 1
-    found: list[Any] = [cells] if isinstance(cells, CELLS) else list(cells) if several and is_list else []
-    if not found or not all(isinstance(one, CELLS) for one in found):
+    sources: list[Any] = [cells] if isinstance(cells, CELLS) else list(cells) if several and is_list else []
+    if not sources or not all(isinstance(source, CELLS) for source in sources):
         expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
         remedy = "make an AnnData, anndata.AnnData(matrix, obs, var) with cells in rows; of MuData, give "
         raise InputError("cells-type", f"cells of type {type(cells).__name__}", expected, f"{remedy}mdata.mod['rna']")
-    if not (several_in_memory or isinstance(cells, AnnData)) and any(isinstance(one, AnnData) for one in found):
+    in_memory = [source for source in sources if isinstance(source, AnnData)]
+    if in_memory and len(sources) > 1 and not several_in_memory:
         remedy = "write each to a file with write_h5ad, or put cells of one study together with anndata.concat"
         raise InputError("mixed-cells", "a list with an AnnData in it", "one AnnData, or a list of files", remedy)
-    return [one if isinstance(one, AnnData) else os.fspath(one) for one in found]
+    files = [os.fspath(source) for source in sources if not isinstance(source, AnnData)]
+    for file in files:
+        require_path(file)
+    return [source if isinstance(source, AnnData) else os.fspath(source) for source in sources]
 
 
-def _named(model: "Model | File | None", cfg: Any) -> "Model | None":
-    """Return the model, or load the one that the options name; None: the tissue of the cells is to be found."""
-    return _loaded(model, cfg) if names_model(cfg.model_path, cfg.tissue) else None
+def _in_memory(cells: Any) -> AnnData | None:
+    return cells if isinstance(cells, AnnData) else None
 
 
-def _loaded(model: "Model | File | None", cfg: Any) -> "Model":
+def _require_output(output: str | None, sources: Sequence[str | AnnData], what: str) -> None:
+    """Refuse cells in memory without an output: they have no name."""
+    if output is None and isinstance(sources[0], AnnData):
+        raise InputError("no-output", "no output beside cells in memory", what, "add output=...")
+
+
+def _path_of(model: "Model | File | None") -> File | None:
+    """Return the folder or name of a model."""
+    path = getattr(model, "path", model)
+    if path is not None and not isinstance(path, str | os.PathLike):
+        expected = "a folder, a name, or what load or train returned"
+        raise InputError("model-type", f"a model of the type {type(path).__name__}", expected, "give one of these")
+    return path
+
+
+def _loaded(model: "Model | File | None", model_path: str | None) -> "Model":
     """Return the model, or load the one that the options name."""
-    from scperformer.model.load import Model, load_model
+    from scperformer.annotation.fitted import Model
+    from scperformer.annotation.load import load_model
 
-    return model if isinstance(model, Model) and cfg.model_path == str(model.path) else load_model(cfg.model_path)
+    return model if isinstance(model, Model) and model_path == str(model.path) else load_model(model_path)
+
+
+def _named(model: "Model | File | None", cfg: AnnotationOptions) -> "Model | None":
+    """Return the model, or load the one that the options name; None: the tissue of the cells is to be inferred."""
+    return _loaded(model, cfg.model_path) if names_model(cfg.model_path, cfg.tissue) else None
 
 
 @dataclass(repr=False)
@@ -168,7 +168,7 @@ class Trained:
 
     def load(self) -> "Model":
         """Load the model."""
-        from scperformer.model.load import load_model
+        from scperformer.annotation.load import load_model
 
         return load_model(self.path)
 
@@ -195,17 +195,17 @@ def _trained(path: Path) -> Trained:
 @documented("train")
 def train(
     cells: AnnData | File | Sequence[File],
-    label_key: str | None = TrainConfig.label_key,
+    label_key: str | None = TrainOptions.label_key,
     *,
     output: File | None = None,
     model: str | None = None,
     attention: "str | type[Attention] | None" = None,
-    seed: int = TrainConfig.seed,
+    seed: int = TrainOptions.seed,
     init: "Trained | File | None" = None,
-    tissue: str | None = TrainConfig.tissue,
-    batch_key: str | None = TrainConfig.batch_key,
-    resume: bool = TrainConfig.resume,
-    overwrite: bool = TrainConfig.overwrite,
+    tissue: str | None = TrainOptions.tissue,
+    batch_key: str | None = TrainOptions.batch_key,
+    resume: bool = TrainOptions.resume,
+    overwrite: bool = TrainOptions.overwrite,
     options: Options | None = None,
 ) -> Trained:
     """Train a model on labelled cells, or on profiles of cell types.
@@ -224,12 +224,29 @@ def train(
     -------
     The model folder: `path`, `scores` beside logistic regression, `history` of the epochs, and `load()`.
     """
-    from scperformer.cli.train import run as run_train
+    from scperformer.token_attention.run import train_model
 
-    cfg, _ = read_arguments("train", locals(), writes="a folder to write")
-    if not isinstance(cells, AnnData):
-        return _trained(run_train(cfg))
-    return _trained(run_train(cfg, cells.to_memory() if cells.isbacked else cells))
+    sources = _sources(cells)
+    cfg = _options(
+        TrainOptions,
+        sources,
+        options,
+        label_key=label_key,
+        output=output,
+        model=model,
+        attention=attention,
+        seed=seed,
+        init=init,
+        tissue=tissue,
+        batch_key=batch_key,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    _require_output(cfg.output, sources, "a folder to write")
+    in_memory = _in_memory(cells)
+    return _trained(
+        train_model(cfg, in_memory.to_memory() if in_memory is not None and in_memory.isbacked else in_memory)
+    )
 
 
 @documented("pretrain")
@@ -239,10 +256,10 @@ def pretrain(
     output: File | None = None,
     model: str | None = None,
     attention: "str | type[Attention] | None" = None,
-    seed: int = PretrainConfig.seed,
+    seed: int = PretrainOptions.seed,
     init: "Trained | File | None" = None,
-    resume: bool = PretrainConfig.resume,
-    overwrite: bool = PretrainConfig.overwrite,
+    resume: bool = PretrainOptions.resume,
+    overwrite: bool = PretrainOptions.overwrite,
     options: Options | None = None,
 ) -> Trained:
     """Pretrain an encoder on cells without labels.
@@ -260,15 +277,17 @@ def pretrain(
     -------
     The model folder, for `train(..., init=...)`.
     """
-    from scperformer.cli.pretrain import run as run_pretrain
+    from scperformer.token_attention.run import pretrain_encoder
 
-    cfg, several = read_arguments("pretrain", locals(), writes="a folder to write")
-    in_memory = [one for one in several if isinstance(one, AnnData)]
-    if in_memory and len(in_memory) < len(several):
-        raise InputError(
-            "mixed-cells", "files beside cells in memory", "one of both", "read the files first, or write the cells"
-        )
-    return _trained(run_pretrain(cfg, in_memory or None))
+    sources = _sources(cells, several_in_memory=True)
+    named = {"output": output, "model": model, "attention": attention, "init": init}
+    cfg = _options(PretrainOptions, sources, options, seed=seed, resume=resume, overwrite=overwrite, **named)
+    _require_output(cfg.output, sources, "a folder to write")
+    in_memory = [source for source in sources if isinstance(source, AnnData)]
+    if in_memory and len(in_memory) < len(sources):
+        remedy = "read the files first, or write the cells"
+        raise InputError("mixed-cells", "files beside cells in memory", "one of both", remedy)
+    return _trained(pretrain_encoder(cfg, in_memory or None))
 
 
 @documented("adapt")
@@ -295,10 +314,12 @@ def adapt(
     -------
     The folder of the adapted model.
     """
-    from scperformer.cli.adapt import run as run_adapt
+    from scperformer.annotation.adapted_model import write_adapted
 
-    cfg, _ = read_arguments("adapt", locals(), several=False, writes="a folder to write")
-    return _trained(run_adapt(cfg, _loaded(model, cfg), cells if isinstance(cells, AnnData) else None))
+    sources = _sources(cells, several=False)
+    cfg = _options(AdaptConfig, sources, options, model_path=_path_of(model), output=output, overwrite=overwrite)
+    _require_output(cfg.output, sources, "a folder to write")
+    return _trained(write_adapted(cfg, _loaded(model, cfg.model_path), _in_memory(cells)))
 
 
 @documented("models")
@@ -327,10 +348,12 @@ def import_model(
     -------
     The model folder, in the folder of models, where `load_model(name)` finds it.
     """
-    from scperformer.cli.models import run as run_models
+    from scperformer.importing import folders
 
-    cfg, _ = read_arguments("models", locals() | {"cells": path}, several=False, action="import")
-    return _trained(run_models(cfg)[0])
+    named = {"name": name, "reference": reference, "label_key": label_key, "output": output}
+    sources = _sources(path, several=False)
+    cfg = _options(ModelsConfig, sources, options, action="import", overwrite=overwrite, **named)
+    return _trained(folders.import_model(Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg))
 
 
 def models() -> pd.DataFrame:
@@ -382,7 +405,8 @@ def check(
     """
     from scperformer.results.check import check_all
 
-    cfg, sources = read_arguments("check", locals())
+    sources = _sources(cells, several_in_memory=True)
+    cfg = _options(CheckConfig, sources, options, model_path=_path_of(model), label_key=label_key)
     return check_all(sources, cfg, label_key=cfg.label_key)
 
 
@@ -430,21 +454,38 @@ def annotate(
     The same AnnData; for a file, the path of its annotated copy; for several, a list of these.
     """
     from scperformer.annotation.predict import annotate_cells
-    from scperformer.cli.predict import run as run_predict
+    from scperformer.annotation.run import annotate_files
 
-    cfg, _ = read_arguments("predict", locals())
-    whole = full_sample if isinstance(full_sample, AnnData) else None
+    cfg = _options(
+        PredictConfig,
+        _sources(cells),
+        options,
+        model_path=_path_of(model),
+        output=output,
+        output_dir=output_dir,
+        key_added=key_added,
+        overwrite=overwrite,
+        replace_annotation=replace_annotation,
+        species=species,
+        min_confidence=min_confidence,
+        unknown_fpr=unknown_fpr,
+        alpha=alpha,
+        clusters=clusters,
+        batch_key=batch_key,
+        full_sample=full_sample,
+        threads=threads,
+    )
+    whole = _in_memory(full_sample)
     if not isinstance(cells, AnnData):
         if whole is not None:
-            raise InputError(
-                "full-sample-type", "full_sample in memory for a file of cells", "a file", "write it to a file first"
-            )
-        paths = run_predict(cfg, _named(model, cfg))
+            found = "full_sample in memory for a file of cells"
+            raise InputError("full-sample-type", found, "a file", "write it to a file first")
+        paths = annotate_files(cfg, _named(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
     if written := [name for name in ("output", "output_dir", "markers") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError("output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out")
-    say(annotate_cells(cells, _named(model, cfg), cfg, whole))
+    say(annotate_cells(cells, _named(model, cfg), cfg, whole).text)
     return cells
 
 
@@ -469,13 +510,12 @@ def embed(
     """
     from scperformer.annotation.predict import embed_cells
 
-    cfg, _ = read_arguments("predict", locals(), several=False)
-    whole = full_sample if isinstance(full_sample, AnnData) else None
+    named = {"species": species, "batch_key": batch_key, "full_sample": full_sample, "model_path": _path_of(model)}
+    cfg = _options(PredictConfig, _sources(cells, several=False), options, threads=threads, **named)
+    whole = _in_memory(full_sample)
     ready = _named(model, cfg)
-    if isinstance(cells, AnnData):
-        return embed_cells(cells, ready, cfg, whole=whole)
-    with open_cells(os.fspath(cells), cfg.orientation) as opened:
-        return embed_cells(opened, ready, cfg, os.fspath(cells), whole)
+    with open_cells(cells if isinstance(cells, AnnData) else os.fspath(cells), cfg) as opened:
+        return embed_cells(opened, ready, cfg, whole)
 
 
 @documented("predict")
@@ -502,12 +542,13 @@ def tokens(
     from scperformer.cells.query import find_query
     from scperformer.model.minibatches import Cells
 
-    cfg, _ = read_arguments("predict", locals(), several=False)
+    sources = _sources(cells, several=False)
+    cfg = _options(PredictConfig, sources, options, species=species, model_path=_path_of(model))
     ready = _named(model, cfg)
     if ready is None:
         remedy = "add model=..., such as scperformer.load_model()"
         raise InputError("no-model", "no model", "the model whose network takes the tokens", remedy)
-    query = find_query(cells, ready.saved, cfg, "the cells")
+    query = find_query(OpenedCells(cells, cfg, "the cells"), ready.saved)
     found = Cells(query.all_cells(), ready.tokens, measured=query.measured)
     return found.batch(np.arange(len(found)))
 
@@ -535,10 +576,9 @@ def evaluate(
     -------
     The evaluation: `scores`, `per_class` and `confusion` as tables, and all `metrics`.
     """
-    from scperformer.cli.evaluate import evaluate_cells
-
-    cfg, _ = read_arguments("evaluate", locals())
-    return evaluate_cells(cfg, cells if isinstance(cells, AnnData) else None)
+    named = {"truth_key": truth_key, "output": output, "key_added": key_added}
+    cfg = _options(EvaluateConfig, _sources(cells), options, overwrite=overwrite, **named)
+    return evaluate_cells(cfg, _in_memory(cells))
 
 
 @documented("explain")
@@ -571,11 +611,12 @@ def explain(
     -------
     The explanation: `genes` and `deletion` as tables, and `adata`, the contributions of genes to cells.
     """
-    from scperformer.cli.explain import explain_sample
-
-    cfg, _ = read_arguments("explain", locals(), several=False, cells="all" if num_cells is None else num_cells)
-    ready = None if cfg.model_path is None else _loaded(model, cfg)
-    return explain_sample(cfg, cells if isinstance(cells, AnnData) else None, ready)
+    named = {"model_path": _path_of(model), "label": label, "output": output, "key_added": key_added}
+    number = "all" if num_cells is None else num_cells
+    sources = _sources(cells, several=False)
+    cfg = _options(ExplainConfig, sources, options, cells=number, seed=seed, overwrite=overwrite, **named)
+    ready = None if cfg.model_path is None else _loaded(model, cfg.model_path)
+    return explain_sample(cfg, _in_memory(cells), ready)
 
 
 @dataclass(repr=False)
@@ -623,7 +664,9 @@ def report(
     """
     from scperformer.results.evaluate import Evaluation
 
-    made = evaluation if isinstance(evaluation, Evaluation) else None
-    named = None if made is not None else evaluation
-    cfg, _ = read_arguments("report", locals(), writes="a page to write", evaluation=named)
-    return Page(*write_page(cfg, made, cells if isinstance(cells, AnnData) else None))
+    sources = _sources(cells)
+    in_memory = evaluation if isinstance(evaluation, Evaluation) else None
+    named = {"evaluation": None if in_memory else evaluation, "output": output, "key_added": key_added}
+    cfg = _options(ReportConfig, sources, options, overwrite=overwrite, **named)
+    _require_output(cfg.output, sources, "a page to write")
+    return Page(*write_page(cfg, in_memory, _in_memory(cells)))

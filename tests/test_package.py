@@ -71,7 +71,7 @@ def test_public_names():
         "InputError",
         "register_attention",
     }
-    functions |= {"Additive", "Attention", "AttentionOptions", "tokens"}
+    functions |= {"LinearAttention", "Attention", "AttentionOptions", "tokens"}
     assert all(callable(getattr(scperformer, name)) for name in functions)
     assert set(scperformer.__all__) == {"pl", *functions}
     assert set(scperformer.__all__) <= set(dir(scperformer))

@@ -15,13 +15,21 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_file
 from scperformer.base.signals import handle_signals
+from scperformer.cli.arguments import PRESETS, option_word, own_presets, plugin_words, sort_words
+from scperformer.cli.compose import OF_HYDRA, combinations, make_config, parse
+from scperformer.cli.running import call, command_line, load_plugins, refuse, set_up_logging
+from scperformer.cli.train import run as train
+
+if TYPE_CHECKING:  # pandas and pictures are slow to import
+    from scperformer.cli.bench_table import Record
 
 log = logging.getLogger(__name__)
 
@@ -33,65 +41,98 @@ EXAMPLES = """\
 
 OUTPUT = "bench"  # the folder without output=...
 MARK = "multirun.yaml"  # Hydra writes it into the folder at the start
-RECORD = "run.json"  # in the folder of each run: options, files, results and error
-KILLED = "ended without a result: killed, out of memory or out of time"
 PROGRAM = str(Path(__file__).parents[1] / "__main__.py")  # in a job of a cluster, sys.argv[0] is submitit's
+RECORD = "run.json"  # in the folder of each run
+KILLED = "ended without a result: killed, out of memory or out of time"
 OF_BENCH = ("output", "overwrite", "resume")  # options that its runs do not get
 LOST_JOB_ERRORS = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
+# Hydra makes no folder for a run, as the numbers of its runs change with the values, and no log.
+QUIET = (
+    *("hydra.sweep.subdir=.", "hydra.run.dir=.", "hydra.output_subdir=null"),
+    *("hydra/job_logging=none", "hydra/hydra_logging=none"),
+)
 
 
-def run(words: Sequence[str], presets: Path | None, plugins: list[str]) -> int:
-    """Train for each combination of the values in `words`; write, print and draw the results; 2 if a run has failed.
+@dataclass(frozen=True)
+class Bench:
+    """A folder, and the words of each of its runs; a run with a result is repeated only if it `overwrites`."""
 
-    A run with a result is not repeated, unless the words say `overwrite=true`. `presets` is the user's folder of
-    presets, `plugins` are files with mechanisms of attention.
-    """
-    from scperformer.cli.arguments import quoted
-    from scperformer.cli.bench_table import write_results
-    from scperformer.cli.compose import hand_to_hydra
+    folder: Path
+    runs: list[list[str]]
+    overwrites: bool
+    presets: Path | None  # the user's folder of presets
+    plugins: list[str]  # files with mechanisms of attention
 
-    given = dict(word.partition("=")[::2] for word in words)
-    output = Path(given.get("output", OUTPUT).strip("'\""))
-    is_new = not output.exists()
-    if not is_new and not (output / MARK).is_file():
-        raise InputError(
-            "not-a-bench", f"'{output}', which is no bench", "a new folder, or an earlier bench", "choose output=..."
-        )
-
-    def run_job(tree: Any) -> None:
-        """Do one run; a cluster may have started this process."""
-        from hydra.core.hydra_config import HydraConfig
-
-        from scperformer.cli.main import set_up_logging
-
+    def run(self, number: int) -> None:
+        """Train the model of one run, unless that is done; a cluster may have started this process."""
         set_up_logging()
-        chosen = list(HydraConfig.get().overrides.task)
-        options = dict(word.partition("=")[::2] for word in chosen if not word.startswith("inputs="))
+        words = self.runs[number]
+        options = {name: value for name, value in map(_split, words) if name != "inputs"}
         digest = hashlib.sha256(json.dumps(sorted(options.items())).encode()).hexdigest()[:8]
-        differ = [re.sub(r"\W", "-", value) for name, value in options.items() if "," in given.get(name, "")]
-        folder = next(output.glob(f"*{digest}"), output / "_".join([*differ, digest]))
-        found = [os.stat(name) for name in [*tree.inputs, *plugins] if os.path.exists(name)]
-        files = [[each.st_size, each.st_mtime_ns] for each in found]
-        path = folder / RECORD
-        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": KILLED}
-        if given.get("overwrite") != "true" and not before["error"] and before["files"] == files:
+        values = [{dict(map(_split, run))[name] for run in self.runs} for name in options]
+        differ = [
+            re.sub(r"\W", "-", value) for value, all_ in zip(options.values(), values, strict=True) if len(all_) > 1
+        ]
+        folder = next(self.folder.glob(f"*{digest}"), self.folder / "_".join([*differ, digest]))
+        inputs = parse([word for word in words if word.startswith("inputs=")], "train").get("inputs", [])
+        stats = [os.stat(name) for name in [*inputs, *self.plugins] if os.path.exists(name)]
+        files = [[each.st_size, each.st_mtime_ns] for each in stats]
+        before = _read(folder) if (folder / RECORD).is_file() else None
+        if before is not None and not self.overwrites and not before["error"] and before["files"] == files:
             log.info("%s: done before", folder)
             return
         folder.mkdir(exist_ok=True)
-        _write(path, {"options": options, "files": files, "results": {}, "error": KILLED})
-        own = [] if presets is None else ["--config-dir", str(presets)]
-        _in_new_process(folder, [*chosen, f"output={quoted(str(folder / 'model'))}", "overwrite=true", *own], plugins)
+        _write(folder, {"options": options, "files": files, "results": {}, "error": KILLED})
+        own = [] if self.presets is None else [PRESETS, str(self.presets)]
+        output = option_word("output", str(folder / "model"))
+        _in_new_process(folder, [*words, output, "overwrite=true", *own], self.plugins)
 
-    # Hydra makes no folder for a run, as the numbers of its runs change with the values.
-    of_hydra = [f"hydra.sweep.dir={quoted(str(output))}", "hydra.sweep.subdir=."]
-    words = [word for word in words if word.partition("=")[0] not in OF_BENCH]
+
+def _split(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    return name, value
+
+
+def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: Sequence[str] = ()) -> int:
+    """Train for each combination of the values in `words`; write, print and draw the results; 2 if a run has failed.
+
+    `presets` is the user's folder of presets, `plugins` are files with mechanisms of attention. With the `flags`
+    `--cfg hydra`, only print the options of Hydra, such as those of its launcher.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    from scperformer.cli.bench_table import write_results
+
+    of_hydra = [word for word in words if OF_HYDRA.match(word)]
+    of_bench = parse([word for word in words if _split(word)[0] in OF_BENCH], "train")
+    of_train = [word for word in words if word not in of_hydra and _split(word)[0] not in OF_BENCH]
+    runs = combinations(of_train, "train", presets)
+    bench = Bench(Path(of_bench.get("output") or OUTPUT), runs, bool(of_bench.get("overwrite")), presets, plugins)
+    is_new = not bench.folder.exists()
+    if not is_new and not (bench.folder / MARK).is_file():
+        found = f"'{bench.folder}', which is no bench"
+        raise InputError("not-a-bench", found, "a new folder, or an earlier bench", "choose output=...")
+
+    def run_job(tree: DictConfig) -> None:
+        bench.run(tree.run)
+
+    numbers = f"+run={','.join(map(str, range(len(runs))))}"
+    folder = option_word("hydra.sweep.dir", str(bench.folder))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     try:
-        with _all_jobs(output):
-            hand_to_hydra("train", [*words, *of_hydra], ["-m"], run_job, presets)
+        with _all_jobs(bench.folder), command_line(sys.argv[0], "-m", numbers, folder, *QUIET, *of_hydra, *flags):
+            hydra.main(config_path=None, version_base="1.3")(run_job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        text = " ".join(str(error).partition("Config search path")[0].split())
+        raise InputError("bad-option", text, "options of Hydra", "'scperformer bench --help' shows examples") from error
     finally:
-        num_failed = write_results(output) if any(output.glob(f"*/{RECORD}")) else 0
-        if is_new and not any(output.glob("*/")):  # Hydra has refused the words
-            shutil.rmtree(output, ignore_errors=True)
+        records = {path.parent.name: _read(path.parent) for path in sorted(bench.folder.glob(f"*/{RECORD}"))}
+        num_failed = write_results(bench.folder, records) if records else 0
+        if is_new and not records:  # Hydra has refused the words
+            shutil.rmtree(bench.folder, ignore_errors=True)
     return 2 if num_failed else 0
 
 
@@ -110,8 +151,12 @@ def _all_jobs(folder: Path) -> Iterator[None]:
             submitit.SlurmJob(folder=task.parent / "%j", job_id=task.name).wait()
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
-    with new_file(path, overwrite=True) as temporary:
+def _read(folder: Path) -> "Record":
+    return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+
+
+def _write(folder: Path, record: "Record") -> None:
+    with new_file(folder / RECORD, overwrite=True) as temporary:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
@@ -130,15 +175,10 @@ def _in_new_process(*args: Any) -> None:
 
 def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> None:
     """Run `train` in this process, which is new, and complete the record in the folder of the run."""
-    from scperformer.cli.arguments import own_presets, plugin_words, sort_words
-    from scperformer.cli.compose import command_line, make_config
-    from scperformer.cli.main import call, load_plugins, refuse, set_up_logging
-    from scperformer.cli.train import run as train
-
     handle_signals()
     set_up_logging()
     start = time.perf_counter()
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    record = _read(folder)
     try:
         load_plugins(plugins)
         options, flags = sort_words(words, "train")
@@ -151,9 +191,9 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
 
         results = cost | measure(config)
     except Exception as error:
-        _write(folder / RECORD, record | {"error": one_line(str(error)) or type(error).__name__})
+        _write(folder, {**record, "error": one_line(str(error)) or type(error).__name__})
         raise SystemExit(refuse(error)) from error  # of this process: the other runs go on
-    _write(folder / RECORD, record | {"results": results, "error": ""})
+    _write(folder, {**record, "results": results, "error": ""})
 
 
 def _cost(seconds: float, num_devices: int) -> dict[str, float]:

@@ -1,9 +1,8 @@
 """The results of a bench: a table with a row for each run, its summary over seeds, and a picture."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -12,7 +11,6 @@ from scperformer.base.errors import one_line
 from scperformer.base.messages import escape_formula
 from scperformer.base.outputs import new_file
 from scperformer.base.pictures import colour_of, png
-from scperformer.cli.bench import RECORD
 
 RUNS = "runs.csv"
 SUMMARY = "summary.csv"
@@ -28,9 +26,17 @@ COSTS = ("cpu_seconds", "gpu_seconds", "peak_gib", "gpu_peak_gib", "parameters",
 MAX_ERROR_LENGTH = 80  # characters of a printed error
 
 
-def write_results(folder: Path) -> int:
+class Record(TypedDict):
+    """The options of a run as on the command line, size and time of its files, its results, and its error or ""."""
+
+    options: dict[str, str]
+    files: list[list[int]]
+    results: dict[str, float]
+    error: str
+
+
+def write_results(folder: Path, records: dict[str, Record]) -> int:
     """Write the tables and the picture of a bench, and print its summary; return the number of failed runs."""
-    records = {path.parent.name: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob(f"*/{RECORD}"))}
     runs = runs_table(records)
     summary = summary_of(runs, dict.fromkeys(name for record in records.values() for name in record["options"]))
     written = {RUNS: runs.assign(error=runs["error"].map(escape_formula)), SUMMARY: summary.reset_index()}
@@ -51,15 +57,12 @@ def write_results(folder: Path) -> int:
     return len(failed)
 
 
-def runs_table(records: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Return a row for each run, from its record: its folder, options, results, and its error ("": none)."""
-    rows = [
-        {"run": name} | record["options"] | record["results"] | {"error": record["error"]}
-        for name, record in records.items()
-    ]
-    groups = [record[group] for group in ("options", "results") for record in records.values()]
-    names = dict.fromkeys(name for group in groups for name in group)
-    return pd.DataFrame(rows, columns=["run", *names, "error"])
+def runs_table(records: dict[str, Record]) -> pd.DataFrame:
+    """Return a row for each run: its folder, options, results, and its error ("": none)."""
+    parts = [pd.DataFrame([record[part] for record in records.values()]) for part in ("options", "results")]
+    table = pd.concat(parts, axis=1)
+    table.insert(0, "run", list(records))
+    return table.assign(error=[record["error"] for record in records.values()])
 
 
 def summary_of(runs: pd.DataFrame, options: Iterable[str]) -> pd.DataFrame:

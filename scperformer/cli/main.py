@@ -1,50 +1,27 @@
 """The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py."""
 
-import gc
 import logging
 import os
 import shlex
 import signal
 import sys
-import traceback
-import warnings
-from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
-from scperformer.base.errors import InputError, as_input_error, one_line
-from scperformer.base.memory import GIVEN_BACK, freed_memory
+from scperformer.base.errors import InputError
 from scperformer.base.messages import MIN_SIMILARITY, did_you_mean
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
 from scperformer.cli import bench
-from scperformer.cli.arguments import ESTIMATE, PLUGIN, own_presets, plugin_words, sort_words
-from scperformer.cli.compose import command_line, hand_to_hydra, make_config
+from scperformer.cli.arguments import CFG, ESTIMATE, PLUGIN, own_presets, plugin_words, sort_words
+from scperformer.cli.compose import make_config, print_config
 from scperformer.cli.help import help_text, program_text
-from scperformer.cli.steps import BENCH, STEPS, USUAL_STEPS
+from scperformer.cli.running import call, command_line, load_plugins, refuse, set_up_logging
+from scperformer.cli.steps import ALIASES, BENCH, STEPS
 from scperformer.cli.train import print_estimate
 
 log = logging.getLogger(__name__)
 
-MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
 MAX_LINE_LENGTH = 300  # characters of the line that a command logs first
-
-
-def call(run: Callable[[Any], object], config: Any) -> None:
-    """Call the function of a step with its configuration."""
-    gc.set_threshold(100_000)  # to search modules for garbage again and again takes a tenth of the time of a short step
-    with freed_memory(GIVEN_BACK):
-        run(config)
-
-
-def load_plugins(files: list[str]) -> None:
-    """Execute files, which register mechanisms of attention."""
-    if files:
-        from scperformer.attention.registry import load_plugin  # imports torch
-
-        for file in files:
-            load_plugin(file)
 
 
 def run_step(name: str, words: list[str], plugins: list[str]) -> int:
@@ -54,66 +31,22 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
         raise InputError("plugin-in-workflow", f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
     load_plugins(plugins)
     is_bench = name == BENCH
-    name = "train" if is_bench else name
-    overrides, flags = sort_words(words, name, several=is_bench)
-    own = own_presets(flags)
-    if is_bench and (wrong := flags.keys() & {"--cfg", ESTIMATE}):
-        raise InputError(
-            "bench-arguments",
-            f"bench with {min(wrong)}",
-            "'train' with one value of each option",
-            "ask for one of its runs",
-        )
-    if "--cfg" in flags:
-        hand_to_hydra(name, overrides, ["--cfg", flags["--cfg"]], lambda _: None, own)
+    options, flags = sort_words(words, "train" if is_bench else name, several=is_bench)
+    presets = own_presets(flags)
+    if CFG in flags and not is_bench:
+        print_config(name, options, presets)
         return 0
     if ESTIMATE in flags:
-        print_estimate(make_config(name, overrides, own))
+        print_estimate(make_config(name, options, presets))
         return 0
-    line = shlex.join(["scperformer", BENCH if is_bench else name, *words])
-    log.info("%s", line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} ...")
+    line = shlex.join(["scperformer", name, *words])
+    if CFG not in flags:
+        log.info("%s", line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} ...")
     if is_bench:
-        return bench.run(overrides, own, plugins)
+        return bench.run(options, presets, plugins, [CFG, flags[CFG]] if CFG in flags else [])
     with command_line(sys.argv[0], *plugin_words(plugins), name, *words):
-        call(STEPS[name].run, make_config(name, overrides, own))
+        call(STEPS[name].run, make_config(name, options, presets))
     return 0
-
-
-class _Format(logging.Formatter):
-    """Format a record as one line without control characters; only warnings and errors begin with their level."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        indent = text[: len(text) - len(text.lstrip(" "))]
-        # Word by word: `one_line` would merge several spaces, which align the columns of tables.
-        text = indent + " ".join(map(one_line, text.lstrip(" ").split(" ")))
-        return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
-
-
-def set_up_logging() -> None:
-    """Send the log lines of this package (INFO and above) and warnings to standard error as plain lines."""
-    warnings.formatwarning = lambda message, *_: f"warning: {one_line(str(message))}\n"
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Format("%(message)s"))
-    logger = logging.getLogger("scperformer")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-
-
-def refuse(error: Exception) -> int:
-    """Print an error, or with SCPERFORMER_DEBUG=1 raise it; return 2 if the user can fix it, 1 if it is a bug."""
-    if os.environ.get("SCPERFORMER_DEBUG") == "1":
-        raise error
-    if known := as_input_error(error):
-        print(f"error: {known}", file=sys.stderr)
-        return 2
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    reason = one_line(str(error))[:MAX_ERROR_LENGTH]
-    text = f"{type(error).__name__}: {reason} ({Path(where.filename).name}:{where.lineno})"
-    advice = "SCPERFORMER_DEBUG=1 before the command shows where it happened; please report it."
-    print(f"internal error: {text}. This is a bug.\n{advice}", file=sys.stderr)
-    return 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -154,13 +87,13 @@ def run_words(words: list[str]) -> int:
             words = words[2:]
         step, *rest = words
         if step not in STEPS:
-            near = next(iter(get_close_matches(step.lower(), [*STEPS, *USUAL_STEPS], 1, MIN_SIMILARITY)), step)
-            remedy = f"{did_you_mean(USUAL_STEPS.get(near, near), STEPS)}'scperformer --help' shows examples"
+            near = next(iter(get_close_matches(step.lower(), [*STEPS, *ALIASES], 1, MIN_SIMILARITY)), step)
+            remedy = f"{did_you_mean(ALIASES.get(near, near), STEPS)}'scperformer --help' shows examples"
             raise InputError("unknown-command", f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
-        own_words = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
-        for place, word in enumerate(own_words):
+        ours = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
+        for place, word in enumerate(ours):
             if word in ("-h", "--help"):
-                print(help_text(step, next(iter(own_words[place + 1 :]), None)))
+                print(help_text(step, next(iter(ours[place + 1 :]), None)))
                 return 0
         set_up_logging()
         return run_step(step, rest, plugins)

@@ -7,15 +7,13 @@ copied into the library.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import did_you_mean
 from scperformer.base.progress import say
-from scperformer.config.options import Options, choice, fixed, require
-from scperformer.importing.options import ImportOptions
+from scperformer.config.steps import ModelsConfig
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +27,6 @@ EXAMPLES = """\
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import Immune_All_Low.pkl           # also a model of CellTypist
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared"""
-
-
-@dataclass(kw_only=True)
-class ModelsConfig(ImportOptions):
-    """List models and tissues, describe one, or import a model."""
-
-    action: str = fixed(choice("list", "show", "import"))  # the first plain word
-
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)  # without the checks of FileOptions: the number of inputs depends on the action
-        wanted = {"list": "none", "show": "a name", "import": "a model folder, archive or file"}[self.action]
-        several = len(self.inputs) > 1 and (self.action == "show" or (self.action == "import" and self.name is None))
-        if len(self.inputs) != (self.action != "list") and not several:
-            found = f"{len(self.inputs)} words after 'models {self.action}'"
-            raise InputError("models-arguments", found, wanted, "'scperformer models --help' shows examples")
-        has_both = (self.reference is None) == (self.label_key is None)
-        require(has_both, "label_key", self.label_key, "reference=FILE and label_key=COLUMN together")
 
 
 def run(cfg: ModelsConfig) -> list[Path]:

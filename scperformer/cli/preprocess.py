@@ -2,12 +2,10 @@
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from scperformer.base.outputs import require_absent
-from scperformer.config.options import ModelOptions
-from scperformer.config.training import DataOptions
+from scperformer.config.steps import PreprocessConfig
 
 log = logging.getLogger(__name__)
 
@@ -16,15 +14,6 @@ EXAMPLES = """\
   scperformer preprocess reference.h5ad output=prepared.h5ad
   scperformer preprocess sample.h5ad source=layers/counts data.min_genes=200
   scperformer preprocess sample.h5ad model_path=my_model    # genes aligned to the model's"""
-
-
-@dataclass(kw_only=True)
-class PreprocessConfig(ModelOptions, DataOptions):
-    """Filter, normalise and log-transform a file."""
-
-    takes_one = True
-    model_path: str | None = None  # align the genes to this model
-    output: str | None = None  # null: INPUT.prepared.h5ad beside the input
 
 
 def run(cfg: PreprocessConfig) -> Path:

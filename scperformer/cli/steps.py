@@ -17,25 +17,13 @@ from scperformer.cli import (
     train,
     workflow,
 )
+from scperformer.config.steps import RESULT_VERSION as RESULT_VERSION
 
 BENCH = "bench"
 _MODULES = (
     *(check, preprocess, pretrain, train, bench, predict, adapt),
     *(evaluate, report, explain, analyze, models, workflow),
 )
-# The file of each step: `run`, and its USAGE and EXAMPLES for the help.
+# The file of each step: `run`, and its USAGE and EXAMPLES for the help; `bench` takes the options of `train`.
 STEPS: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
-USUAL_STEPS = {
-    "annotate": "predict",
-    "classify": "predict",
-    "transfer": "predict",
-    "fit": "train",
-}  # as others call them
-# The options of each step; `bench` takes those of `train`.
-SCHEMAS: dict[str, type] = {
-    name: vars(module)[f"{name.capitalize()}Config"] for name, module in STEPS.items() if name != BENCH
-}
-
-# The version of what the steps make of the same files and options. It is raised when a default or a method changes
-# results that users have: the workflow then repeats its steps. A new option whose default changes nothing leaves it.
-RESULT_VERSION = 1
+ALIASES = {"annotate": "predict", "classify": "predict", "transfer": "predict", "fit": "train"}  # in other programs

@@ -1,11 +1,11 @@
 """`scperformer train`: train a model on a labelled reference."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scperformer.base.errors import InputError
-from scperformer.config.training import TrainOptions
+from scperformer.config.training import TrainOptions as TrainConfig
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -24,30 +24,11 @@ presets: model=performer|pooled|tiny|base|scbert|linformer  tokens=continuous|bi
          head=weighted|mean|cls|conv  trainer=auto|cpu|gpu|ddp  logger=all|csv|none|wandb|mlflow"""
 
 
-@dataclass(kw_only=True)
-class TrainConfig(TrainOptions):
-    """Train a model on a labelled reference."""
-
-
 def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
-    """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
-    from scperformer.annotation.studies import train_studies, trains_studies
-    from scperformer.cells.profiles import added_profiles
-    from scperformer.io.read import default_output
-    from scperformer.model.inference import torch_state_kept
-    from scperformer.training.train import train_cells
+    """Train a model on files; write the model folder and return its path."""
+    from scperformer.token_attention.run import train_model
 
-    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
-    with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
-        profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
-        if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
-            return train_studies(cells, cfg, output)
-        encoder = None
-        if cfg.init is not None or (cfg.model.encoder and not cfg.model.uses_cross_attention):
-            from scperformer.token_attention.supervised import TokenEncoder
-
-            encoder = TokenEncoder(cfg)
-        return train_cells(cells, cfg, output, encoder, profiles)
+    return train_model(cfg, cells)
 
 
 def print_estimate(cfg: TrainConfig) -> None:
@@ -56,9 +37,8 @@ def print_estimate(cfg: TrainConfig) -> None:
     from scperformer.training.estimate import cost_of_files
 
     if cfg.model.encoder and not cfg.model.uses_cross_attention:
-        raise InputError(
-            "no-estimate", "--estimate with attention between tokens", "model=performer or pooled", "leave one out"
-        )
+        found = "--estimate with attention between tokens"
+        raise InputError("no-estimate", found, "model=performer or pooled", "leave one out")
     parts = [replace(cfg, inputs=[name], label_map=None, studies="false") for name in cfg.inputs]
     for part in parts if trains_studies(cfg, len(parts)) else [cfg]:
         print(f"{', '.join(part.inputs)}: {cost_of_files(part)}")

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.base.signals import ENDING_SIGNALS, EndedBySignal
 from scperformer.base.yaml_files import read_yaml_file
-from scperformer.config.options import ONE_OR_MORE, Options, fixed, is_option, option
+from scperformer.config.steps import WORKFLOW_KEYS, WorkflowConfig
 
 log = logging.getLogger(__name__)
 
@@ -56,36 +55,6 @@ main()
 """
 
 
-@dataclass(kw_only=True)
-class WorkflowConfig(Options):
-    """Run the workflow: a reference and many samples in, annotated samples and a report out."""
-
-    # Null: the value of `configfile`, or of WORKFLOW_DEFAULTS.
-    prefix = ""
-
-    sample_sheet: str | None = None  # a table of the samples, as the first word; see docs/workflow.md#your-own-data
-    # labelled files to train on; several are studies, see docs/training.md#several-studies
-    reference: list[str] | None = None
-    label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
-    # a trained model or its name instead of a reference: nothing is trained; null: without a reference, as for predict
-    model_path: str | None = None
-    output_dir: str | None = None  # folder for everything that is written; null: results
-    predict_jobs: int | None = option(None, ONE_OR_MORE)  # maximum number of jobs for small samples; null: 8
-    # GPUs of the training job; with 1 or more, each prediction asks for one; null: 0
-    gpu: int | None = option(None, (lambda num: 0 <= num <= 16, "a number from 0 to 16"))
-    container: str | None = None  # an image for Apptainer; see docs/workflow.md#containers
-    configfile: str | None = fixed(None)  # the YAML file of --config, with these keys and `overrides`
-    snakemake: list[str] = fixed(field(default_factory=list))  # the words after --
-
-
-# Keys of a YAML file for the workflow, beside `overrides`.
-WORKFLOW_KEYS = tuple(entry.name for entry in fields(WorkflowConfig) if is_option(entry))
-
-# What the workflow does where neither the command nor a file says otherwise.
-WORKFLOW_DEFAULTS = {"label_key": "cell_type", "output_dir": "results", "predict_jobs": 8, "gpu": 0}
-WORKFLOW_STEPS = ("preprocess", "train", "predict", "evaluate", "report")  # the steps that `overrides` may name
-
-
 def workflow_folder() -> Path:
     """Return the folder of the Snakefile: inside an installed package, or the source checkout around the package."""
     package = Path(__file__).parents[1]
@@ -93,11 +62,15 @@ def workflow_folder() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
+def _values_of(cfg: WorkflowConfig) -> dict[str, Any]:
+    """Return the options of a command that are no defaults."""
+    return {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
+
+
 def snakemake_words(cfg: WorkflowConfig) -> list[str]:
     """Return the arguments of the snakemake command that runs the workflow with these options."""
-    values = {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
     # As JSON, a text such as "3" stays a text.
-    entries = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    entries = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _values_of(cfg).items()]
     # The user's words come first: they may be files to make, and an option before them, such as --config, would take
     # these files for its values.
     words = [*cfg.snakemake, "--snakefile", str(workflow_folder() / "Snakefile")]
@@ -135,7 +108,7 @@ def _code_of(words: list[str]) -> int:
 
 def run(cfg: WorkflowConfig) -> None:
     """Run the workflow; a SystemExit has the exit code of Snakemake, if that fails."""
-    from scperformer.cli.workflow_config import read_workflow
+    from scperformer.cli.workflow_config import EXPECTED, read_workflow
 
     if find_spec("snakemake") is None:
         raise InputError("no-snakemake", "no snakemake", "the program that runs workflows", "pip install snakemake")
@@ -145,11 +118,9 @@ def run(cfg: WorkflowConfig) -> None:
             content = read_yaml_file(cfg.configfile) or {}  # Snakemake would follow any alias in it
         except (OSError, ValueError) as error:
             found = f"{cfg.configfile} cannot be read ({error})"
-            raise InputError(
-                "workflow-config", found, "a YAML file like config/config.yaml", "see docs/workflow.md"
-            ) from error
+            raise InputError("workflow-config", found, EXPECTED, "see docs/workflow.md") from error
     if isinstance(content, dict):  # else the next line refuses it
-        content |= {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
+        content |= _values_of(cfg)
     read_workflow(content, workflow_folder(), cfg.configfile or "configuration")
     words = snakemake_words(cfg)
     log.info("snakemake %s", shlex.join(words))

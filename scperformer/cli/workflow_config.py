@@ -1,7 +1,6 @@
 """The configuration of the workflow and its sample sheet, checked: for the command, and for the Snakefile itself.
 
-A YAML file with a configuration may come from anywhere. It can set the options of scperformer, and nothing else:
-`make_config` refuses words of Hydra, which can call any function.
+A YAML file with a configuration may come from anywhere. It can set the options of scperformer, and nothing else.
 """
 
 import os
@@ -16,9 +15,10 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.outputs import MARK
-from scperformer.cli.arguments import option_word, option_words, sort_words, without_interpolation
-from scperformer.cli.compose import config_from, make_config
-from scperformer.cli.workflow import WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
+from scperformer.cli.arguments import option_word, sort_words
+from scperformer.cli.compose import make_config
+from scperformer.config.compose import make_options, option_tree
+from scperformer.config.steps import SCHEMAS, WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
 from scperformer.model.folder import names_model, resolve_model
@@ -39,7 +39,7 @@ class Workflow:
 
     cfg: WorkflowConfig
     references: list[str]  # labelled files to train on; none with a model
-    model: str  # the folder of a model; "": it is trained, or without a reference the tissue of each sample is found
+    model: str  # the folder of a model; "": it is trained, or without a reference the tissue of each sample is inferred
     samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: the embedded data
     truth_key: str  # the column with the true labels, of all samples that have any
     output_dir: str
@@ -50,7 +50,7 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
     """Return the configuration of the workflow from the file `where`, and options of its steps as words."""
     content = _mapping(content or {}, where, KEYS)
     given = {key: value for key, value in content.items() if value is not None and key != "overrides"}
-    cfg = config_from("workflow", WORKFLOW_DEFAULTS | given)
+    cfg = make_options(WorkflowConfig, WORKFLOW_DEFAULTS | given)
     named = _mapping(content.get("overrides") or {}, f"{where}: overrides", WORKFLOW_STEPS)
     required = {"train": [option_word("label_key", cfg.label_key)], "evaluate": ["truth_key=a"]}
     words = {}
@@ -59,44 +59,36 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
             words[step] = _words_of(named.get(step) or {}, step)
             make_config(step, ["inputs=[a]", *required.get(step, []), *words[step]])
         except InputError as error:
-            raise InputError(
-                "workflow-overrides", f"{where}: overrides: {step}: {error.found}", error.expected, error.remedy
-            ) from error
+            found = f"{where}: overrides: {step}: {error.found}"
+            raise InputError("workflow-overrides", found, error.expected, error.remedy) from error
     return cfg, words
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
     """Return content if it is a mapping with known keys; refuse anything else."""
     if not isinstance(content, dict):
-        raise InputError(
-            "workflow-config", f"{where} is no mapping of names to values", EXPECTED, "see docs/workflow.md"
-        )
-    for key in content:
-        if key not in known:
-            raise InputError(
-                "workflow-config",
-                f"{where}: '{key}'",
-                f"one of {', '.join(known)}",
-                f"{did_you_mean(key, known)}rename it",
-            )
+        found = f"{where} is no mapping of names to values"
+        raise InputError("workflow-config", found, EXPECTED, "see docs/workflow.md")
+    if unknown := [key for key in content if key not in known]:
+        remedy = f"{did_you_mean(unknown[0], known)}rename it"
+        raise InputError("workflow-config", f"{where}: '{unknown[0]}'", f"one of {', '.join(known)}", remedy)
     return content
 
 
 def _words_of(content: Any, step: str) -> list[str]:
     """Return the options of a step as words: from a mapping of full names to values, or words of the command line."""
     if isinstance(content, Mapping):
-        return option_words(content)
+        option_tree(SCHEMAS[step], content)  # refuses names and types before they are words
+        return [option_word(name, value) for name, value in content.items()]
     try:
         words = shlex.split(content) if isinstance(content, str) else content
     except ValueError as error:  # a quote without its end
-        raise InputError(
-            "workflow-arguments", f"{content} ({error})", "words as on the command line", "close the quote"
-        ) from error
+        found = f"{content} ({error})"
+        raise InputError("workflow-arguments", found, "words as on the command line", "close the quote") from error
     if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
         expected = "words such as 'alpha=0.1 clusters=leiden', a list of them, or a mapping such as {alpha: 0.1}"
         raise InputError("workflow-arguments", f"{content!r}", expected, "see docs/workflow.md")
-    options, _ = sort_words(words, step)  # which escapes the texts that it puts into quotes
-    return [without_interpolation(word) if word in words else word for word in options]
+    return sort_words(words, step)[0]
 
 
 def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
@@ -106,42 +98,16 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     the place of the configuration, for errors.
     """
     cfg, options = workflow_options(config, where)
-    assert cfg.output_dir is not None
-    references = cfg.reference or []
-    if references and cfg.model_path:
-        remedy = "drop model_path= to train, reference= to use the model"
-        raise InputError("reference-and-model", "reference= and model_path=", "one of them", remedy)
-    if not cfg.sample_sheet and (references or cfg.model_path):
-        remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad"
-        raise InputError(
-            "no-sample-sheet", "no sample_sheet=", "a sample sheet beside reference= or model_path=", remedy
-        )
-    if not cfg.sample_sheet and not (Path(folder) / "data" / "pbmc3k.h5ad").exists():
-        remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
-        raise InputError(
-            "no-sample-sheet", "no sample sheet", "one with the columns sample and path, as the first word", remedy
-        )
-    if not OUTDIR.fullmatch(cfg.output_dir):
-        raise InputError(
-            "output-dir-braces", f"output_dir={cfg.output_dir}", "a folder without braces in its name", "choose another"
-        )
+    _require_samples(cfg, Path(folder) / "data" / "pbmc3k.h5ad")
+    output_dir = _output_dir(cfg)
     if cfg.container and not IMAGE.fullmatch(cfg.container):
         expected = "an image whose name has letters, digits and ./:@=+,_- alone"
         raise InputError("container-name", f"container={cfg.container}", expected, "rename it, or link to it")
-    there = set(os.listdir(cfg.output_dir)) if os.path.isdir(cfg.output_dir) else set()
-    if there & OWN and MARK not in there and not there <= OWN:  # Snakemake removes outputs before it makes them anew
-        found = f"{cfg.output_dir}/{min(there & OWN)} exists, and this workflow may not have made it"
-        raise InputError("output-dir-taken", found, "a folder without it", "move it away, or choose another output_dir")
-    for path in references:
-        _require_input(path, "the labelled file named by reference=")
+    references = [_require_input(path, "the labelled file named by reference=") for path in cfg.reference or []]
     stems = [Path(path).stem for path in references]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise InputError(
-            "same-name-twice",
-            f"two files {twice} in reference=",
-            "a name of its own for each study",
-            "rename one of them",
-        )
+        found = f"two files {twice} in reference="
+        raise InputError("same-name-twice", found, "a name of its own for each study", "rename one of them")
     model = ""
     names_tissue = any(word.startswith("tissue=") for word in options["predict"])
     if cfg.model_path or (cfg.sample_sheet and not references and names_model(None, "" if names_tissue else None)):
@@ -154,9 +120,34 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
         model=model,
         samples=samples,
         truth_key=_truth_key(samples, str(cfg.label_key)),
-        output_dir=os.path.normpath(cfg.output_dir),
+        output_dir=output_dir,
         options=options,
     )
+
+
+def _require_samples(cfg: WorkflowConfig, embedded: Path) -> None:
+    """Refuse a reference beside a model, and missing samples where no embedded data replace them."""
+    if cfg.reference and cfg.model_path:
+        remedy = "drop model_path= to train, reference= to use the model"
+        raise InputError("reference-and-model", "reference= and model_path=", "one of them", remedy)
+    if not cfg.sample_sheet and (cfg.reference or cfg.model_path or not embedded.exists()):
+        expected = "a sample sheet with the columns sample and path, as the first word"
+        remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad label_key=cell_type"
+        raise InputError("no-sample-sheet", "no sample_sheet=", expected, remedy)
+
+
+def _output_dir(cfg: WorkflowConfig) -> str:
+    """Return the folder of outputs; refuse one with files that Snakemake would remove."""
+    folder = cfg.output_dir or ""
+    if not OUTDIR.fullmatch(folder):
+        expected = "a folder without braces in its name"
+        raise InputError("output-dir-braces", f"output_dir={folder}", expected, "choose a different one")
+    there = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+    if there & OWN and MARK not in there and not there <= OWN:  # Snakemake removes outputs before it makes them anew
+        found = f"{folder}/{min(there & OWN)} exists, and this workflow may not have made it"
+        remedy = "move it away, or choose a different output_dir"
+        raise InputError("output-dir-taken", found, "a folder without it", remedy)
+    return os.path.normpath(folder)
 
 
 def require_labelled(workflow: Workflow) -> None:
@@ -179,12 +170,10 @@ def require_labelled(workflow: Workflow) -> None:
         else:
             continue
         if key not in columns:
-            remedy = (
-                f"{did_you_mean(key, columns)}name it in the column truth_key of the sample sheet, or by label_key="
-            )
-            raise InputError(
-                "no-column", f"no column '{key}' in {place}", f"the true labels in one of {listed(columns)}", remedy
-            )
+            expected = f"the true labels in one of {listed(columns)}"
+            instead = "name it in the column truth_key of the sample sheet, or by label_key="
+            remedy = f"{did_you_mean(key, columns)}{instead}"
+            raise InputError("no-column", f"no column '{key}' in {place}", expected, remedy)
 
 
 def _stays_on_disk(path: str) -> bool:
@@ -201,12 +190,9 @@ def _stays_on_disk(path: str) -> bool:
 def _require_input(path: str, what: str) -> str:
     """Return a path that exists and that snakemake takes for an input of jobs."""
     if not os.path.exists(path):
-        remedy = "correct the path, or make the file first"
-        if "\\" in path:
-            remedy = "write / between folders"
-        raise InputError(
-            "no-file", f"no {path}", what, f"{did_you_mean(Path(path).name, names_beside(Path(path)))}{remedy}"
-        )
+        remedy = "write / between folders" if "\\" in path else "correct the path, or make the file first"
+        near = did_you_mean(Path(path).name, names_beside(Path(path)))
+        raise InputError("no-file", f"no {path}", what, f"{near}{remedy}")
     if set("{}") & set(path):
         expected = "a path without them: snakemake reads braces as wildcards"
         raise InputError("path-braces", f"braces in {path}, {what}", expected, "rename it")
@@ -217,9 +203,8 @@ def _read_samples(sheet: str) -> dict[str, dict[str, str]]:
     """Return the other fields of each row of a sheet by sample name; paths are relative to the working directory."""
     rows = read_sheet(sheet)
     if not rows:
-        raise InputError(
-            "no-samples", f"no samples in {sheet}", "a line of column names and a line for each sample", "add them"
-        )
+        expected = "a line of column names and a line for each sample"
+        raise InputError("no-samples", f"no samples in {sheet}", expected, "add them")
     samples: dict[str, dict[str, str]] = {}
     for row in rows:
         for column in ("sample", "path"):
@@ -232,9 +217,8 @@ def _read_samples(sheet: str) -> dict[str, dict[str, str]]:
             expected = "a name of letters, digits, dots, dashes and underscores"
             raise InputError("sample-name", f"sample '{name}' in {sheet}", expected, "rename it")
         if name in samples:
-            raise InputError(
-                "sample-twice", f"sample {name} twice in {sheet}", "every sample name once", "rename one of them"
-            )
+            found = f"sample {name} twice in {sheet}"
+            raise InputError("sample-twice", found, "every sample name once", "rename one of them")
         for column in {"path", "truth"} & row.keys():
             what = f"the {column} of sample {name} in {sheet}"
             row[column] = _require_input(path_in_sheet(sheet, row[column]), what)

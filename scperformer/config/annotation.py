@@ -1,6 +1,6 @@
 """The options of annotation: of `predict`, and of the steps that annotate cells to compare with."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scperformer.base.messages import name_problem
 from scperformer.config.options import (
@@ -21,51 +21,74 @@ from scperformer.config.options import (
 class AnnotationOptions(TissueOptions):
     """How a model is applied to cells, and which labels they get."""
 
-    key_added: str = option("scperformer", NAME)  # prefix of all entries; another one keeps an earlier annotation
-    replace_annotation: bool = False  # to annotate a file again: replace its annotation of this prefix
-    batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; fewer for one with little memory
-    threads: int = option(1, THREADS)  # CPU threads of torch, where cores are free
-    device: str = choice("auto", "cpu", "cuda")  # where the network runs; auto: a GPU that torch can use, else the CPU
-    # auto: on a GPU bf16-mixed, else tf32, if it gives 999 of 1,000 cells of the file the labels of 32-true
-    precision: str = choice("auto", "32-true", "tf32", "bf16-mixed")
-    # expected false-positive rate of the unknown flag; more to find new cell types, 0 to leave none unknown
-    unknown_fpr: float = option(0.05, BELOW_ONE)
-    # correction for the batch effect of the file; false for comparisons without it; see
-    # docs/trust.md#cells-of-another-study
-    shift: str = choice("auto", "false")
-    # for fewer but safer labels: cells below this confidence get a parent label that reaches it, or are unknown; unset:
-    # 0.5 for profiles of a tissue, and 0 for a model
-    min_confidence: float | None = option(None, SHARE)
-    # for statistics: a set of labels for each cell, with the true one in 1 - alpha of the cells; see docs/trust.md
-    alpha: float | None = option(None, (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"))
-    # for files of several technologies or samples: obs column whose batch effects are corrected apart; see
-    # docs/trust.md#several-batches-in-a-file
-    batch_key: str | None = None
-    # for sorted samples: the only labels that can occur; see docs/labels.md#constraints
-    allow_labels: list[str] = field(default_factory=list)
-    deny_labels: list[str] = field(default_factory=list)  # labels that the tissue cannot have
-    # for labels by clusters, too: an obs column, or auto (many small clusters); see docs/labels.md#clusters
-    clusters: str | None = None
-    # marker genes of each cluster with its label, for cell browsers and language models: .csv or .tsv (also .gz), with
-    # several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters
-    markers: str | None = None
-    # for models without a tree: source of ontology ids and label tree, as in `train`
-    ontology: str | None = option(None, ONTOLOGY)
-    # refit the model to the genes and depth of the file; auto: below 99 % of the informative expression or below 75 %
-    # of the depth of the reference; see docs/panels.md
-    adapt: str = choice("auto", "true", "false")
-    # for a subset of a sample, the file of the whole sample: depth and batch effect are estimated on it; see
-    # docs/trust.md#parts-of-a-sample
-    full_sample: str | None = None
-    adapted_folder: str | None = None  # for many files of one panel: a folder that keeps refitted models
+    key_added: str = option("scperformer", NAME, help="prefix of all entries; a new one keeps an earlier annotation")
+    replace_annotation: bool = option(False, help="replace the annotation that the file has under this prefix")
+    batch_size: int = option(64, ONE_OR_MORE, help="cells per batch on a GPU; lower it if GPU memory is short")
+    threads: int = option(1, THREADS, help="CPU threads of torch, if cores are free")
+    device: str = choice("auto", "cpu", "cuda", help="device of the network; auto: a usable GPU, else the CPU")
+    precision: str = choice(
+        *("auto", "32-true", "tf32", "bf16-mixed"),
+        help="auto: on a GPU bf16-mixed, else tf32, if 999 of 1,000 cells of the file get the labels of 32-true",
+    )
+    unknown_fpr: float = option(
+        0.05,
+        BELOW_ONE,
+        help="expected false-positive rate of the unknown flag; raise it to find new cell types; 0: no cell is unknown",
+    )
+    shift: str = choice(
+        *("auto", "false"),
+        help="correct the batch effect of the file; false for comparisons; see docs/trust.md#cells-of-another-study",
+    )
+    min_confidence: float | None = option(
+        None,
+        SHARE,
+        help="for fewer but safer labels: cells below this confidence fall back to a parent label that reaches it, "
+        "otherwise to unknown; if null, 0.5 for profiles of a tissue, and 0 for a model",
+    )
+    alpha: float | None = option(
+        None,
+        (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"),
+        help="for statistics: prediction sets, which contain the true label of 1 - alpha of the cells; "
+        "see docs/trust.md",
+    )
+    batch_key: str | None = option(
+        None,
+        help="for files of several technologies or samples: obs column of the batches, each corrected separately; "
+        "see docs/trust.md#several-batches-in-a-file",
+    )
+    allow_labels: list[str] = option(
+        [], help="for sorted samples: the only possible labels; see docs/labels.md#constraints"
+    )
+    deny_labels: list[str] = option([], help="labels that cannot occur in the tissue")
+    clusters: str | None = option(
+        None,
+        help="also label clusters: an obs column, leiden, or auto (many small clusters); see docs/labels.md#clusters",
+    )
+    markers: str | None = option(
+        None,
+        help="a table of the marker genes and the label of each cluster, for cell browsers and language models: .csv "
+        "or .tsv (also .gz), with several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters",
+    )
+    ontology: str | None = option(
+        None, ONTOLOGY, help="for models without a tree: source of ontology ids and label tree, as in `train`"
+    )
+    adapt: str = choice(
+        *("auto", "true", "false"),
+        help="refit the model to the genes and depth of the file; auto: below 99 % of the informative expression or "
+        "below 75 % of the depth of the reference; see docs/panels.md",
+    )
+    full_sample: str | None = option(
+        None,
+        help="for a subset of a sample, the file of the whole sample, on which depth and batch effect are estimated; "
+        "see docs/trust.md#parts-of-a-sample",
+    )
+    adapted_folder: str | None = option(None, help="for many files of one panel: a folder that keeps refitted models")
 
     @property
     def adapts(self) -> bool:
         return self.adapt != "false"
 
     def __post_init__(self) -> None:
-        self.adapt = self.adapt.lower()  # Hydra turns the word true into True
-        self.shift = self.shift.lower()
         super().__post_init__()
         expected = "no batch_key beside shift=false, which corrects nothing"
         require(self.shift != "false" or self.batch_key is None, "batch_key", self.batch_key, expected)
@@ -73,3 +96,36 @@ class AnnotationOptions(TissueOptions):
         require(is_name, "key_added", repr(self.key_added), "a name without '/' or control characters")
         expected = "no alpha beside allow_labels or deny_labels: its sets are for probabilities as they are"
         require(self.alpha is None or not (self.allow_labels or self.deny_labels), "alpha", self.alpha, expected)
+
+
+@dataclass(kw_only=True)
+class PredictConfig(AnnotationOptions):
+    """Annotate the cells of one or more files."""
+
+    output: str | None = option(
+        None,
+        help=".h5ad, .zarr, .csv or .tsv (both also .gz); with several files {sample} stands for the name of each, as "
+        "in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
+    )
+    output_dir: str | None = option(None, help="a folder for all outputs, SAMPLE.annotated.h5ad")
+    sample_sheet: str | None = option(
+        None,
+        help="a table with a row for each file and the columns path and sample, its name in outputs; other columns, "
+        "such as condition, are added to obs",
+    )
+    resume: bool = option(False, help="continue an interrupted run; finished files stay as they are")
+    keep_going: str = choice(
+        *("false", "true", "ok"),
+        help="true: go on if a file is refused, write the reason to SAMPLE.failed.json, and exit with code 2; ok: the "
+        "same with exit code 0",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("output", "markers"):
+            value = getattr(self, name)
+            is_distinct = len(self.inputs) == 1 or value is None or "{sample}" in value
+            instead = ", or output_dir=FOLDER for all of them" if name == "output" else ""
+            require(is_distinct, name, value, f"a name with {{sample}} for several files{instead}")
+        has_one = self.output_dir is None or self.output is None
+        require(has_one, "output_dir", self.output_dir, "no output beside it")

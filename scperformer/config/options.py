@@ -1,12 +1,12 @@
 """Rules for the values of options, and the options that several commands share.
 
-The options of a command are a dataclass in `scperformer/cli/NAME.py`, which inherits shared options from this room. The
-comment at an option is its text in the help, and in docs/configuration.md.
+The options of a command are a dataclass, whose fields `option` and `choice` make: they state the default, the rule for
+values, and the text of the help and of docs/configuration.md.
 """
 
 import os
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
@@ -42,16 +42,18 @@ ONTOLOGY: Rule = (
 )
 
 
-def option(default: Any, rule: Rule) -> Any:
-    """Return a field of an `Options` class with a default value and a rule for its values; None is never checked."""
+def option(default: Any = MISSING, rule: Rule | None = None, *, help: str = "") -> Any:
+    """Return a field of an `Options` class, which is required without a default; the rule never checks None."""
+    metadata = {"rule": rule, "help": help}
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"rule": rule})
-    return field(default=default, metadata={"rule": rule})
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def choice(*values: str) -> Any:
+def choice(*values: str, help: str = "") -> Any:
     """Return a field of an `Options` class that is one of `values`; the first is the default."""
-    return option(values[0], (lambda value: value in values, f"one of {', '.join(values)}"))
+    metadata = {"rule": (values.__contains__, f"one of {', '.join(values)}"), "help": help, "choices": values}
+    return field(default=values[0], metadata=metadata)
 
 
 def fixed(default: Any) -> Any:
@@ -66,10 +68,9 @@ def is_option(entry: Field) -> bool:
     return not entry.metadata.get("fixed", False)
 
 
-def choices_of(entry: Field) -> list[str]:
-    """Return the values that a field can have if `choice` has made it, else an empty list."""
-    _, expected = entry.metadata.get("rule", (None, ""))
-    return expected.removeprefix("one of ").split(", ") if expected.startswith("one of ") else []
+def choices_of(entry: Field) -> tuple[str, ...]:
+    """Return the values that a field can have if `choice` has made it, else none."""
+    return entry.metadata.get("choices", ())
 
 
 def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
@@ -104,26 +105,24 @@ class Options:
 
     @classmethod
     def word(cls) -> str:
-        """Return the name of the group or step on the command line: `data` for DataConfig."""
-        return cls.__name__.removesuffix("Config").lower()
+        """Return the name of the group or step on the command line: `data` for DataConfig, `train` for TrainOptions."""
+        return cls.__name__.removesuffix("Config").removesuffix("Options").lower()
 
     def __post_init__(self) -> None:
         prefix = f"{self.word()}." if self.prefix is None else self.prefix
         for entry in fields(self):
-            value = getattr(self, entry.name)
-            for text in value if isinstance(value, list) else [value]:
+            if choices_of(entry) and str(getattr(self, entry.name)) in ("True", "False"):  # the word true, as a bool
+                setattr(self, entry.name, str(getattr(self, entry.name)).lower())
+            value, name = getattr(self, entry.name), f"{prefix}{entry.name}"
+            for part in value if isinstance(value, list) else [value]:
                 # Each of `inputs` is refused where it is read, as other inputs may be used.
-                if isinstance(text, str) and entry.name != "inputs" and (kind := special_kind(text)):
+                if isinstance(part, str) and entry.name != "inputs" and (kind := special_kind(part)):
                     expected = "a name, or the path of a file or folder"
-                    raise InputError(
-                        "option-type", f"{prefix}{entry.name}={text}, {kind}", expected, "copy its content into a file"
-                    )
-            if "rule" in entry.metadata and value is not None:
-                fits, expected = entry.metadata["rule"]
-                near = did_you_mean(value, choices_of(entry))
-                require(fits(value), f"{prefix}{entry.name}", value, expected, near)
-            for number in value if isinstance(value, list) else [value]:
-                require(not isinstance(number, float) or isfinite(number), f"{prefix}{entry.name}", number, "a number")
+                    raise InputError("option-type", f"{name}={part}, {kind}", expected, "copy its content into a file")
+                require(not isinstance(part, float) or isfinite(part), name, part, "a number")
+            if value is not None and (rule := entry.metadata.get("rule")) is not None:
+                fits, expected = rule
+                require(fits(value), name, value, expected, did_you_mean(value, choices_of(entry)))
 
 
 @dataclass(kw_only=True)
@@ -133,8 +132,8 @@ class FileOptions(Options):
     prefix = ""
     takes_one: ClassVar[bool] = False  # whether the step takes exactly one file
 
-    inputs: list[str] = field(default_factory=list)  # the files, given as plain words of the command
-    overwrite: bool = False  # replace an output of this step that exists
+    inputs: list[str] = option([], help="the files, given as plain words of the command")
+    overwrite: bool = option(False, help="replace an existing output of this step")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,27 +148,42 @@ class FileOptions(Options):
 class ExpressionOptions(FileOptions):
     """Options that replace the detection of a file's content."""
 
-    # orientation of a text table, where the names do not show it; see docs/inputs.md#files
-    orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")
-    source: str = option("auto", SOURCE)  # the matrix, if another is taken: X, raw or layers/NAME
-    input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: TPM, corrected counts
-    input_total: float | None = option(None, ABOVE_ZERO)  # total count of a cell before the logarithm, such as 10000
-    input_base: str = choice("auto", "e", "2", "10")  # base of the logarithm
-    # species of the genes; a model of the other species uses orthologs; see docs/inputs.md#genes
-    species: str = choice("auto", "human", "mouse")
+    orientation: str = choice(
+        *("auto", "cells_by_genes", "genes_by_cells"),
+        help="orientation of a text table whose names do not show it; see docs/inputs.md#files",
+    )
+    source: str = option("auto", SOURCE, help="the matrix, if it is not the detected one: X, raw or layers/NAME")
+    input_kind: str = choice(
+        *("auto", "counts", "linear", "log1p"), help="kind of the values; linear: TPM, corrected counts"
+    )
+    input_total: float | None = option(
+        None, ABOVE_ZERO, help="total count of a cell before the logarithm, such as 10000"
+    )
+    input_base: str = choice("auto", "e", "2", "10", help="base of the logarithm")
+    species: str = choice(
+        *("auto", "human", "mouse"),
+        help="species of the genes; a model of the other species uses orthologs; see docs/inputs.md#genes",
+    )
 
 
 @dataclass(kw_only=True)
 class ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
-    # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged profiles of the tissue of each file
-    model_path: str | None = None
-    # how genes are matched to the model's; exact: by the same name alone, as other tools do; matched: also by ids, case
-    # and previous symbols; see docs/inputs.md#genes
-    genes: str = choice("matched", "exact")
-    # minimum gene overlap, weighted by the model's informative expression; see docs/inputs.md#genes
-    min_overlap: float = option(0.2, SHARE)
+    model_path: str | None = option(
+        None,
+        help="a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the packaged profiles of the tissue",
+    )
+    genes: str = choice(
+        *("matched", "exact"),
+        help="how genes are matched to the model's; exact: by name alone; matched: also by ids, case and previous "
+        "symbols; see docs/inputs.md#genes",
+    )
+    min_overlap: float = option(
+        0.2,
+        SHARE,
+        help="minimum gene overlap, weighted by the model's informative expression; see docs/inputs.md#genes",
+    )
 
     @property
     def adapts(self) -> bool:
@@ -181,8 +195,9 @@ class ModelOptions(ExpressionOptions):
 class TissueOptions(ModelOptions):
     """Options of the steps that find the tissue of a file, where no model is named."""
 
-    # in place of a model, a tissue of 'scperformer models list'; null: without a model, it is found for each file
-    tissue: str | None = None
+    tissue: str | None = option(
+        None, help="a tissue of 'scperformer models list' instead of a model; if both are null, it is inferred"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

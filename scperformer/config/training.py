@@ -22,27 +22,34 @@ from scperformer.config.options import (
     require,
 )
 
+SEED_HELP = "seed of every random choice: split, weights, projections, order, masked values, dropout"
+
 
 @dataclass(kw_only=True)
 class DataConfig(Options):
     """Which cells and genes of a reference are kept, and its split: set for shallow cells, donors and test cells."""
 
-    # counts per cell after normalisation (scanpy.pp.normalize_total)
-    target_sum: float = fixed(option(1e4, ABOVE_ZERO))
-    # reference cells that express fewer genes are dropped (scanpy.pp.filter_cells)
-    min_genes: int = option(50, ZERO_OR_MORE)
-    # genes that fewer reference cells express are dropped (scanpy.pp.filter_genes)
-    min_cells: int = option(3, ZERO_OR_MORE)
+    target_sum: float = fixed(option(1e4, ABOVE_ZERO))  # counts per cell after scanpy.pp.normalize_total
+    min_genes: int = option(50, ZERO_OR_MORE, help="drop cells that express fewer genes (scanpy.pp.filter_cells)")
+    min_cells: int = option(3, ZERO_OR_MORE, help="drop genes that fewer cells express (scanpy.pp.filter_genes)")
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = fixed(option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1")))
-    # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names; see
-    # docs/training.md#which-cells-validate
-    split: str = choice("stratified", "group", "column")
-    split_seed: int | None = option(None, SEED)  # seed of validation cells and folds; null: `seed`
-    split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
-    min_cells_per_label: int = option(1, ONE_OR_MORE)  # cells of labels with fewer cells are left out
-    # true: load all cells; false: leave them on disk; auto: by size; see docs/large_references.md#cells-on-disk
-    in_memory: Any = AUTO
+    split: str = choice(
+        *("stratified", "group", "column"),
+        help="validation split; stratified: at random within labels; group: whole donors or batches; column: as "
+        "`data.split_key` says; see docs/training.md#which-cells-validate",
+    )
+    split_seed: int | None = option(None, SEED, help="seed of validation cells and folds; if null, `seed`")
+    split_key: str | None = option(
+        None, help="obs column of the groups, or of the sides `train`, `val` and `test` (not used in training)"
+    )
+    min_cells_per_label: int = option(1, ONE_OR_MORE, help="labels with fewer cells are left out")
+    in_memory: bool | str = option(
+        AUTO,
+        (lambda value: value == AUTO or isinstance(value, bool), "true, false or auto"),
+        help="true: load all cells; false: leave them on disk; auto: by size; "
+        "see docs/large_references.md#cells-on-disk",
+    )
 
     def seed_of_split(self, seed: int) -> int:
         """Return the seed of validation cells and folds, given the seed of all else."""
@@ -51,8 +58,6 @@ class DataConfig(Options):
     def __post_init__(self) -> None:
         if self.in_memory in ("true", "false"):  # as quoted words, or from Python
             self.in_memory = self.in_memory == "true"
-        known = self.in_memory == AUTO or isinstance(self.in_memory, bool)
-        require(known, "data.in_memory", self.in_memory, "true, false or auto")
         super().__post_init__()
         has_key = self.split_key is not None
         needs_key = self.split in ("group", "column")
@@ -66,9 +71,11 @@ class TokensConfig(Options):
 
     name: str = fixed(choice("continuous", "bins", "scbert"))  # kind of token
     num_bins: int = fixed(option(5, (lambda num: 1 <= num <= 1000, "1 to 1000")))  # highest bin (scbert: 5)
-    # unexpressed genes; full: they are tokens, too; all: and genes that a file lacks, too, as in scBERT; memory: only
-    # keys and values (with `attention=favor` or `rbf`)
-    unexpressed: str = choice("skip", "full", "all", "memory")
+    unexpressed: str = choice(
+        *("skip", "full", "all", "memory"),
+        help="unexpressed genes; full: tokens, too; all: also genes that a file lacks, as in scBERT; memory: only keys "
+        "and values (with `attention=favor` or `rbf`)",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,34 +97,52 @@ class TokensConfig(Options):
 class ModelConfig(Options):
     """Size and structure of the encoder, and which branches are on: set by method developers."""
 
-    dim: int = option(32, ONE_OR_MORE)  # width of the tokens
-    # number of layers; 0: only with `model.positions=coexpression`
-    depth: int = option(1, (lambda num: 0 <= num <= 1000, "0 to 1000"))
-    num_heads: int = option(2, ONE_OR_MORE)  # attention heads
-    # width of a head; null: `model.dim` / `model.num_heads`; with `model.positions=coexpression` it is `model.dim`
-    head_dim: int | None = option(16, ONE_OR_MORE)
-    # layer norm before attention and feed-forward, or after their residual sums; batch: batch norm after these
-    norm: str = choice("pre", "post", "batch")
-    feedforward: int | None = fixed(option(None, ONE_OR_MORE))  # hidden width of feed-forward; null: 4 x `model.dim`
+    dim: int = option(32, ONE_OR_MORE, help="width of the tokens")
+    depth: int = option(
+        1,
+        (lambda num: 0 <= num <= 1000, "0 to 1000"),
+        help="number of layers; 0 is possible with `model.positions=coexpression` only",
+    )
+    num_heads: int = option(2, ONE_OR_MORE, help="attention heads")
+    head_dim: int | None = option(
+        16,
+        ONE_OR_MORE,
+        help="width of a head; if null, `model.dim` / `model.num_heads`; with `model.positions=coexpression` always "
+        "`model.dim`",
+    )
+    norm: str = choice(
+        *("pre", "post", "batch"),
+        help="layer norm before attention and feed-forward, or after their residual sums; batch: batch norm after them",
+    )
+    feedforward: int | None = fixed(option(None, ONE_OR_MORE))  # hidden width of feed-forward; None: 4 x `model.dim`
     activation: str = fixed(choice("gelu", "relu"))  # of the feed-forward network
-    # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; sinusoidal: fixed sines
-    # and cosines, which alternate, or the sines first (sinusoidal_split); none: not at all; coexpression: a vector
-    # from the singular value decomposition of the reference, and the genes are read by the vector of the cell alone, as
-    # in model=performer (with `head=weighted`)
-    positions: str = choice("gene", "gene2vec", "sinusoidal", "sinusoidal_split", "none", "coexpression")
-    # a text file of genes with `model.dim` numbers each, as of gene2vec; missing genes get 0
-    gene2vec_path: str | None = None
-    dropout: float = option(0.1, BELOW_ONE)  # dropout rate in the encoder
-    # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once; no effect on a
-    # GPU with Triton, which needs no more memory for all of them
-    chunk_tokens: int | None = option(None, ONE_OR_MORE)
-    checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
-    # share of a cell's genes that each training step drops from the encoder's input
-    gene_dropout: float = option(0.6, BELOW_ONE)
-    linear: bool = True  # the linear branch, on normalised expression, beside the encoder
+    positions: str = choice(
+        *("gene", "gene2vec", "sinusoidal", "sinusoidal_split", "none", "coexpression"),
+        help="how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; sinusoidal: "
+        "fixed sines and cosines in turn, or the sines first (sinusoidal_split); none: not at all; coexpression: a "
+        "vector from the singular value decomposition of the reference, and the genes are read by the vector of the "
+        "cell alone, as in model=performer (with `head=weighted`)",
+    )
+    gene2vec_path: str | None = option(
+        None, help="a text file of genes with `model.dim` numbers each, as from gene2vec; missing genes get 0"
+    )
+    dropout: float = option(0.1, BELOW_ONE, help="dropout rate in the encoder")
+    chunk_tokens: int | None = option(
+        None,
+        ONE_OR_MORE,
+        help="tokens at a time in `favor` and `rbf` layers: the same result with less memory; if null, all at once; no "
+        "effect on a GPU with Triton, which needs no more memory for all of them",
+    )
+    checkpointing: bool = option(
+        False, help="recompute activations in the backward pass: less memory, a third more time"
+    )
+    gene_dropout: float = option(
+        0.6, BELOW_ONE, help="share of a cell's genes that each training step drops from the encoder's input"
+    )
+    linear: bool = option(True, help="the linear branch, on normalised expression, beside the encoder")
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
     linear_powers: list[float] = fixed(option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "above 0")))
-    encoder: bool = True  # the encoder; false: the linear branch only
+    encoder: bool = option(True, help="the encoder; false: the linear branch only")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,8 +170,11 @@ class HeadConfig(Options):
 
     # kind of head; conv: scBERT's; weighted: by expression, with model=performer or pooled
     name: str = fixed(choice("mean", "cls", "conv", "weighted"))
-    # widths of hidden layers before the labels
-    hidden: list[int] = option([], (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"))
+    hidden: list[int] = option(
+        [],
+        (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"),
+        help="widths of hidden layers before the labels",
+    )
     dropout: float = fixed(option(0.0, BELOW_ONE))  # dropout rate of these hidden layers
 
 
@@ -154,10 +182,10 @@ class HeadConfig(Options):
 class OptimConfig(Options):
     """Loss, optimiser and learning-rate schedule: set by method developers."""
 
-    lr: float = option(3e-3, ABOVE_ZERO)  # highest learning rate
+    lr: float = option(3e-3, ABOVE_ZERO, help="highest learning rate")
     weight_decay: float = fixed(option(0.01, ZERO_OR_MORE))  # weight decay of AdamW
     label_smoothing: float = fixed(option(0.0, BELOW_ONE))  # share of the target that is spread over all labels
-    class_weights: str = choice("sqrt", "none", "balanced")  # weight of a label in the loss
+    class_weights: str = choice("sqrt", "none", "balanced", help="weight of a label in the loss")
     gradient_clip: float = fixed(option(1.0, ZERO_OR_MORE))  # longest gradient; 0: off
 
 
@@ -165,17 +193,20 @@ class OptimConfig(Options):
 class TrainerConfig(Options):
     """Where and how long to train: set for GPUs, clusters and attention between tokens."""
 
-    accelerator: str = choice("auto", "cpu", "gpu")  # device that trains; auto: CUDA, else MPS, else the CPU
-    devices: int = option(1, ONE_OR_MORE)  # processes per machine
-    num_nodes: int = option(1, ONE_OR_MORE)  # machines
-    # number format in training; auto: bf16-mixed on a CUDA GPU that computes in bfloat16, else 32-true
-    precision: str = choice("auto", "32-true", "bf16-mixed")
-    threads: int = option(1, THREADS)  # CPU threads of torch; two spinning threads can be slower than one
-    max_epochs: int = option(30, ONE_OR_MORE)  # maximum number of epochs
-    # maximum number of training steps, in place of epochs, with model=performer or pooled
-    max_steps: int = option(600, ONE_OR_MORE)
-    patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
-    batch_size: int = option(32, ONE_OR_MORE)  # cells per step and device
+    accelerator: str = choice("auto", "cpu", "gpu", help="device that trains; auto: CUDA, else MPS, else the CPU")
+    devices: int = option(1, ONE_OR_MORE, help="processes per machine")
+    num_nodes: int = option(1, ONE_OR_MORE, help="machines")
+    precision: str = choice(
+        *("auto", "32-true", "bf16-mixed"),
+        help="number format in training; auto: bf16-mixed on a CUDA GPU that computes in bfloat16, else 32-true",
+    )
+    threads: int = option(1, THREADS, help="CPU threads of torch; two spinning threads can be slower than one")
+    max_epochs: int = option(30, ONE_OR_MORE, help="maximum number of epochs")
+    max_steps: int = option(
+        600, ONE_OR_MORE, help="maximum number of training steps, instead of epochs, with model=performer or pooled"
+    )
+    patience: int = option(10, ONE_OR_MORE, help="epochs without a better macro-F1 before training stops")
+    batch_size: int = option(32, ONE_OR_MORE, help="cells per step and device")
 
 
 @dataclass(kw_only=True)
@@ -200,31 +231,47 @@ class DataOptions(ExpressionOptions):
 class ReferenceOptions(DataOptions):
     """The labels of a reference, and what belongs to them."""
 
-    # seed of every random choice: split, weights, projections, order, masked values, dropout
-    seed: int = option(0, SEED)
-    # obs column with the labels, required for cells; null: the last of `label_keys`, or the names of the rows, if these
-    # are profiles named by types
-    label_key: str | None = None
-    # for atlases with levels: obs columns of labels, the coarsest first, such as [lineage,type,subtype]
-    label_keys: list[str] = field(default_factory=list)
-    # source of Cell Ontology ids: packaged (a table of ours), none, or a CL file (.obo)
-    ontology: str = option("packaged", ONTOLOGY)
-    ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
-    # a CSV or TSV file with a label and what it is to be called in each row: one name joins labels, and a label under
-    # its own name stays apart; see docs/labels.md#spellings
-    label_map: str | None = None
-    # with several donors: obs column of the batch, donor or study; whole batches are held out to estimate accuracy
-    batch_key: str | None = None
-    # with few labelled cells: files without labels, such as the query; `model=performer` also learns gene vectors from
-    # up to 20,000 of these cells; `source` and the like apply to them
-    unlabelled: list[str] = field(default_factory=list)
-    genes_path: str | None = None  # for gene panels: a file with the only genes of the model; see docs/panels.md
-    # whether rows are mean profiles or bulk samples, not cells; auto: by their number and genes; see
-    # docs/training.md#profiles-in-place-of-cells
-    profiles: str = choice("auto", "true", "false")
+    seed: int = option(0, SEED, help=SEED_HELP)
+    label_key: str | None = option(
+        None,
+        help="obs column with the labels, required for cells; if null, the last of `label_keys`, or the names of the "
+        "rows if these are profiles named by types",
+    )
+    label_keys: list[str] = option(
+        [],
+        help="for atlases with levels: obs columns of labels, the coarsest first, such as [lineage,type,subtype]",
+    )
+    ontology: str = option(
+        "packaged", ONTOLOGY, help="source of Cell Ontology ids: packaged (our table), none, or a CL file (.obo)"
+    )
+    ontology_key: str | None = option(
+        None, help="obs column with ids of the labels; if null, LABEL_KEY_ontology_term_id where it exists"
+    )
+    label_map: str | None = option(
+        None,
+        help="a CSV or TSV file that renames labels, a label and its new name in each row: equal names join labels, "
+        "and a label that keeps its name stays separate; see docs/labels.md#spellings",
+    )
+    batch_key: str | None = option(
+        None,
+        help="with several donors: obs column of the batch, donor or study; whole batches are held out to estimate "
+        "accuracy",
+    )
+    unlabelled: list[str] = option(
+        [],
+        help="with few labelled cells: files without labels, such as the query; `model=performer` also learns gene "
+        "vectors from up to 20,000 of their cells; `source` and the like apply to them",
+    )
+    genes_path: str | None = option(
+        None, help="for gene panels: a file with the only genes of the model; see docs/panels.md"
+    )
+    profiles: str = choice(
+        *("auto", "true", "false"),
+        help="whether rows are mean profiles or bulk samples, not cells; auto: by their number and genes; "
+        "see docs/training.md#profiles-in-place-of-cells",
+    )
 
     def __post_init__(self) -> None:
-        self.profiles = self.profiles.lower()  # Hydra turns the word true into True
         super().__post_init__()
         last = self.label_keys[-1] if self.label_keys else self.label_key
         if self.label_key is None:
@@ -239,15 +286,21 @@ class NetworkOptions(DataOptions):
     The default is the network of conf/model/performer.yaml, with the presets that it chooses.
     """
 
-    output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
-    resume: bool = False  # continue an interrupted run
-    # seed of every random choice: split, weights, projections, order, masked values, dropout
-    seed: int = option(0, SEED)
-    # a file with the only genes of the model, one a line or a table or JSON; null: all that enough cells express; see
-    # docs/panels.md
-    genes_path: str | None = None
-    # a model folder with attention between tokens, from whose encoder the training starts; see docs/pretraining.md
-    init: str | None = None
+    output: str | None = option(
+        None, help="if null, INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input"
+    )
+    resume: bool = option(False, help="continue an interrupted run")
+    seed: int = option(0, SEED, help=SEED_HELP)
+    genes_path: str | None = option(
+        None,
+        help="a file with the only genes of the model, one a line, or a table or JSON; if null, all that enough cells "
+        "express; see docs/panels.md",
+    )
+    init: str | None = option(
+        None,
+        help="a model folder with attention between tokens, from whose encoder training starts; "
+        "see docs/pretraining.md",
+    )
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=lambda: ModelConfig(depth=2, positions="coexpression", dropout=0.5))
     attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
@@ -270,19 +323,26 @@ class NetworkOptions(DataOptions):
 
 @dataclass(kw_only=True)
 class TrainOptions(NetworkOptions, ReferenceOptions):
-    """The options of `train`, of which `cli/train.py` makes the step."""
+    """Train a model on a labelled reference."""
 
-    # train a model for each study and join them; auto: with several files; true: also for the batches of one file
-    studies: str = choice("auto", "true", "false")
-    # tissue of the reference, such as blood; the model card and `models list` show it
-    tissue: str | None = option(None, LINE)
-    # reference cells stored in the model folder, for refits; 0, if cells must not leave your institute: no refits
-    keep_cells: int = option(8000, (lambda num: 0 <= num <= 50_000, "0 to 50000"))
-    # part of the `init` encoder that is trained; last_layer: and the final norm; head: none
-    init_mode: str = choice("full", "last_layer", "head")
+    studies: str = choice(
+        *("auto", "true", "false"),
+        help="train a model for each study and join them; auto: with several files; true: also for the batches of one",
+    )
+    tissue: str | None = option(
+        None, LINE, help="tissue of the reference, such as blood; the model card and `models list` show it"
+    )
+    keep_cells: int = option(
+        8000,
+        (lambda num: 0 <= num <= 50_000, "0 to 50000"),
+        help="reference cells stored in the model folder, for refits; 0 if cells must not leave your institute",
+    )
+    init_mode: str = choice(
+        *("full", "last_layer", "head"),
+        help="part of the `init` encoder that is trained; last_layer: and the final norm; head: none",
+    )
 
     def __post_init__(self) -> None:
-        self.studies = self.studies.lower()  # Hydra turns the word true into True
         super().__post_init__()
         is_coexpression = self.model.positions == "coexpression"
         is_weighted = self.head.name == "weighted"
@@ -300,7 +360,7 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
 
 @dataclass(kw_only=True)
 class PretrainOptions(NetworkOptions):
-    """The options of `pretrain`, of which `cli/pretrain.py` makes the step; by default, of conf/model/tiny.yaml."""
+    """Train an encoder on unlabelled cells to predict masked expression; by default, that of conf/model/tiny.yaml."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     head: HeadConfig = field(default_factory=HeadConfig)  # not used

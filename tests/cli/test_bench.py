@@ -73,10 +73,7 @@ def test_options_that_only_some_runs_have():
 
 
 def test_the_files_of_a_bench(tmp_path, capsys):
-    for name, content in RECORDS.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps(content))
-    assert write_results(tmp_path) == 1
+    assert write_results(tmp_path, RECORDS) == 1
     assert [row["run"] for row in rows(tmp_path)] == list("abcd")
     assert rows(tmp_path)[3]["error"] == "'=no | memory"  # no formula
     assert list(pd.read_csv(tmp_path / "summary.csv")["attention"]) == ["lsh", "favor"]
@@ -92,7 +89,7 @@ def test_a_folder_of_others_is_refused(refused, sample):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["sead=1,2"], "did you mean seed?"), (["--cfg", "job"], "bench with --cfg; expected 'train' with one value")],
+    [(["sead=1,2"], "did you mean seed?"), (["--cfg", "job"], "--cfg job; expected --cfg hydra")],
 )
 def test_words_that_are_refused(refused, sample, words, message):
     assert message in refused("bench", sample, "label_key=cell_type", *words)
@@ -191,9 +188,9 @@ def test_further_processes_of_a_distributed_run_do_this_run_alone(sample, tmp_pa
         seen.append((cfg, sys.argv))
         raise ValueError("seen")
 
-    monkeypatch.setattr("scperformer.training.train.train_cells", record_words)
+    monkeypatch.setattr("scperformer.token_attention.run.train_cells", record_words)
     monkeypatch.setattr(bench, "handle_signals", lambda: None)
-    bench._write(tmp_path / "run.json", {})
+    bench._write(tmp_path, {})
     presets = tmp_path / "presets"
     (presets / "experiment").mkdir(parents=True)
     (presets / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {lr: 0.5}\n")

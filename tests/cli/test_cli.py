@@ -14,8 +14,9 @@ import torch
 from scperformer.base.errors import InputError
 from scperformer.cli.arguments import sort_words
 from scperformer.cli.compose import make_config
-from scperformer.cli.help import option_texts
-from scperformer.cli.steps import SCHEMAS, STEPS
+from scperformer.cli.steps import STEPS
+from scperformer.config.descriptions import option_texts
+from scperformer.config.steps import SCHEMAS
 from scperformer.model.folder import PACKAGED_MODEL
 
 AWKWARD = [

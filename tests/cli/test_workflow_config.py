@@ -150,7 +150,7 @@ def overrides(**steps):
 REFUSED = {
     "unknown key": ({"refrence": "reference.h5ad"}, r"'refrence'; .*did you mean 'reference'"),
     "no mapping": (["reference"], r"no mapping of names to values"),
-    "wrong type": ({"label_key": ["a"]}, r"label_key=\['a'\]; expected a text"),
+    "wrong type": ({"label_key": ["a"]}, r"label_key=\[a\]; expected a text"),
     "unknown option": (overrides(predict=["batchsize=8"]), r"overrides: predict: .*batchsize.*batch_size"),
     "option by name": (overrides(predict={"batchsize": 8}), r"overrides: predict: .*batchsize.*batch_size"),
     "option of Hydra": (overrides(predict=["+hydra.callbacks.x._target_=os.system"]), r"expected an option of"),

@@ -9,10 +9,10 @@ import pytest
 from support.refusal import refusal
 
 from scperformer.cli.compose import make_config
-from scperformer.cli.help import TABLES
-from scperformer.cli.presets import conf_dir
-from scperformer.cli.steps import SCHEMAS
 from scperformer.config import training as groups
+from scperformer.config.descriptions import TABLES
+from scperformer.config.presets import conf_dir
+from scperformer.config.steps import SCHEMAS
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 NEEDED = {
@@ -72,8 +72,13 @@ def test_in_memory_is_true_false_or_auto(word, value):
 
 
 def test_other_values_of_in_memory_are_refused():
-    for word in ("maybe", "null", "1", "[true]"):
-        with refusal("option-range"):
+    for word, code in (
+        ("maybe", "option-range"),
+        ("null", "bad-option"),
+        ("1", "bad-option"),
+        ("[true]", "bad-option"),
+    ):
+        with refusal(code, f"data.in_memory={word}"):
             make_config("train", ["inputs=[a.h5ad]", "label_key=x", f"data.in_memory={word}"])
 
 

@@ -1,0 +1,138 @@
+"""Presets: YAML files with options, by group; in conf/ of the package, or a user's own in `--config-dir`.
+
+They are written as for Hydra: a preset of a group sets options of this group or, below a first line
+`# @package _global_`, of any group; its `defaults` may choose presets of other groups (`- override /head: mean`). A
+preset may come from anywhere, so it is read as plain values, which set options of scperformer and nothing else.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scperformer.base.errors import InputError
+from scperformer.base.messages import did_you_mean
+from scperformer.base.yaml_files import read_yaml_file
+from scperformer.config.mechanisms import registered_mechanism, registered_names
+from scperformer.config.options import Options
+
+NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its group
+GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")  # the first line of a preset that sets options of any group
+CHOICE = re.compile(r"override /(\w+)")  # in the defaults of a preset
+EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The options that a preset sets, by their full names, and the presets that it chooses, by group."""
+
+    values: dict[str, Any]
+    chosen: dict[str, str]
+
+
+@cache
+def conf_dir() -> Path:
+    """Return the folder conf/ with the presets: inside an installed package, beside it in a source checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+@cache
+def preset_groups(step: str) -> dict[str, str | None]:
+    """Return the groups of presets that a step has, in the order in which they apply, with their default presets."""
+    path = conf_dir() / f"{step}.yaml"
+    return (
+        {group: name for entry in read_yaml_file(path)["defaults"] for group, name in entry.items()}
+        if path.is_file()
+        else {}
+    )
+
+
+def preset_names(group: str, own: Path | None = None) -> list[str]:
+    """Return the names of the presets of a group, sorted; `own` is the user's folder of presets."""
+    folders = [conf_dir() / group, *([own / group] if own is not None else [])]
+    names = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    return sorted(names | set(registered_names() if group == "attention" else ()))
+
+
+def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path | None = None) -> dict[str, Any]:
+    """Return the options that presets set, by their full names: `chosen` ones by group, the defaults of other groups.
+
+    A group whose preset the user chose keeps it. Else a preset may choose those of groups that apply before its own.
+    """
+    defaults = preset_groups(schema.word())
+    names: dict[str, object] = dict(chosen)
+    contents: list[dict[str, Any]] = []
+    for place, group in reversed(list(enumerate(defaults))):
+        name = names.get(group, defaults[group])
+        if name is None and group not in chosen:
+            continue
+        preset = _read(schema, group, name, own)
+        contents.insert(0, preset.values)
+        for other, theirs in preset.chosen.items():
+            if other not in list(defaults)[:place]:
+                found = f"the preset {group}={name}, which chooses {other}={theirs}"
+                expected = f"presets of groups that apply before {group}"
+                raise InputError("preset-conflict", found, expected, "leave that line out")
+            names.setdefault(other, theirs)
+    return {name: value for content in contents for name, value in content.items()}
+
+
+def _read(schema: type[Options], group: str, name: object, own: Path | None) -> Preset:
+    """Return a preset by its name: of the package, of the user, or a registered mechanism of attention."""
+    if isinstance(name, str) and NAME.fullmatch(name):
+        for folder in (conf_dir(), own):
+            if folder is not None and (path := folder / group / f"{name}.yaml").is_file():
+                return _read_file(path, schema, group)
+        if group == "attention" and (mechanism := registered_mechanism(name)) is not None:
+            return Preset({"attention.name": name, **_named(asdict(mechanism.Options()), group)}, {})
+    known = preset_names(group, own)
+    remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
+    found = f"{group}={'null' if name is None else name}"
+    raise InputError("unknown-preset", found, f"a preset of '{group}' ({', '.join(known)})", remedy)
+
+
+def _named(content: Mapping[str, Any], group: str) -> dict[str, Any]:
+    return {f"{group}.{name}": value for name, value in content.items()}
+
+
+def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
+    """Return the preset that is a file."""
+    groups = preset_groups(schema.word())
+    try:
+        content = read_yaml_file(path) or {}
+        if not isinstance(content, dict):
+            raise ValueError("no mapping of names to values")
+        chosen = _choices(content.pop("defaults", []), groups)
+        if GLOBAL.match(path.read_text(encoding="utf-8-sig").partition("\n")[0].rstrip()) is None:
+            values = _named(content, group)
+        else:
+            known = {entry.name for entry in fields(schema)} - {"attention"}  # which only its own presets set
+            if unknown := [name for name in content if name not in known]:
+                raise ValueError(f"'{unknown[0]}', which is no option")
+            values = {}
+            for name, value in content.items():
+                values |= _named(value, name) if name in groups and isinstance(value, dict) else {name: value}
+    except (OSError, ValueError) as error:
+        raise InputError("bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
+    if group == "attention" and values.get("attention.name") not in preset_names(group):
+        expected = f"one of {', '.join(preset_names(group))}"
+        found = f"a preset with the mechanism {values.get('attention.name')}"
+        raise InputError("unknown-mechanism", found, expected, "correct its name")
+    return Preset(values, chosen)
+
+
+def _choices(defaults: Any, groups: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the presets that the `defaults` of a preset choose, by group; a ValueError refuses all else in them."""
+    chosen = {}
+    for entry in defaults if isinstance(defaults, list) else [defaults]:
+        word, name = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
+        choice = CHOICE.fullmatch(str(word))
+        if choice is not None and choice[1] in groups and isinstance(name, str) and NAME.fullmatch(name):
+            chosen[choice[1]] = name
+        elif entry != "_self_":
+            raise ValueError(f"'{entry}' among its defaults, not '_self_' or such as 'override /head: mean'")
+    return chosen

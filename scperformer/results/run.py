@@ -1,0 +1,94 @@
+"""Evaluate, explain and report annotated files, or annotated cells in memory, and write the result.
+
+What a step needs is imported when it runs: the others would load torch, pictures or a page for nothing.
+"""
+
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scperformer.base.messages import listed
+from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
+from scperformer.config.steps import EvaluateConfig, ExplainConfig, ReportConfig
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from scperformer.annotation.fitted import Model
+    from scperformer.results.evaluate import Evaluation
+    from scperformer.results.explain import Explanation
+    from scperformer.results.read_annotations import Failed
+
+log = logging.getLogger(__name__)
+
+
+def first_annotated(inputs: list[str]) -> str:
+    """Return the first input that is an annotation, after which outputs are named, not the reason of a failure."""
+    return next((path for path in inputs if not path.endswith(FAILED_SUFFIX)), inputs[0])
+
+
+def evaluate_cells(cfg: EvaluateConfig, cells: "AnnData | None" = None) -> "Evaluation":
+    """Score annotated files, or cells in memory; write a folder if `cfg.output` names one."""
+    from scperformer.results.evaluate import EVALUATION, evaluate_samples, write_evaluation
+    from scperformer.results.read_annotations import of_cells, read_annotated
+
+    if failed := [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]:
+        log.warning("skipping failed samples: %s", listed(failed))
+        rest = [place for place, path in enumerate(cfg.inputs) if path not in failed]
+        tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in rest]
+        cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
+    if cfg.output is not None:
+        require_absent(cfg.output, cfg.overwrite, EVALUATION)
+    samples = read_annotated(cfg.inputs, cfg.key_added) if cells is None else [of_cells(cells, cfg.key_added)]
+    evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path)
+    if cfg.output is not None:
+        write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
+    return evaluation
+
+
+def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "Model | None" = None) -> "Explanation":
+    """Explain an annotated file, or cells in memory; write a folder if `cfg.output` names one."""
+    from scperformer.annotation.load import load_model
+    from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
+    from scperformer.results.read_annotations import of_cells, read_annotated
+
+    if cfg.output is not None:
+        require_absent(cfg.output, cfg.overwrite, EXPLANATION)
+    [sample] = read_annotated(cfg.inputs, cfg.key_added) if cells is None else [of_cells(cells, cfg.key_added)]
+    if model is None and cfg.model_path is not None:
+        model = load_model(cfg.model_path)
+    explanation = explain_cells(sample, cfg, model, label=cfg.label, num_cells=cfg.num_cells, seed=cfg.seed)
+    if cfg.output is not None:
+        write_explanation(explanation, Path(cfg.output), sample.name, overwrite=cfg.overwrite)
+    return explanation
+
+
+def write_page(
+    cfg: ReportConfig, evaluation: "Evaluation | None" = None, cells: "AnnData | None" = None
+) -> tuple[Path, str]:
+    """Write the page about annotated files, or cells and an evaluation in memory; return it and its first screen."""
+    from scperformer.io.read import default_output
+    from scperformer.results.evaluate import read_evaluation
+    from scperformer.results.read_annotations import of_cells, read_annotated
+    from scperformer.results.report import render, require_same_samples
+
+    start = time.perf_counter()
+    output = Path(cfg.output or default_output(first_annotated(cfg.inputs), ".report.html"))
+    require_absent(output, cfg.overwrite)
+    failed: list[Failed] = []
+    samples = [of_cells(cells, cfg.key_added)] if cells is not None else []
+    samples = samples or read_annotated(cfg.inputs, cfg.key_added, failed)
+    if cfg.evaluation is not None:
+        evaluation = read_evaluation(cfg.evaluation)
+    if evaluation is not None:
+        require_same_samples(evaluation, samples)
+    page, summary = render(samples, failed, evaluation, cfg.sample_key, cfg.cells, cfg.seed)
+    with new_file(output, cfg.overwrite) as temporary:
+        # File names need not be valid Unicode: invalid characters become character references.
+        temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    text = f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample" + "s" * (len(samples) > 1)
+    megabytes = output.stat().st_size / 1e6
+    log.info("report on %s: %s (%.1f MB, %.0f s)", text, output, megabytes, time.perf_counter() - start)
+    return output, summary
