@@ -104,15 +104,15 @@ def ask_slurm():
 def annotation_of(path):
     """Return the columns of samples.csv about an annotated file; none if somebody has changed it."""
     from anndata.io import read_elem  # it takes a second to import
-    from scperformer.results.facts import expected_accuracy
+    from scperformer.annotation.record import Record
 
     key = make_config("predict", ["inputs=[a]", *WORKFLOW.options["predict"]]).key_added
     try:
         with h5py.File(path) as file:
             cells = len(file["obs"][file["obs"].attrs["_index"]])
-            facts = read_elem(file[f"uns/{key}"])
-        tissue = facts["tissue"]["title"] if "tissue" in facts else facts["model"].get("tissue", "")
-        shares = (facts["num_unknown"] / cells, *expected_accuracy(facts))
+            record = Record.from_uns(read_elem(file[f"uns/{key}"]), key)
+        tissue = record.tissue.title if record.tissue else record.model.tissue
+        shares = (record.num_unknown / cells, *record.expected_accuracy)
     except (OSError, KeyError, TypeError, ValueError):
         return {}
     shares = ["" if math.isnan(share) else f"{share:.3f}" for share in shares]
