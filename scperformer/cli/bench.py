@@ -99,11 +99,6 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     `presets` is the user's folder of presets, `plugins` are files with mechanisms of attention. With the `flags`
     `--cfg hydra`, only print the options of Hydra, such as those of its launcher.
     """
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
-
     from scperformer.cli.bench_table import write_results
 
     of_hydra = [word for word in words if OF_HYDRA.match(word)]
@@ -111,29 +106,42 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     of_train = [word for word in words if word not in of_hydra and _split(word)[0] not in OF_BENCH]
     runs = combinations(of_train, "train", presets)
     bench = Bench(Path(of_bench.get("output") or OUTPUT), runs, bool(of_bench.get("overwrite")), presets, plugins)
+    if flags:
+        _hand_to_hydra(bench, [*of_hydra, *flags])
+        return 0
     is_new = not bench.folder.exists()
     if not is_new and not (bench.folder / MARK).is_file():
         found = f"'{bench.folder}', which is no bench"
         raise InputError("not-a-bench", found, "a new folder, or an earlier bench", "choose output=...")
-
-    def run_job(tree: DictConfig) -> None:
-        bench.run(tree.run)
-
     numbers = f"+run={','.join(map(str, range(len(runs))))}"
-    folder = option_word("hydra.sweep.dir", str(bench.folder))
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     try:
-        with _all_jobs(bench.folder), command_line(sys.argv[0], "-m", numbers, folder, *QUIET, *of_hydra, *flags):
-            hydra.main(config_path=None, version_base="1.3")(run_job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        text = " ".join(str(error).partition("Config search path")[0].split())
-        raise InputError("bad-option", text, "options of Hydra", "'scperformer bench --help' shows examples") from error
+        with _all_jobs(bench.folder):
+            _hand_to_hydra(bench, [numbers, *of_hydra, "--multirun"])
     finally:
         records = {path.parent.name: _read(path.parent) for path in sorted(bench.folder.glob(f"*/{RECORD}"))}
         num_failed = write_results(bench.folder, records) if records else 0
         if is_new and not records:  # Hydra has refused the words
             shutil.rmtree(bench.folder, ignore_errors=True)
     return 2 if num_failed else 0
+
+
+def _hand_to_hydra(bench: Bench, words: Sequence[str]) -> None:
+    """Let Hydra call the runs of a bench by its launcher, or print its options."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    def run_job(tree: DictConfig) -> None:
+        bench.run(tree.run)
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    try:
+        with command_line(sys.argv[0], option_word("hydra.sweep.dir", str(bench.folder)), *QUIET, *words):
+            hydra.main(config_path=None, version_base="1.3")(run_job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        text = " ".join(str(error).partition("Config search path")[0].split())
+        raise InputError("bad-option", text, "options of Hydra", "see them by 'bench ... --cfg hydra'") from error
 
 
 @contextmanager

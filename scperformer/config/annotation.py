@@ -62,7 +62,7 @@ class AnnotationOptions(TissueOptions):
     deny_labels: list[str] = option([], help="labels that cannot occur in the tissue")
     clusters: str | None = option(
         None,
-        help="also label clusters: an obs column, leiden, or auto (many small clusters); see docs/labels.md#clusters",
+        help="also label clusters: an obs column, or auto (many small clusters); see docs/labels.md#clusters",
     )
     markers: str | None = option(
         None,
