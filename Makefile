@@ -9,7 +9,7 @@ ACTIVATE := . "$(VENV)/bin/activate"
 # Threads that wait for work spin by default; with more threads than cores that stalls everything.
 SINGLE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: annotate test lint pytest install docs packaged-model
+.PHONY: annotate test lint pytest install docs pictures packaged-model
 
 annotate: $(INSTALLED)
 	$(ACTIVATE) && snakemake --cores 8 annotate $(ARGS)
@@ -28,6 +28,10 @@ install: $(INSTALLED)
 docs: $(INSTALLED)
 	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[docs]'
 	$(ACTIVATE) && $(SINGLE) sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# The pictures of the pages, and the graph of the rules in docs/workflow.md.
+pictures: $(INSTALLED)
+	$(ACTIVATE) && $(SINGLE) python docs/pictures.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@set -e; \

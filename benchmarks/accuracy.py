@@ -46,13 +46,13 @@ from sklearn.svm import LinearSVC
 
 import scperformer as scp
 from scperformer import annotate, train
+from scperformer.annotation.fitted import Model
 from scperformer.cells.alignment import Alignment, align_rows
 from scperformer.cells.detect import detect_expression, gene_table, stored_expression
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cli.preprocess import PreprocessConfig
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_overlap import measure_overlap
-from scperformer.model.load import Model
 
 PANEL = Path(__file__).with_name("panel.yaml")
 RIVALS = Path(__file__).with_name("rivals.py")

@@ -62,8 +62,9 @@ from scperformer.model.inference import fast_cpu, predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import CrossAttentionLayer
-from scperformer.training.evidence import fit_branches
+from scperformer.training.evidence import FitPlan, fit_branches
 from scperformer.training.fit_linear import LinearOptions
+from scperformer.training.folds import evidence_folds
 from scperformer.training.scales import branch_scales
 
 LENGTHS = (1000, 4000, 16_907)
@@ -303,7 +304,7 @@ def unexpressed(arguments: argparse.Namespace) -> None:
             cells = Cells(x, tokens)
             if way == "memory":
                 with torch.inference_mode():
-                    network.encoder.memory()  # once per model
+                    network.encoder.unexpressed.memory(training=False)  # once per model
             start = time.perf_counter()
             predict_cells(network, cells, BATCH_SIZE)
             seconds[way].append((time.perf_counter() - start) / len(cells))
@@ -400,7 +401,8 @@ def called(x: csr_matrix, labels: np.ndarray, variant: str, seed: int) -> dict[s
     cfg = make_config("train", [*words, *options])
     begin = time.process_time()
     with constant_queries() if CONSTANT in variant.split(",") else nullcontext():
-        fitted = fit_branches(x, labels, linear_options=LINEAR_OPTIONS if is_linear else None, cfg=cfg)
+        plan = FitPlan(cfg, LINEAR_OPTIONS if is_linear else None)
+        fitted = fit_branches(x, labels, plan, evidence_folds(labels, cfg.seed))
     seconds = time.process_time() - begin
     assert fitted.held_out is not None
     return {"logits": fitted.held_out.logits, "labels": fitted.held_out.labels, "seconds": np.array(seconds)}

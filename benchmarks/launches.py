@@ -14,7 +14,7 @@ from attention import LENGTH
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scperformer.attention import fused, linear_attention
+from scperformer.attention import fused, fused_causal, linear_attention
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
 
@@ -79,11 +79,11 @@ def count(form: str, with_kernels: bool, backward: bool) -> Counter:
         if not with_kernels:
             out = made.packed(qkv, keep)
         elif made.is_causal:  # without the look at the result that a tensor without content does not allow
-            directions = exponents["directions"].to(qkv.dtype)
+            directions = exponents.directions.to(qkv.dtype)
             none = directions.new_zeros(SIZES.num_heads, len(directions), dtype=torch.float32)
-            out, _ = fused._Causal.apply(qkv, keep, directions, none, exponents["square"])
+            out, _ = fused_causal._Causal.apply(qkv, keep, directions, none, exponents.square)
         else:
-            out = fused.attend(qkv, keep, **exponents)
+            out = fused.attend(qkv, keep, exponents)
         if backward:
             out.backward(torch.ones_like(out))
     return counter

@@ -42,7 +42,7 @@ class Organ:
     """What is known of a file: whether options are chosen by it, its tissues, and the types of its labels."""
 
     name: str
-    use: str  # choose or report
+    use: str  # development or test
     right: list[str]
     near: list[str]
     labels: dict[str, list[str]]

@@ -875,7 +875,7 @@ def files() -> list[ad.AnnData]:
 
 
 @cache
-def model() -> "scperformer.model.load.Model":
+def model() -> "scperformer.annotation.fitted.Model":
     return scperformer.load_model()
 
 

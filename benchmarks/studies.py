@@ -1,14 +1,14 @@
 """Queries of another study than the reference: accuracy, unknown cells, expected accuracy; and several studies.
 
     python benchmarks/studies.py pairs FOLDER runs.jsonl                   # every pair, row and column, seed 0
-    python benchmarks/studies.py pairs FOLDER runs.jsonl --use choose      # the pairs by which options are chosen
+    python benchmarks/studies.py pairs FOLDER runs.jsonl --use development     # the pairs by which options are chosen
     python benchmarks/studies.py several FOLDER runs.jsonl --queries pbmc3k
     python benchmarks/studies.py doublets FOLDER runs.jsonl
 
 `pairs`: a reference and a query of another study, chemistry, condition or species. The labels of both are merged,
 after the prediction, to what both mean: to naive and memory CD4 T cells, or CD14 and CD16 monocytes, if both studies
 tell them apart. Labels of no type of blood, such as activated T cells, are left out. Options are chosen by the pairs
-of CHOOSING; the others report. In the files of another tissue all cells are unknown.
+of DEVELOPMENT; the others are test pairs. In the files of another tissue all cells are unknown.
 
 `several`: each query is annotated by models of the studies of other laboratories: by each alone, by pairs and by three
 joined, as `train` does with several files, and by one model of the cells of all three over the genes that these share.
@@ -38,8 +38,8 @@ from scipy import sparse
 from sklearn.metrics import accuracy_score, f1_score
 
 import scperformer as scp
+from scperformer.annotation.fitted import Model
 from scperformer.labels.joining import StudyLabels, join_labels
-from scperformer.model.load import Model
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.trust.confidence import calibration_error
@@ -114,7 +114,13 @@ STUDIES = {
     "baron_mouse": Study("baron_pancreas_mini.h5ad", where=("species", "mouse"), tissue="pancreas"),
 }
 ZHENG = ("zheng_sorted", "zheng_scminer")
-CHOOSING = (*ZHENG, "symphony_3v1", "symphony_3v2", "mixology_dropseq", "baron_mouse")  # queries; the others report
+DEVELOPMENT = (
+    *ZHENG,
+    "symphony_3v1",
+    "symphony_3v2",
+    "mixology_dropseq",
+    "baron_mouse",
+)  # queries; the others are test queries
 REFERENCES = ("pbmc3k", "zheng_sorted", "kang_ctrl", "symphony_3v2", "mixology_celseq", "mixology_dropseq")
 REFERENCES = (*REFERENCES, "baron_human", "baron_mouse")
 LEFT_OUT = ("B", "NK", "Monocyte", "DC")  # types of which the reference has no cell, to see whether they are found
@@ -146,8 +152,8 @@ class Task:
 
     @property
     def use(self) -> str:
-        """What the task is for: to choose options, or to report."""
-        return "choose" if self.query in CHOOSING else "report"
+        """Whether options may be chosen by the task (development) or not (test)."""
+        return "development" if self.query in DEVELOPMENT else "test"
 
 
 def tasks_of(references: Sequence[str], use: str | None) -> list[Task]:
@@ -405,7 +411,7 @@ def several_scores(
 
 
 def joined_table(lines: pd.DataFrame) -> str:
-    """A Markdown table of accuracy and macro-F1 for each query, with means over the queries that choose and report."""
+    """A Markdown table of accuracy and macro-F1 for each query, with means over development and test queries."""
     scores = ["accuracy", "macro_f1"]
     is_pooled = lines["reference"] == POOLED
     single, pair, three = (lines[~is_pooled & (lines["num_studies"] == number)] for number in (1, 2, 3))
@@ -414,8 +420,8 @@ def joined_table(lines: pd.DataFrame) -> str:
     columns |= {"three studies": three, POOLED: lines[is_pooled]}
     text = [f"| accuracy / macro-F1 | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     queries = {query: [query] for query in dict.fromkeys(lines["query"])}
-    choosing = [query for query in queries if query in CHOOSING]
-    uses = {"choose": choosing, "report": [query for query in queries if query not in CHOOSING]}
+    development = [query for query in queries if query in DEVELOPMENT]
+    uses = {"development": development, "test": [query for query in queries if query not in DEVELOPMENT]}
     rows = queries | {f"**{use} ({len(names)})**": names for use, names in uses.items() if names}
     for name, chosen in rows.items():
         means = (part[part["query"].isin(chosen)].groupby("query")[scores].mean().mean() for part in columns.values())
@@ -501,7 +507,7 @@ def main() -> None:
         step.add_argument("--seeds", type=int, nargs="+", default=[0])
         if run is pairs:
             step.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
-            step.add_argument("--use", choices=["choose", "report"])
+            step.add_argument("--use", choices=["development", "test"])
             step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
             names = [row.name for row in ROWS]
             step.add_argument("--rows", nargs="+", choices=names, default=names)

@@ -1,7 +1,7 @@
 """Files without a model: tissue found, accuracy, unknown cells and expected accuracy, beside other methods.
 
-    python benchmarks/tissues.py FOLDER                  # choosing and reporting files, whole and cut
-    python benchmarks/tissues.py FOLDER --use choose     # the files by which options are chosen
+    python benchmarks/tissues.py FOLDER                  # development and test files, whole and cut
+    python benchmarks/tissues.py FOLDER --use development     # the files by which options are chosen
     python benchmarks/tissues.py FOLDER --mixtures       # cells that the tissue lacks, among cells that it has
     python benchmarks/tissues.py FOLDER --organs         # 21 files of other organs, in FOLDER/organs
     python benchmarks/tissues.py --sisters               # each tissue annotated by others of its organ; needs no files
@@ -9,8 +9,8 @@
 FOLDER has the files of `FILES`. Labels of a file and of a tissue are merged, after the calls, to what both mean. The
 other methods get the profiles of the same tissue: logistic regression on the same simulated cells, the nearest profile
 by Spearman's correlation, as in SingleR without its fine-tuning, and the package singler, if it is installed (1,000
-cells of each file). The quantiles of trust/resemblance.py are printed from the choosing files: the resemblance of known
-cells, relative to the usual one of their file, averaged over the files.
+cells of each file). The quantiles of trust/resemblance.py are printed from the development files: the resemblance of
+known cells, relative to the usual one of their file, averaged over the files.
 
 `--organs`: see benchmarks/organs.py; with `--use`, files of this use alone.
 
@@ -110,7 +110,7 @@ class File:
     """A file of another study than the collection."""
 
     name: str
-    use: str  # choose or report
+    use: str  # development or test
     tissue: str | None  # None: no tissue of the collection
     types: list[tuple[str, str | None]]
     pick: Callable[[ad.AnnData], np.ndarray] | None = None
@@ -133,17 +133,17 @@ def _not_in_the_other(cells: ad.AnnData) -> np.ndarray:
 
 
 FILES = [
-    File("pbmc3k", "choose", "blood", BLOOD),
-    File("zheng_sorted_pbmc", "choose", "blood", BLOOD),
-    File("kang_ifnb_13999", "choose", "blood", BLOOD, _condition("STIM")),
-    File("baron_pancreas_mouse", "choose", "mouse pancreas", PANCREAS),
-    File("zilionis_mouse_lung_800", "choose", "mouse lung", LUNG),
-    File("mixology_lung_celllines", "choose", None, []),
-    File("zheng_sorted_scminer_3500", "report", "blood", BLOOD, _not_in_the_other),
-    File("kang_ifnb_13999", "report", "blood", BLOOD, _condition("CTRL")),
-    *(File("symphony_pbmc_1200_1767genes", "report", "blood", BLOOD, _assay(name)) for name in ("3pv1", "3pv2", "5p")),
-    File("baron_pancreas_human", "report", "pancreas", PANCREAS),
-    *(File("baron_pancreas_human", "report", "pancreas", PANCREAS, _donor(number)) for number in range(4)),
+    File("pbmc3k", "development", "blood", BLOOD),
+    File("zheng_sorted_pbmc", "development", "blood", BLOOD),
+    File("kang_ifnb_13999", "development", "blood", BLOOD, _condition("STIM")),
+    File("baron_pancreas_mouse", "development", "mouse pancreas", PANCREAS),
+    File("zilionis_mouse_lung_800", "development", "mouse lung", LUNG),
+    File("mixology_lung_celllines", "development", None, []),
+    File("zheng_sorted_scminer_3500", "test", "blood", BLOOD, _not_in_the_other),
+    File("kang_ifnb_13999", "test", "blood", BLOOD, _condition("CTRL")),
+    *(File("symphony_pbmc_1200_1767genes", "test", "blood", BLOOD, _assay(name)) for name in ("3pv1", "3pv2", "5p")),
+    File("baron_pancreas_human", "test", "pancreas", PANCREAS),
+    *(File("baron_pancreas_human", "test", "pancreas", PANCREAS, _donor(number)) for number in range(4)),
 ]
 
 
@@ -352,7 +352,7 @@ def sisters() -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--use", choices=["choose", "report"])
+    parser.add_argument("--use", choices=["development", "test"])
     parser.add_argument("--rows", nargs="*", default=list(ROWS))
     parser.add_argument("--mixtures", action="store_true")
     parser.add_argument("--organs", action="store_true")
@@ -378,7 +378,9 @@ def main() -> None:
                 lines.append(row_of(arguments.folder, file, row))
                 print({name: value for name, value in lines[-1].items() if name != "resemblances"}, flush=True)
     table = pd.DataFrame(lines)
-    known = [line for line in lines if line["use"] == "choose" and line["row"] == "whole" and "resemblances" in line]
+    known = [
+        line for line in lines if line["use"] == "development" and line["row"] == "whole" and "resemblances" in line
+    ]
     if known:
         grid = np.linspace(0, QUANTILES[-1], 1000)
         shares = np.mean(

@@ -18,6 +18,7 @@ release = version = scperformer.__version__
 extensions = [
     "myst_nb",  # Markdown; runs the tutorials
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",  # a page for each name of docs/api.md, in docs/generated
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinxcontrib.mermaid",

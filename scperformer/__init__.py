@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scperformer import pl as pl
+    from scperformer.annotation.load import load_model as load_model
     from scperformer.api import adapt as adapt
     from scperformer.api import annotate as annotate
     from scperformer.api import check as check
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from scperformer.attention.linear_attention import LinearAttention as LinearAttention
     from scperformer.attention.registry import register_attention as register_attention
     from scperformer.base.errors import InputError as InputError
-    from scperformer.model.load import load_model as load_model
 
 __version__ = version("scperformer")
 
@@ -54,7 +54,7 @@ _MODULES = {
     "attention.base": ("Attention", "AttentionOptions"),
     "attention.registry": ("register_attention",),
     "base.errors": ("InputError",),
-    "model.load": ("load_model",),
+    "annotation.load": ("load_model",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["pl", *_MODULE_OF]

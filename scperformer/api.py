@@ -22,21 +22,21 @@ from anndata import AnnData
 
 from scperformer.base.errors import InputError, require_path
 from scperformer.base.progress import say
+from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.config.annotation import AnnotationOptions, PredictConfig
 from scperformer.config.compose import Schema, make_options
 from scperformer.config.descriptions import option_texts
 from scperformer.config.steps import AdaptConfig, CheckConfig, EvaluateConfig, ExplainConfig, ModelsConfig, ReportConfig
 from scperformer.config.training import PretrainOptions, TrainOptions
-from scperformer.io.read import open_cells
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
 from scperformer.model.tissues import COMMON, collection
 from scperformer.results.run import evaluate_cells, explain_sample, write_page
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.annotation.fitted import Model
     from scperformer.attention.base import Attention
     from scperformer.attention.tokens import Batch
-    from scperformer.model.load import Model
     from scperformer.results.check import Checks
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.explain import Explanation
@@ -135,7 +135,8 @@ def _path_of(model: "Model | File | None") -> File | None:
 
 def _loaded(model: "Model | File | None", model_path: str | None) -> "Model":
     """Return the model, or load the one that the options name."""
-    from scperformer.model.load import Model, load_model
+    from scperformer.annotation.fitted import Model
+    from scperformer.annotation.load import load_model
 
     return model if isinstance(model, Model) and model_path == str(model.path) else load_model(model_path)
 
@@ -171,7 +172,7 @@ class Trained:
 
     def load(self) -> "Model":
         """Load the model."""
-        from scperformer.model.load import load_model
+        from scperformer.annotation.load import load_model
 
         return load_model(self.path)
 
@@ -462,7 +463,7 @@ def annotate(
     if written := [name for name in ("output", "output_dir", "markers") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError("output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out")
-    say(annotate_cells(cells, _named(model, cfg), cfg, whole))
+    say(annotate_cells(cells, _named(model, cfg), cfg, whole).text)
     return cells
 
 
@@ -491,10 +492,8 @@ def embed(
     cfg = _options(PredictConfig, _one(cells), options, threads=threads, **named)
     whole = _in_memory(full_sample)
     ready = _named(model, cfg)
-    if isinstance(cells, AnnData):
-        return embed_cells(cells, ready, cfg, whole=whole)
-    with open_cells(os.fspath(cells), cfg.orientation) as opened:
-        return embed_cells(opened, ready, cfg, os.fspath(cells), whole)
+    with open_cells(cells if isinstance(cells, AnnData) else os.fspath(cells), cfg) as opened:
+        return embed_cells(opened, ready, cfg, whole)
 
 
 @documented(
@@ -524,7 +523,7 @@ def tokens(
     if ready is None:
         remedy = "add model=..., such as scperformer.load_model()"
         raise InputError("no-model", "no model", "the model whose network takes the tokens", remedy)
-    query = find_query(cells, ready.saved, cfg, "the cells")
+    query = find_query(OpenedCells(cells, cfg, "the cells"), ready.saved)
     found = Cells(query.all_cells(), ready.tokens, measured=query.measured)
     return found.batch(np.arange(len(found)))
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -26,7 +25,8 @@ from scperformer.training.fit_linear import LinearOptions
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
 
-from scperformer.training import train as training  # after that
+from scperformer.training import strategies  # after that
+from scperformer.training.choose_linear import choose_linear_options
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,12 +37,22 @@ NUM_CELLS, NUM_GENES = 120, 200
 LABELS = ("B cell", "T cell", "Monocyte")
 
 
-def quick_linear_options(x, labels, seed, batches=None) -> Any:
-    """Stand in for `choose_linear_options`, without its cross-validation."""
-    return LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="standard")
+QUICK_OPTIONS = LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="standard")
 
 
-training.choose_linear_options = quick_linear_options
+@pytest.fixture(scope="session", autouse=True)
+def _quick_linear_options() -> Iterator[None]:
+    """Leave out the cross-validation that chooses the options of the linear branch: most tests are about others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies, "choose_linear_options", lambda *_, **__: QUICK_OPTIONS)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _chosen_linear_options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the options of the linear branch in tests with the mark `chosen_linear_options`."""
+    if request.node.get_closest_marker("chosen_linear_options"):
+        monkeypatch.setattr(strategies, "choose_linear_options", choose_linear_options)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +126,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scperformer.training.scales.MIN_GAIN", -np.inf)
-        patch.setattr("scperformer.training.train.MIN_ERRORS", 0.0)
+        patch.setattr("scperformer.training.strategies.MIN_ERRORS", 0.0)
         return run_train(make_config("train", [f"inputs=['{reference}']", "ontology=none", *options]))
 
 
@@ -278,3 +288,9 @@ def rich(counts_adata):
     adata.obsp["distances"] = adata.X @ adata.X.T
     adata.uns["nested"] = {"a": {"b": np.arange(3)}, "text": "x"}
     return adata
+
+
+@pytest.fixture(scope="session")
+def pbmc3k() -> ad.AnnData:
+    """1,000 PBMC x 13,714 genes of counts; tests that change them copy them first."""
+    return ad.read_h5ad(Path(__file__).parents[1] / "data" / "pbmc3k.h5ad")[:1000].copy()

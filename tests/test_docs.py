@@ -141,7 +141,7 @@ def test_blocks_run(page, example, tmp_path, run, monkeypatch):
             run(line, shutil.copytree(folder, tmp_path / f"{block.line}-{number}", symlinks=True) if alone else folder)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("tutorial*.md")), ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.read_text().startswith("---\n")], ids=name)
 def test_notebooks_name_their_kernel_as_jupyter_demands(page):
     kernel = next(yaml.safe_load_all(page.read_text(encoding="utf-8").partition("\n# ")[0]))["kernelspec"]
     assert kernel == {"display_name": "Python 3", "name": "python3"}
@@ -172,6 +172,24 @@ def test_tissues_are_described():
         is_merged = (labels["set"] == tissue.set) & (labels["merged"] != "") & (tissue.orthologs_of == "")
         for label in labels[is_merged].itertuples():
             assert [tissue.name, label.label, label.merged] in merged
+
+
+@pytest.mark.slow
+def test_pictures_are_those_of_the_command(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import pictures
+
+    assert pictures.rule_graph() in (ROOT / "docs/workflow.md").read_text(encoding="utf-8")
+    pictures.draw(tmp_path)
+    drawn = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    assert {*drawn, "report.png"} == {file.name for file in (ROOT / "docs").glob("*.png")}
+    assert sum(drawn.values()) < 1_000_000
+
+
+def test_pictures_exist():
+    for page in PAGES:
+        shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+        assert [file for file in shown if not (page.parent / file).is_file()] == []
 
 
 def test_each_block_is_run_or_says_why_not():

@@ -6,18 +6,19 @@ from pathlib import Path
 
 from anndata import AnnData
 
-from scperformer.annotation.adapt import accuracy_beside, fit_to_coverage, known_accuracy
 from scperformer.annotation.coverage import Coverage, find_coverage
+from scperformer.annotation.fitted import Model, accuracy_beside, known_accuracy
+from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
+from scperformer.cells.opened import open_cells
 from scperformer.cells.query import find_query
 from scperformer.config.steps import AdaptConfig
 from scperformer.io.gene_lists import is_gene_list, read_genes
 from scperformer.io.gene_overlap import find_panel
-from scperformer.io.read import default_output, open_cells
+from scperformer.io.read import default_output
 from scperformer.model.folder import MODEL, load_reference_cells, write_model
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import Model, load_model
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def write_adapted(cfg: AdaptConfig, model: Model | None = None, cells: AnnData |
         found = f"a model that keeps no cells ({model.path})"
         raise InputError("no-kept-cells", found, "kept cells", model.saved.how_to_complete)
     with torch_state_kept():
-        adapted = fit_to_coverage(model, reference_cells, _coverage_of(cells, model.saved, cfg))
+        adapted = model.refit(reference_cells, _coverage_of(cells, model.saved, cfg))
     write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
     accuracy = accuracy_beside(known_accuracy(adapted), known_accuracy(model.saved))
     log.info("written: %s; on reference cells with its %s genes: %s", output, f"{len(adapted.genes):,}", accuracy)
@@ -42,11 +43,9 @@ def write_adapted(cfg: AdaptConfig, model: Model | None = None, cells: AnnData |
 
 def _coverage_of(cells: AnnData | None, saved: SavedModel, cfg: AdaptConfig) -> Coverage:
     """Return the genes of a model that cells in memory, a file or a list has, and the depth if it is known."""
-    if cells is not None:
-        return find_coverage(find_query(cells, saved, cfg))
     path = cfg.inputs[0]
-    if is_gene_list(path):
+    if cells is None and is_gene_list(path):
         genes = read_genes(path, saved.genes)
         return Coverage(find_panel(genes, saved.genes, "model", species=cfg.species, path=path), None)
-    with open_cells(path, cfg.orientation) as opened:
-        return find_coverage(find_query(opened, saved, cfg, path))
+    with open_cells(path if cells is None else cells, cfg) as opened:
+        return find_coverage(find_query(opened, saved))

@@ -14,8 +14,7 @@ Shape letters: K groups of cells, C labels, G genes. Means are counts per 10,000
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -23,9 +22,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.linalg import eigh
 from scipy.sparse import csr_matrix
 
-from scperformer.annotation.adapt import Adapted
-from scperformer.annotation.columns import CLUSTER_ENTRIES, cluster_texts, lost_cells
+from scperformer.annotation.adapted import Adapted
+from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.coverage import seen_rows
+from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord
 from scperformer.cells.quality import technical
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
@@ -88,92 +88,121 @@ def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
 class Checked:
     """What was found in the cells of a query."""
 
-    record: dict[str, Any]
+    record: CheckRecord
     returned: np.ndarray  # bool: unknown cells that get their label back
     column: pd.Categorical | None = None  # what the cells of clusters to check look like, else missing
 
 
-def check_clusters(adapted: Adapted, calls: pd.DataFrame, unknown: np.ndarray, is_cell: np.ndarray) -> Checked:
+def check_clusters(adapted: Adapted, table: pd.DataFrame, unknown: np.ndarray) -> Checked:
     """Find the clusters of a query that are to be checked, and the unknown cells that get their label back; log both.
 
-    Parameters
-    ----------
-    calls
-        Of each cell, as `gather_predictions` returns them.
-    unknown, is_cell
-        The cells that are unknown, and those that are no empty droplets; boolean.
+    `table` has the predictions of each cell, as `gather_predictions` returns them; `unknown` cells are given by a
+    boolean.
     """
-    best = calls["best"].to_numpy()
-    confidence = calls["family" if "family" in calls else "confidence"].to_numpy()
-    is_cell = is_cell & ~calls["empty"].to_numpy()
     query = adapted.query.of_genes(adapted.query.measured)
-    saved = adapted.model.saved
-    genes = np.array(saved.genes)[adapted.query.measured]
-    labels = np.array(saved.labels, dtype=object)
-    means_CG = adapted.label_means
-    returned = np.zeros(len(best), dtype=bool)
+    is_cell = query.findings.is_cell & ~table["empty"].to_numpy()
     rows = seen_rows(query)
     rows = rows[is_cell[rows]]
-    profiles = None
-    if means_CG is None:
-        problem = "this needs stored cells of one reference, and no adapt=false"
-    elif not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
-        problem = "its cells are of another tissue"
-    else:
-        profiles = find_profiles((saved.name, saved.tissue), genes.tolist(), means_CG)
-        problem = f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
-    if profiles is None or means_CG is None:
-        text = f"clusters were not checked: {problem}"
+    profiles = _profiles_for(adapted, len(rows))
+    if isinstance(profiles, str):
+        text = f"clusters were not checked: {profiles}"
         log.info("%s: %s", query.path, text)
-        return Checked({"text": text}, returned)
+        return Checked(CheckRecord(text=text), np.zeros(len(table), dtype=bool))
+    found = _find_clusters(query, adapted, table, rows, profiles)
+    place = np.full(len(table), -1)
+    column = None
+    title = collection().title(profiles.tissue)
+    record = CheckRecord(text="", tissue=title, num_looked_at=len(rows), num_clusters=found.num_clusters)
+    if found.clusters is None:
+        record.text = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
+    elif not len(found.table):
+        record.text = "no cluster to check: all resemble the types of their labels"
+    else:
+        of_cell = np.concatenate([found.clusters.nearest(query.block(start)) for start in query.starts()])
+        of_cell[rows] = found.clusters.numbers
+        for number, listed_as in zip(found.table["number"], found.table["place"], strict=True):
+            place[is_cell & (of_cell == number)] = listed_as
+        groups = found.table.groupby("place")
+        clusters = groups.first()
+        clusters["label"] = groups["label"].agg(lambda names: ", ".join(dict.fromkeys(names)))
+        clusters["num_cells"] = np.bincount(place[place >= 0])
+        column = pd.Categorical.from_codes(place, clusters["looks_like"])
+        values = {name: clusters[name].to_numpy() for name in CLUSTER_ENTRIES}
+        record = replace(record, text=f"clusters to check: {len(clusters)}", **values)
+    log.info("%s: %s", query.path, record.text)
+    for text in record.sentences:
+        log.warning("%s: to check: %s", query.path, text)
+    returned = _returned_cells(query, adapted, table[is_cell], unknown[is_cell], place[is_cell] >= 0, found)
+    record.num_returned = len(returned)
+    return Checked(record, np.isin(np.arange(len(table)), returned), column)
 
+
+def _profiles_for(adapted: Adapted, num_seen: int) -> Profiles | str:
+    """Return the profiles with which the labels of a model are compared, or why there are none."""
+    if adapted.label_means is None:
+        return "this needs stored cells of one reference, and no adapt=false"
+    if not num_seen or (adapted.shift is not None and adapted.shift.kind == FAR):
+        return "its cells are of another tissue"
+    saved = adapted.saved
+    genes = np.array(saved.genes)[adapted.query.measured].tolist()
+    profiles = find_profiles((saved.name, saved.tissue), genes, adapted.label_means)
+    return profiles or f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
+
+
+@dataclass
+class _Found:
+    """Clusters of some cells, beside profiles."""
+
+    profiles: Profiles
+    clusters: Clusters | None  # None: too few cells
+    num_clusters: int
+    table: pd.DataFrame  # of the clusters to check, the most different first
+    study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
+
+
+def _find_clusters(
+    query: Query, adapted: Adapted, predictions: pd.DataFrame, rows: np.ndarray, profiles: Profiles
+) -> _Found:
+    """Cluster some cells of a query, and find the clusters that resemble another type than their labels do."""
+    saved = adapted.saved
+    genes = np.array(saved.genes)[adapted.query.measured]
+    best = predictions["best"].to_numpy()[rows]
     x = query.some(rows)
     clusters = fit_clusters(x, technical(genes)) if len(rows) >= MIN_CELLS else None
     numbers = np.zeros(len(rows), dtype=np.int64) if clusters is None else clusters.numbers
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(rows)))
-    table, study_G = _compare_clusters(
-        x, best[rows], [numbers == number for number in large], profiles, means_CG, genes
-    )
-    table = table.assign(number=large, label=labels[table["called"]])
+    assert adapted.label_means is not None
+    groups = [numbers == number for number in large]
+    table, study_G = _compare_clusters(x, best, groups, profiles, adapted.label_means, genes)
+    table = table.assign(number=large, label=np.array(saved.labels, dtype=object)[table["called"]])
     is_other = (table["difference"] >= MIN_DIFFERENCE) & (table["resemblance"] >= MIN_RESEMBLANCE)
     table = table[is_other].sort_values("difference", ascending=False, kind="stable")
     table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
-    table = table[table["place"] < MAX_LISTED]
+    return _Found(profiles, clusters, len(large), table[table["place"] < MAX_LISTED], study_G)
 
-    title = collection().title(profiles.tissue)
-    record: dict[str, Any] = {"tissue": title, "num_looked_at": len(rows), "num_clusters": len(large)}
-    place = np.full(len(best), -1)
-    column = None
-    if clusters is None:
-        record["text"] = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
-    elif not len(table):
-        record["text"] = "no cluster to check: all resemble the types of their labels"
-    else:
-        of_cell = np.concatenate([clusters.nearest(query.block(start)) for start in query.starts()])
-        of_cell[rows] = numbers
-        for number, listed_as in zip(table["number"], table["place"], strict=True):
-            place[is_cell & (of_cell == number)] = listed_as
-        listed = table.groupby("place").first()
-        listed["label"] = table.groupby("place")["label"].agg(lambda names: ", ".join(dict.fromkeys(names)))
-        listed["num_cells"] = np.bincount(place[place >= 0])
-        column = pd.Categorical.from_codes(place, listed["looks_like"])
-        record["text"] = f"clusters to check: {len(listed)}"
-        record |= {name: listed[name].to_numpy() for name in CLUSTER_ENTRIES}
-    log.info("%s: %s", query.path, record["text"])
-    for text in cluster_texts(record):
-        log.warning("%s: to check: %s", query.path, text)
 
-    for label in lost_cells(best[is_cell], unknown[is_cell]):
-        cells = unknown & is_cell & (best == label) & (place < 0)
-        if labels[label] in saved.others:  # which are not named
+def _returned_cells(
+    query: Query, adapted: Adapted, table: pd.DataFrame, unknown: np.ndarray, is_listed: np.ndarray, found: _Found
+) -> np.ndarray:
+    """Return the numbers of the rows of unknown cells that keep their label: together they resemble its type.
+
+    `table` has the predictions of the cells, of which some are `unknown`, and some in a cluster to check, `is_listed`.
+    """
+    saved = adapted.saved
+    best = table["best"].to_numpy()
+    confidence = table["family" if "family" in table else "confidence"].to_numpy()
+    returned = []
+    for label in lost_cells(best, unknown):
+        cells = unknown & (best == label) & ~is_listed
+        if saved.labels[label] in saved.others or not cells.any():  # the others are not named
             continue
-        is_sure = cells.any() and confidence[cells].mean() >= MIN_CONFIDENCE
-        if is_sure and _is_of_type(query, np.flatnonzero(cells), label, profiles, study_G):
-            returned |= cells
+        rows = table.index[cells].to_numpy()
+        is_sure = confidence[cells].mean() >= MIN_CONFIDENCE
+        if is_sure and _is_of_type(query, rows, label, found.profiles, found.study_G):
+            returned.append(rows)
             text = "%s: %s novel cells keep the label %s, as together they resemble its type"
-            log.info(text, query.path, f"{cells.sum():,}", labels[label])
-    record["num_returned"] = int(returned.sum())
-    return Checked(record, returned, column)
+            log.info(text, query.path, f"{len(rows):,}", saved.labels[label])
+    return np.concatenate([np.arange(0), *returned])
 
 
 def _compare_clusters(

@@ -4,34 +4,28 @@ The names are here, too; `check` and the reports read them without torch.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from anndata import AnnData
 from scipy.sparse import spmatrix
-from scipy.special import softmax
 
+from scperformer.annotation.expectation import probabilities
+from scperformer.annotation.label_options import LabelOptions
+from scperformer.annotation.predictions import Blocks
+from scperformer.annotation.record import QualityRecord
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
-from scperformer.cells.detect import gene_table
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.quality import cell_quality, low_quality, mitochondrial
 from scperformer.cells.query import Query
-from scperformer.io.h5ad import BackedH5ad
-from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
-from scperformer.model.saved_model import SavedModel
-from scperformer.trust.confidence import calibration
 from scperformer.trust.conformal import label_sets, set_texts, set_threshold
 from scperformer.trust.doublets import Doublets
 from scperformer.trust.shift import MIN_CELLS
-
-if TYPE_CHECKING:
-    from scperformer.annotation.predictions import Read
 
 log = logging.getLogger(__name__)
 
@@ -44,45 +38,36 @@ REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
 
 PREDICTION_ENTRIES = ("scores", "empty", "by_encoder", "baseline", "gains", "counts")
-CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
 MANY_LOST = 0.2  # share of the cells of a label that are unknown
 MIN_LOST = 3  # cells; fewer say too little about a label
 ONE_TYPE = 0.9  # whole blood samples have up to .64 of their cells in a parent of at most half of the labels, parts 1.0
-MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
 NO_DOUBLETS = "not looked for (needs counts, stored cells of one reference of this tissue, and no adapt=false)"
 LOOKED_AT = 1000  # cells whose genes are counted
 
 
-def require_not_annotated(
-    cells: AnnData | BackedH5ad, key: str, path: str = "the data", *, replace: bool = False
-) -> None:
+def require_not_annotated(cells: OpenedCells, key: str, *, replace: bool = False) -> None:
     """Refuse cells to which an annotation with this prefix cannot be added.
 
     They have entries of its names, which `replace` allows, or an index with the name of one of its columns.
     """
     columns = [f"{key}_{name}" for name in OBS_COLUMNS]
-    name = cells.index_name if isinstance(cells, BackedH5ad) else cells.obs.index.name
-    if name in columns:
-        found = f"'{name}' as the name of the index of obs of {path}"
-        raise InputError(
-            "index-name-taken",
-            found,
-            "a name that no column of the annotation has",
-            "rename the index, or set key_added=...",
-        )
+    if cells.index_name in columns:
+        found = f"'{cells.index_name}' as the name of the index of obs of {cells.path}"
+        expected = "a name that no column of the annotation has"
+        raise InputError("index-name-taken", found, expected, "rename the index, or set key_added=...")
     names = {"obs": columns, "obsm": [name.format(key) for name in OBSM], "uns": [key]}
-    existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
+    existing = cells.keys()
     taken = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
     if taken and not replace:
         more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
-        found = f"{path} already has {', '.join(taken[:3])}{more}"
+        found = f"{cells.path} already has {', '.join(taken[:3])}{more}"
         fixes = ["replace_annotation=true", f"key_added={key}_2"]
         remedy = "add replace_annotation=true to replace it, or key_added=... to keep both"
         raise InputError("annotation-exists", found, "no earlier annotation of this name", remedy, fixes)
 
 
 def gather_predictions(
-    read: "Read", tree: LabelTree | None, min_confidence: float, families: np.ndarray | None = None
+    blocks: Blocks, tree: LabelTree | None, min_confidence: float, families: np.ndarray | None = None
 ) -> pd.DataFrame:
     """Return what is needed of the calls of N cells in one table, without their probabilities.
 
@@ -91,20 +76,20 @@ def gather_predictions(
     as in `Predictions`; and `called` and `call_confidence`, the index of the called node of a
     label tree and its probability (without a tree, the label and its probability).
     """
-    blocks = []
-    for calls in read():
-        best = best_labels(calls.proba, families)
-        first = np.take_along_axis(calls.proba, best[:, None], axis=1)[:, 0]
-        others = calls.proba.copy()
+    tables = []
+    for block in blocks():
+        proba = block.proba
+        best = best_labels(proba, families)
+        first = np.take_along_axis(proba, best[:, None], axis=1)[:, 0]
+        others = proba.copy()
         np.put_along_axis(others, best[:, None], 0, axis=1)
-        second = others.max(axis=1)
-        called = (best, first) if tree is None else tree.call(calls.proba, best, min_confidence)
-        block = {"best": best, "confidence": first, "margin": first - second}
+        called = (best, first) if tree is None else tree.call(proba, best, min_confidence)
+        columns = {"best": best, "confidence": first, "margin": first - others.max(axis=1)}
         if families is not None:
-            block["family"] = np.where(families == families[best][:, None], calls.proba, 0).sum(axis=1)
-        block |= {name: getattr(calls, name) for name in PREDICTION_ENTRIES}
-        blocks.append(pd.DataFrame(block | dict(zip(("called", "call_confidence"), called, strict=True))))
-    return pd.concat(blocks, ignore_index=True)
+            columns["family"] = np.where(families == families[best][:, None], proba, 0).sum(axis=1)
+        columns |= {name: getattr(block, name) for name in PREDICTION_ENTRIES}
+        tables.append(pd.DataFrame(columns | dict(zip(("called", "call_confidence"), called, strict=True))))
+    return pd.concat(tables, ignore_index=True)
 
 
 def unknown_cells(
@@ -130,16 +115,6 @@ def lost_cells(labels: np.ndarray, unknown: np.ndarray) -> dict[Any, tuple[int, 
     return {label: (int(num_lost), int(num_cells)) for label, num_lost, num_cells in many.itertuples()}
 
 
-def cluster_texts(record: Mapping[str, Any]) -> list[str]:
-    """Return a sentence about each cluster to check, from what `check_clusters` records."""
-    clusters = pd.DataFrame({name: record.get(name, ()) for name in CLUSTER_ENTRIES})
-    return [
-        f"{row.num_cells:,} cells called {row.label} look like {row.looks_like}: too much {row.too_high}; "
-        f"too little {row.too_low}"
-        for row in clusters.itertuples()
-    ]
-
-
 def final_call(called: np.ndarray, names: Sequence[str], unknown: np.ndarray) -> pd.Categorical:
     """Return the called name of each of N cells, given by its index, or `NO_CALL` for those that are unknown.
 
@@ -150,7 +125,7 @@ def final_call(called: np.ndarray, names: Sequence[str], unknown: np.ndarray) ->
     return pd.Categorical.from_codes(codes, categories=names).remove_unused_categories()
 
 
-def name_columns(
+def named_columns(
     calls: pd.DataFrame, unknown: np.ndarray, labels: Sequence[str], terms: Sequence[str], tree: LabelTree | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the columns with names of labels, of obs and of the details.
@@ -182,32 +157,18 @@ def _renamed(codes: np.ndarray, names: list[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(places[codes], categories=categories).remove_unused_categories()
 
 
-def evidence(saved: SavedModel, unknown_fpr: float, mean_confidence: float) -> dict[str, Any]:
-    """Return the record of how confidences and flags behave on held-out cells of the reference."""
-    held_out = saved.held_out
-    assert held_out is not None
-    found = calibration(held_out.logits, held_out.labels)
-    found["bins"] = {name: np.array(values) for name, values in found["bins"].items()}
-    held_out_confidence = float(_probabilities(held_out).max(axis=1).mean())
-    return {
-        "calibration": found,
-        "novelty": {"unknown_fpr": unknown_fpr, "num_cells": len(held_out.labels)},
-        "fit": {"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
-    }
-
-
 def set_columns(
-    read: "Read", labels: Sequence[str], held_out: HeldOut, alpha: float, is_cell: np.ndarray
+    blocks: Blocks, labels: Sequence[str], held_out: HeldOut, alpha: float, is_cell: np.ndarray
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the set of labels of each cell that contains the true one with the probability 1 - alpha, and a record."""
-    proba = _probabilities(held_out)
+    proba = probabilities(held_out)
     draws = np.random.default_rng(0).random(len(proba))  # the same in each run
     threshold = set_threshold(proba, held_out.labels, draws, alpha)
     texts: list[str] = []
     sizes = []
-    for calls in read():
-        in_set = label_sets(calls.proba, calls.draws, threshold)
-        texts += set_texts(calls.proba, in_set, labels)
+    for block in blocks():
+        in_set = label_sets(block.proba, block.draws, threshold)
+        texts += set_texts(block.proba, in_set, labels)
         sizes.append(in_set.sum(axis=1).astype(np.int32))
     size = np.concatenate(sizes)
     record = {
@@ -218,38 +179,50 @@ def set_columns(
     return {"set": pd.Series(texts, dtype=object).astype("category"), "set_size": size}, record
 
 
-def _probabilities(held_out: HeldOut) -> np.ndarray:
-    return softmax(held_out.logits.astype(np.float64), axis=1)
-
-
 def quality_columns(
-    cells: AnnData | BackedH5ad, query: Query, calls: pd.DataFrame, doublets: Doublets | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    query: Query, table: pd.DataFrame, doublets: Doublets | None
+) -> tuple[dict[str, Any], QualityRecord]:
     """Return which cells are of low quality, by all genes of the file, or likely doublets, and a record."""
-    findings = query.plan.findings
-    with reading(query.path) if isinstance(cells, BackedH5ad) else nullcontext():
-        measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings)), findings)
+    findings = query.findings
+    with query.cells.reading():
+        measured = cell_quality(query.rows, mitochondrial(query.cells.var), findings)
     low, least_genes, highest_share = low_quality(measured, findings.is_cell)
-    scores = np.full(len(calls), np.nan)
-    note = NO_DOUBLETS
+    scores = np.full(len(table), np.nan)
     if doublets is not None:
-        is_cell = ~calls["empty"].to_numpy() & findings.is_cell
-        own = calls[is_cell]
+        is_cell = ~table["empty"].to_numpy() & findings.is_cell
+        own = table[is_cell]
         scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
-        note = ""
     is_doublet = scores > 1
-    num_low = int(low.sum())
-    num_doublets = int(is_doublet.sum())
+    record = QualityRecord(
+        num_low=int(low.sum()),
+        least_genes=least_genes,
+        highest_mitochondrial=highest_share,
+        num_doublets=int(is_doublet.sum()),
+        doublet_note=NO_DOUBLETS if doublets is None else "",
+    )
     text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); likely doublets: %s"
-    log.info(text, query.path, num_low, least_genes, 100 * highest_share, note or num_doublets)
-    record = {
-        "num_low": num_low,
-        "least_genes": least_genes,
-        "highest_mitochondrial": highest_share,
-        "num_doublets": num_doublets,
-        "doublet_note": note,
-    }
+    shown = record.doublet_note or record.num_doublets
+    log.info(text, query.path, record.num_low, least_genes, 100 * highest_share, shown)
     return dict(zip(QUALITY_COLUMNS, (low, scores.astype(np.float32), is_doublet), strict=True)), record
+
+
+def cluster_labels_columns(
+    table: pd.DataFrame, unknown: np.ndarray, blocks: Blocks, options: LabelOptions, query: Query
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns and the record of clusters, which known cells label by majority."""
+    is_cell = query.findings.is_cell
+    how = f"obs['{options.clusters}']"
+    clusters = options.cluster_of_cell
+    if clusters is None:
+        clusters = find_clusters(blocks, options.graph, is_cell, options.resolution)
+        place = "the embedding" if options.graph is None else "the neighbour graph of the file"
+        how = f"Leiden on {place}, resolution {options.resolution:g}"
+    columns, num_disagree = cluster_columns(table, options.labels, clusters, is_cell & ~unknown)
+    record = {"key": options.clusters, "how": how, "num_clusters": int(clusters.codes.max()) + 1}
+    text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
+    share = 100 * num_disagree / len(table)
+    log.info(text, query.path, options.clusters, record["num_clusters"], how, num_disagree, share)
+    return columns, record | {"num_disagree": num_disagree}
 
 
 def cluster_columns(
@@ -268,10 +241,10 @@ def cluster_columns(
     return columns, int(disagrees.sum())
 
 
-def find_clusters(read: "Read", graph: spmatrix | None, is_cell: np.ndarray, resolution: float) -> pd.Categorical:
+def find_clusters(blocks: Blocks, graph: spmatrix | None, is_cell: np.ndarray, resolution: float) -> pd.Categorical:
     """Cluster cells in a neighbour graph, or else by their embedding; barcodes that cannot be cells have no cluster."""
     rows = np.flatnonzero(is_cell)
-    embedding = np.concatenate([calls.embedding for calls in read()])
+    embedding = np.concatenate([block.embedding for block in blocks()])
     if graph is not None and len(rows) < len(embedding):
         graph = graph.tocsr()[rows][:, rows]
     numbers = np.full(len(is_cell), -1)
@@ -281,7 +254,7 @@ def find_clusters(read: "Read", graph: spmatrix | None, is_cell: np.ndarray, res
 
 def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:
     """Return a warning about cells with fewer genes than an imported model is made for; "" if there are none."""
-    num_genes = np.diff(query.some(query.spread(LOOKED_AT)).indptr)
+    num_genes = np.diff(query.some(query.findings.spread(LOOKED_AT)).indptr)
     num_few = int((num_genes < min_genes).sum())
     if not num_few:
         return ""

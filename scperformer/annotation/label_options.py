@@ -1,21 +1,17 @@
 """The options about labels, checked before any cell is called."""
 
 import logging
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
-from anndata import AnnData
-from anndata.io import read_elem
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference_labels import label_columns
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.io.h5ad import BackedH5ad
-from scperformer.io.safety import reading
 from scperformer.labels.cluster_votes import AUTO_CLUSTERS, RESOLUTION, USUAL_RESOLUTION
 from scperformer.labels.constraints import allowed_labels
 from scperformer.labels.ontology import find_terms, joined_by_terms
@@ -32,6 +28,7 @@ OF_PROFILES = 0.5  # confidence below which calls by profiles back off to a fami
 class LabelOptions:
     """The options about the C labels of a model and the N cells of a file."""
 
+    labels: list[str]
     terms: list[str]  # ontology id of each label
     tree: LabelTree | None
     families: np.ndarray | None  # of labels that are called together, int64 C (model/tissues.py)
@@ -46,10 +43,8 @@ class LabelOptions:
     graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
-def find_label_options(
-    cells: AnnData | BackedH5ad, saved: SavedModel, cfg: AnnotationOptions, path: str = "the data"
-) -> LabelOptions:
-    """Check the options about labels against a model and an open file, and read the clusters or the graph they need.
+def find_label_options(cells: OpenedCells, saved: SavedModel, cfg: AnnotationOptions) -> LabelOptions:
+    """Check the options about labels against a model and opened cells, and read the clusters or the graph they need.
 
     Raises
     ------
@@ -68,20 +63,18 @@ def find_label_options(
     clusters = None
     graph = None
     key = AUTO_CLUSTERS if cfg.clusters is None and cfg.markers is not None else cfg.clusters
-    with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
+    with cells.reading():
         if key == AUTO_CLUSTERS:
-            stored = cells.file.get("obsp", {}) if isinstance(cells, BackedH5ad) else cells.obsp
-            if "connectivities" in stored:  # the neighbour graph that scanpy has stored with the cells
-                graph = stored["connectivities"]
-                graph = read_elem(graph) if isinstance(cells, BackedH5ad) else graph
-                if graph.shape != (cells.n_obs, cells.n_obs):
-                    raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
+            graph = cells.neighbour_graph()
+            if graph is not None and graph.shape != (cells.n_obs, cells.n_obs):
+                raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
         elif key is not None:
-            clusters = _read_clusters(cells, key, path)
+            clusters = _read_clusters(cells, key)
     min_confidence = cfg.min_confidence
     if min_confidence is None:
         min_confidence = 0.0 if saved.families is None else OF_PROFILES
     return LabelOptions(
+        labels=saved.labels,
         terms=terms,
         tree=tree,
         families=saved.families,
@@ -97,16 +90,18 @@ def find_label_options(
     )
 
 
-def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> pd.Categorical:
+def _read_clusters(cells: OpenedCells, key: str) -> pd.Categorical:
     """Return the number of each cell's cluster, from 0, by a column of obs."""
-    obs = cells.columns([key]) if isinstance(cells, BackedH5ad) else cells.obs
+    obs = cells.columns([key])
     remedy = f"set clusters=... to a column of clusters, or clusters={AUTO_CLUSTERS}"
     if key not in obs:
         likely = listed(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
         remedy = did_you_mean(key, cells.obs.columns) + remedy
-        raise InputError("no-column", f"no column '{key}' in obs of {path}", likely or "a column of clusters", remedy)
+        raise InputError(
+            "no-column", f"no column '{key}' in obs of {cells.path}", likely or "a column of clusters", remedy
+        )
     clusters = label_texts(obs[key])
     if num := int(clusters.isna().sum()):
-        found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"
+        found = f"{num} of {len(obs)} cells of {cells.path} without a cluster in obs['{key}']"
         raise InputError("missing-clusters", found, "a cluster for each cell", f"fill them in, or {remedy}")
     return pd.Categorical(clusters)

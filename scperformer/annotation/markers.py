@@ -18,7 +18,6 @@ from scperformer.cells.normalisation import normalise
 from scperformer.cells.quality import technical
 from scperformer.cells.query import Query
 from scperformer.io.gene_matching import gene_symbols
-from scperformer.io.safety import reading
 from scperformer.labels.tree import NO_CALL
 
 log = logging.getLogger(__name__)
@@ -83,11 +82,11 @@ def cluster_markers(query: Query, annotation: Annotation) -> pd.DataFrame:
     clusters = obs[f"{key}_cluster"]
     shuffled = clusters.dropna().sample(frac=1, random_state=0)
     rows = np.sort(shuffled.groupby(shuffled, observed=True).head(MAX_CELLS).index.to_numpy())
-    with reading(query.path):
+    with query.cells.reading():
         stored = query.rows.some(rows)
-    names = pd.Index(gene_symbols(query.var.index))
+    names = pd.Index(gene_symbols(query.cells.var.index))
     is_first = ~names.duplicated()
-    x = normalise(stored, query.plan.findings, TARGET_SUM)[:, is_first]
+    x = normalise(stored, query.findings, TARGET_SUM)[:, is_first]
     markers = rank_markers(AnnData(x, var=pd.DataFrame(index=names[is_first])), clusters[rows], NUM_MARKERS)
     if not markers:
         found = f"cells of {query.path} in {clusters.nunique()} cluster{'s' if clusters.nunique() > 1 else ''}"

@@ -24,7 +24,7 @@ from scperformer.io.sheet import sample_names
 from scperformer.model.tissues import collection
 
 if TYPE_CHECKING:
-    from scperformer.model.load import Model  # needs torch
+    from scperformer.annotation.fitted import Model  # needs torch
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Failures:
             log.error("%s: %s", path, error)
             self.errors[path] = str(error)
             if not output.exists():  # an earlier output stays as it is
-                content = {"sample": _sample(output), "input": path, "error": str(error)}
+                content = {"sample": _sample(output), "input": path, "error": str(error), "code": error.code}
                 content["version"] = version("scperformer")
                 with new_file(failed_file(output), overwrite=True) as temporary:
                     temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")

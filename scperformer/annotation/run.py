@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scperformer.annotation import predict
+from scperformer.annotation.fitted import Model
+from scperformer.annotation.load import load_model
 from scperformer.annotation.outputs import (
     Failures,
     failed_file,
@@ -26,7 +28,6 @@ from scperformer.io.read import default_output, require_readable
 from scperformer.io.sheet import described_samples
 from scperformer.model.folder import names_model
 from scperformer.model.inference import choose_device
-from scperformer.model.load import Model, load_model
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +104,8 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, fail
                 log.info("written: %s", output)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_cells.append(len(annotation.obs))
-                num_unknown += annotation.record["num_unknown"]
-                if (same := path_of_content.setdefault(annotation.record["input"]["sha256"], path)) != path:
+                num_unknown += annotation.record.num_unknown
+                if (same := path_of_content.setdefault(annotation.record.input.sha256, path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             shown.update()
     if len(num_cells) > 1:

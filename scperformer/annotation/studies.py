@@ -18,14 +18,16 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.adapt import adapt_model
-from scperformer.annotation.predictions import predict_block
+from scperformer.annotation.joint import JointModel
+from scperformer.annotation.load import single_model
+from scperformer.annotation.predict import predict_all
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells.normalisation import linear
 from scperformer.cells.on_disk import Sample, choose_storage
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import read_batches
@@ -41,9 +43,8 @@ from scperformer.labels.joining import MAP, JointLabels, StudyLabels, join_label
 from scperformer.labels.ontology import read_pairs
 from scperformer.model.arrays import HeldOut
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import Model, as_model
 from scperformer.model.saved_model import SavedModel, Study
-from scperformer.training.run_folder import Run, training_run
+from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.scales import branch_scale
 from scperformer.training.train import load_reference, settled, source_of, train_on
 from scperformer.training.trainer import device_of
@@ -92,7 +93,7 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> 
 
 
 def _train_each(
-    studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: Run, paths: Sequence[Path]
+    studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
 ) -> SavedModel:
     """Train a model of each study in a folder of its own, and join them."""
     has_files = all(isinstance(cells, Path) for cells in studies.values())
@@ -169,7 +170,7 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
 
 
 def _joined(
-    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: Run, paths: Sequence[Path]
+    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
 ) -> SavedModel:
     """Return the model of all studies, without evidence."""
     means = {gene: [0.0] for gene in genes}
@@ -227,13 +228,12 @@ def _call_by_others(
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
     values: dict[str, Any] = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
-    predict = AnnotationOptions(inputs=[study.name], min_overlap=0.0, threads=cfg.trainer.threads, **values)
-    path = f"{study.name}, predicted by the other studies"
-    members = [as_model(other.saved, Path()) for other in others]
-    model = Model(replace(whole, studies=others), Path(), members=members)
-    query = find_query(adata, model.saved, predict, path)
-    adapted = adapt_model(model, query, predict, with_shift=True)
-    calls = [predict_block(adapted, start, predict) for start in adapted.query.starts()]
+    options = AnnotationOptions(inputs=[study.name], min_overlap=0.0, threads=cfg.trainer.threads, **values)
+    cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
+    members = [single_model(other.saved, Path()) for other in others]
+    model = JointModel(replace(whole, studies=others), Path(), members=members)
+    adapted = model.adapt(find_query(cells, model.saved), options, with_shift=True)
+    calls = predict_all(adapted)
     joint = np.concatenate([each.proba for each in calls]).astype(np.float64)
     right = np.where(meaning[rows], joint, -1.0).argmax(axis=1)
     return joint, right, np.concatenate([each.scores for each in calls])

@@ -5,33 +5,39 @@ are all simulated (benchmarks/NOTES.md), and no cross-validation, as simulated c
 """
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.annotation.coverage import NUM_ROUNDS, Coverage, adapted_model, reduced, seen_rows
+from scperformer.annotation.adapted import Adapted
+from scperformer.annotation.compare import NUM_ROUNDS, Comparison, MeasuredReference, shifts_of_batches
+from scperformer.annotation.coverage import Coverage, adapted_model, reduced, seen_rows
+from scperformer.annotation.expectation import Expectation, expected_by_profiles
+from scperformer.annotation.fitted import Fit, FittedModel, damaged_record
+from scperformer.annotation.record import CoverageRecord, Record, TissueRecord
 from scperformer.annotation.which_tissue import GIVEN, better_tissue, named_tissue, rank_tissues, require_tissue
+from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.profiles import simulated_counts
-from scperformer.cells.query import Expression, Query
-from scperformer.config.options import TissueOptions
+from scperformer.cells.query import Query
+from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.ontology import TABLE_VERSION, joined_by_terms, packaged_ontology
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.linear import linear_logits
-from scperformer.model.load import Model
 from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
 from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
 from scperformer.trust.batch_effect import correct_batch_effect, gene_factors
+from scperformer.trust.doublets import Doublets
 from scperformer.trust.resemblance import USUAL, Resemblance, fit_resemblance
 from scperformer.trust.shift import MIN_CELLS
 
@@ -43,8 +49,101 @@ SCALE = 1.0  # of the logits, before the probabilities are joined with those by 
 POWERS = (0.5, 2.0)
 
 
+@dataclass(repr=False)
+class TissueModel(FittedModel):
+    """The profiles of a tissue; the network is fitted to each file."""
+
+    def stored_cells(self, options: AnnotationOptions) -> ReferenceCells:
+        if not options.adapts:
+            found = f"adapt=false and the profiles of {self.saved.name}, which are no fitted model"
+            raise InputError("adapt-tissue", found, "a model named by model_path", "leave adapt=false out")
+        assert self.saved.reference_cells is not None
+        return self.saved.reference_cells
+
+    def fit(
+        self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
+    ) -> Fit:
+        assert stored is not None
+        return Fit(self.adapted_to(stored, coverage, seen.path, options.adapted_folder), is_adapted=True)
+
+    @progress("fitting the tissue to the genes and the depth of a file")
+    def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
+        """Fit the linear branch to simulated cells as a query would have measured them."""
+        saved = self.saved
+        x = reduced(stored, coverage, saved.config["target_sum"], SEED)
+        options = LinearOptions(POWERS, PENALTY_C, class_weights="none", weighting="signal")
+        fitted = Fitted(fit_linear_branch(x, stored.labels, options))
+        parts: dict[str, Any] = {
+            "tokens": TokensConfig(**saved.config["tokens"]),
+            "model": ModelConfig(**saved.config["model"]),
+            "attention": saved.config["attention"],
+            "head": HeadConfig(**saved.config["head"]),
+        }
+        network = CellTypeModel(x.shape[1], len(saved.labels), **parts)
+        with torch.no_grad():
+            fill_network(network, fitted, saved.metrics["scales"])
+        weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+        return adapted_model(saved, coverage, x, None, config=saved.config | {"own_totals": True}, weights=weights)
+
+    def compare(
+        self, seen: Query, reference: MeasuredReference | None, *, with_shift: bool, depth: float
+    ) -> Comparison:
+        """Compare a query with the profiles; it is never thinned, as their cells are simulated."""
+        assert reference is not None
+
+        def estimate(*batch: Any) -> tuple[None, np.ndarray]:
+            return None, compare_with_profiles(seen, self.saved, reference, *batch)[0]
+
+        factors, resemblance = compare_with_profiles(seen, self.saved, reference)
+        compared = Comparison(factors=factors if with_shift else None, resemblance=resemblance)
+        if with_shift and seen.batches is not None:
+            compared.batches = shifts_of_batches(seen, None, factors, estimate)
+        return compared
+
+    def compare_as_recorded(self, seen: Query, reference: MeasuredReference | None, record: Record) -> Comparison:
+        compared = super().compare_as_recorded(seen, reference, record)
+        assert reference is not None
+        assert record.profiles is not None
+        centre, shares = (np.asarray(each, np.float64) for each in (record.profiles.centre, record.profiles.shares))
+        if len(centre) != len(self.saved.genes) or len(shares) != len(self.saved.labels):
+            raise damaged_record(f"profiles/centre and profiles/shares that do not fit, in uns of {seen.path}")
+        compared.resemblance = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
+        return compared
+
+    def mixtures(
+        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None, *, simulated: bool = True
+    ) -> Doublets | None:
+        return super().mixtures(query, reference, factors, simulated=simulated)
+
+    def log_adapted(self, query: Query, compared: Comparison, record: CoverageRecord) -> None:
+        """Log nothing about the accuracy: simulated cells say little about it."""
+        super().log_adapted(query, compared, replace(record, adapted=False))
+
+    def adapt(self, query: Query, options: AnnotationOptions, **more: Any) -> "AdaptedTissue":
+        return AdaptedTissue(**vars(super().adapt(query, options, **more)))
+
+
+class AdaptedTissue(Adapted):
+    """The profiles of a tissue for the cells of a query."""
+
+    def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+        assert self.resemblance is not None
+        assert self.saved.families is not None
+        scores = self.resemblance.of_cells(x, self.resemblance.correlations(x))
+        return self.resemblance.joined(proba, x, self.saved.families), scores
+
+    def novelty(self, scores: np.ndarray) -> np.ndarray:
+        assert self.resemblance is not None
+        return self.resemblance.novelty(scores)
+
+    def expectation(
+        self, predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
+    ) -> Expectation:
+        return expected_by_profiles(self, predictions, unknown_share, unknown_fpr, tissue)
+
+
 @cache
-def tissue_model(name: str, in_capitals: bool = False) -> Model:
+def tissue_model(name: str, in_capitals: bool = False) -> TissueModel:
     """Return the model of a tissue, to be fitted to files; `in_capitals`: with symbols in capitals."""
     tissue = collection().tissue(name)
     labels = tissue.profiles.index.tolist()
@@ -86,65 +185,40 @@ def tissue_model(name: str, in_capitals: bool = False) -> Model:
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
         tree=joined_by_terms(labels, tissue.terms, packaged_ontology(), by_name=True),
     )
-    return Model(saved, collection().file.parent)
+    return TissueModel(saved, collection().file.parent)
 
 
-def find_tissue(
-    cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str, expression: Expression
-) -> tuple[Model, dict[str, Any]]:
-    """Return the model of the tissue of an open file, whose expression is known, and the record of how it was found.
+def find_tissue(cells: OpenedCells, name: str | None) -> tuple[TissueModel, TissueRecord]:
+    """Return the model of the tissue that is named, or else found, of opened cells, and how it was found.
 
     Raises
     ------
     InputError
-        No tissue of the collection fits, or `cfg.tissue` is none of them.
+        No tissue of the collection fits, or `name` is none of them.
     """
-    if cfg.tissue is not None:
-        name, in_capitals = named_tissue(cells, cfg, expression)
-        record = {"name": name, "title": collection().title(name), "in_capitals": in_capitals, "how": GIVEN}
-        if instead := better_tissue(cells, cfg, name, path, expression):
-            record["instead"] = f"another tissue fits better than {record['title']}: {instead}"
-    else:
-        ranking = rank_tissues(cells, cfg, path, expression)
+    if name is None:
+        ranking = rank_tissues(cells)
+        require_tissue(ranking, cells.path)
         record = ranking.record
-        require_tissue(ranking, path)
-    return tissue_model(record["name"], record["in_capitals"]), record
-
-
-@progress("fitting the tissue to the genes and the depth of a file")
-def fit_tissue(saved: SavedModel, coverage: Coverage) -> SavedModel:
-    """Fit the linear branch to simulated cells as a query would have measured them."""
-    cells = saved.reference_cells
-    assert cells is not None
-    x = reduced(cells, coverage, saved.config["target_sum"], SEED)
-    options = LinearOptions(POWERS, PENALTY_C, class_weights="none", weighting="signal")
-    fitted = Fitted(fit_linear_branch(x, cells.labels, options), None, {}, {}, None)
-    parts: dict[str, Any] = {
-        "tokens": TokensConfig(**saved.config["tokens"]),
-        "model": ModelConfig(**saved.config["model"]),
-        "attention": saved.config["attention"],
-        "head": HeadConfig(**saved.config["head"]),
-    }
-    network = CellTypeModel(x.shape[1], len(saved.labels), **parts)
-    with torch.no_grad():
-        fill_network(network, fitted, saved.metrics["scales"])
-    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
-    return adapted_model(saved, coverage, x, None, config=saved.config | {"own_totals": True}, weights=weights)
+    else:
+        name, in_capitals = named_tissue(cells, name)
+        record = TissueRecord(name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN)
+        if instead := better_tissue(cells, name):
+            record.instead = f"another tissue fits better than {record.title}: {instead}"
+    return tissue_model(record.name, record.in_capitals), record
 
 
 def compare_with_profiles(
     query: Query,
     fitted: SavedModel,
-    simulated: ReferenceCells,
-    means: np.ndarray,
+    reference: MeasuredReference,
     batch: int | None = None,
     usual: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Resemblance]:
     """Return the per-gene batch effect of a file or batch, float32 G, and its resemblance to the profiles of a tissue.
 
-    `query` has the genes of `fitted`, the model of the tissue after its fit to the file; `simulated` are its cells as
-    the file would have measured them, and `means` those of its labels. `usual` are the factors of the file,
-    for a batch.
+    `query` has the genes of `fitted`, the model of the tissue after its fit to the file; the cells of the `reference`
+    are simulated. `usual` are the factors of the file, for a batch.
     """
     x = query.some(seen_rows(query, batch))
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
@@ -152,23 +226,16 @@ def compare_with_profiles(
     calls = np.arange(0)
     for number in range(1 + NUM_ROUNDS):
         if number:
-            factors = gene_factors(x, calls, means, usual.astype(np.float64)).astype(np.float32)
+            factors = gene_factors(x, calls, reference.means, usual.astype(np.float64)).astype(np.float32)
         logits = linear_logits(fitted, correct_batch_effect(x, factors))
         assert logits is not None
         calls = logits.argmax(axis=1)
     of_file = x
     if x.shape[0] < MIN_CELLS:  # their own mean says little: all types alike in its place
-        of_file, calls = simulated.values, simulated.labels
+        of_file, calls = reference.cells.values, reference.cells.labels
     centre = np.asarray(of_file.mean(axis=0)).ravel()
     shares = np.bincount(calls, minlength=len(fitted.labels)) / len(calls)
-    found = fit_resemblance(centre, shares, simulated.values, simulated.labels)
+    found = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
     if x.shape[0]:
         found = replace(found, usual=float(np.quantile(found.of_cells(x, found.correlations(x)), USUAL)))
     return factors, found
-
-
-def recorded_resemblance(saved: SavedModel, coverage: Coverage, centre: np.ndarray, shares: np.ndarray) -> Resemblance:
-    """Return the resemblance of a file to the profiles of a tissue from what an annotation records of it."""
-    cells = saved.reference_cells
-    assert cells is not None
-    return fit_resemblance(centre, shares, reduced(cells, coverage, saved.config["target_sum"], SEED), cells.labels)

@@ -17,23 +17,19 @@ Shape letters: N cells, P profiles, G genes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from anndata import AnnData
 
+from scperformer.annotation.record import TissueRecord, texts
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
-from scperformer.cells.detect import gene_table
-from scperformer.cells.query import Expression, Query, find_expression, map_to_model
-from scperformer.config.options import TissueOptions
+from scperformer.cells.opened import OpenedCells
+from scperformer.cells.query import Query, align_to_genes
 from scperformer.io.gene_names import guess_species
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.io.gene_table import human_genes
-from scperformer.io.h5ad import BackedH5ad
 from scperformer.labels.ontology import packaged_ontology
-from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import AND, BLOOD_CELL, COMMON, collection
 from scperformer.trust.resemblance import centred
 
@@ -79,63 +75,69 @@ class Ranking:
     num_cells: int = 0  # that were compared
 
     @property
-    def record(self) -> dict[str, Any]:
-        """The first tissue and how it was found, as annotations record it, and the next two."""
-        record = {"name": self.names[0], "title": collection().title(self.names[0]), "in_capitals": self.in_capitals}
-        record |= {"how": self.how, "score": self.scores[0], "num_cells": self.num_cells}
-        record["types"] = np.array(list(self.types), dtype=object)
-        record["type_cells"] = np.array(list(self.types.values()), dtype=int)
-        return record | {"next": self.names[1:3], "next_scores": self.scores[1:3]}
+    def record(self) -> TissueRecord:
+        """The first tissue and how it was found, and the next two."""
+        return TissueRecord(
+            name=self.names[0],
+            title=collection().title(self.names[0]),
+            in_capitals=self.in_capitals,
+            how=self.how,
+            score=self.scores[0],
+            num_cells=self.num_cells,
+            types=texts(self.types),
+            type_cells=np.array(list(self.types.values()), dtype=int),
+            next=texts(self.names[1:3]),
+            next_scores=np.array(self.scores[1:3]),
+        )
 
 
-def is_undetermined(record: Mapping[str, Any]) -> bool:
+def is_undetermined(tissue: TissueRecord) -> bool:
     """Return whether common types are in the place of a tissue."""
-    return str(record.get("name", "")) in COMMON.values()
+    return tissue.name in COMMON.values()
 
 
-def tissue_text(record: Mapping[str, Any]) -> str:
+def tissue_text(tissue: TissueRecord) -> str:
     """Return a tissue and how it was found, as in "pancreas (adult human), by alpha cell (38 of 500 cells)"."""
-    if is_undetermined(record) and record["how"] != GIVEN:
-        return f"not determined, {how_found(record)}: {record['title']}"
-    return f"{record['title']}, {how_found(record)}"
+    if is_undetermined(tissue) and tissue.how != GIVEN:
+        return f"not determined, {how_found(tissue)}: {tissue.title}"
+    return f"{tissue.title}, {how_found(tissue)}"
 
 
-def how_found(record: Mapping[str, Any]) -> str:
+def how_found(tissue: TissueRecord) -> str:
     """Return how a tissue was found, and which other one fits, as in "as nearly all cells are leukocytes"."""
-    if record["how"] == GIVEN:
+    if tissue.how == GIVEN:
         return "as given"
-    if is_undetermined(record):
+    if is_undetermined(tissue):
         return "as no type is specific to one"
-    if record["how"] == SPECIFIC:
-        text = _types_text(record)
-    elif record["how"] == BLOOD:
+    if tissue.how == SPECIFIC:
+        text = _types_text(tissue)
+    elif tissue.how == BLOOD:
         text = "as nearly all cells are leukocytes"
     else:
-        text = f"by the {record['how']}, whose correlation is {record.get('score', np.nan):.2f}"
-    close = close_tissues(record)
+        text = f"by the {tissue.how}, whose correlation is {np.nan if tissue.score is None else tissue.score:.2f}"
+    close = close_tissues(tissue)
     return f"{text}; {close} fit{'' if ' and ' in close else 's'}, too" if close else text
 
 
-def _types_text(record: Mapping[str, Any]) -> str:
+def _types_text(tissue: TissueRecord) -> str:
     """Return the specific types, as in "by hepatocyte (38 of 500 cells) and cholangiocyte (11)"."""
-    found = list(zip(record.get("types", ()), record.get("type_cells", ()), strict=True))
-    texts = [f"{name} ({num})" for name, num in found]
-    if not texts:
+    if tissue.types is None or tissue.type_cells is None or not len(tissue.types):
         return "by specific types"
-    texts[0] = f"{texts[0][:-1]} of {record['num_cells']} cells)"
-    return f"by {listed(texts)}"
+    parts = [f"{name} ({num})" for name, num in zip(tissue.types, tissue.type_cells, strict=True)]
+    parts[0] = f"{parts[0][:-1]} of {tissue.num_cells} cells)"
+    return f"by {listed(parts)}"
 
 
-def close_tissues(record: Mapping[str, Any]) -> str:
+def close_tissues(tissue: TissueRecord) -> str:
     """Return the tissues that fit nearly as well as the one that was found, with their scores; "" if none does.
 
     The scores are shares of the score of the tissue that was found.
     """
-    if is_undetermined(record):
+    if is_undetermined(tissue) or not tissue.score or tissue.next is None or tissue.next_scores is None:
         return ""
-    limit = CLOSE.get(record["how"], 1.0) * record.get("score", 0.0)
-    pairs = zip(record.get("next", ()), record.get("next_scores", ()), strict=True)
-    return " and ".join(f"{name} {score / record['score']:.0%}" for name, score in pairs if score >= limit > 0)
+    limit = CLOSE.get(tissue.how, 1.0) * tissue.score
+    pairs = zip(tissue.next, tissue.next_scores, strict=True)
+    return " and ".join(f"{name} {score / tissue.score:.0%}" for name, score in pairs if score >= limit > 0)
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:
@@ -148,21 +150,17 @@ def require_tissue(ranking: Ranking, path: str) -> None:
         raise InputError("no-tissue", found, "cells of a known type", remedy)
 
 
-def named_tissue(cells: AnnData | BackedH5ad, cfg: TissueOptions, expression: Expression) -> tuple[str, bool]:
+def named_tissue(cells: OpenedCells, name: str) -> tuple[str, bool]:
     """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
-    findings, _ = expression
-    names = list(map(str, gene_table(cells, findings).index))
-    name = collection().find(str(cfg.tissue), _species(names) if cfg.species == "auto" else cfg.species)
-    return name, collection().is_mouse(name) and _in_capitals(names)
+    name = collection().find(name, _species(cells))
+    return name, collection().is_mouse(name) and _in_capitals(cells)
 
 
-def better_tissue(
-    cells: AnnData | BackedH5ad, cfg: TissueOptions, given: str, path: str, expression: Expression
-) -> str:
+def better_tissue(cells: OpenedCells, given: str) -> str:
     """Return the tissue that has evidence, in words, where the given one has much less; "" if none does."""
     try:
-        ranking = rank_tissues(cells, cfg, path, expression)
-    except InputError:  # genes of another species than the given tissue
+        ranking = rank_tissues(cells)
+    except InputError:  # genes of a different species than the given tissue
         return ""
     scores = dict(zip(ranking.names, ranking.scores, strict=True))
     if ranking.how != SPECIFIC or any(name in given for name in ranking.names[0].split(AND)):
@@ -171,57 +169,45 @@ def better_tissue(
     return "" if is_close or not ranking.is_found else tissue_text(ranking.record)
 
 
-def rank_tissues(
-    cells: AnnData | BackedH5ad, cfg: TissueOptions, path: str = "the data", expression: Expression | None = None
-) -> Ranking:
-    """Rank the tissues by how well their profiles fit the cells of an open file, whose expression may be known."""
-    findings, rows = expression or find_expression(cells, cfg, path)
-    var = gene_table(cells, findings)
-    names = list(map(str, var.index))
-    species = _species(names) if cfg.species == "auto" else cfg.species
+def rank_tissues(cells: OpenedCells) -> Ranking:
+    """Rank the tissues by how well their profiles fit opened cells."""
+    species = _species(cells)
     remedy = "check their names; for another species, train a model on its labelled cells"
+    expected = "genes of human or mouse"
     if species == "other":
-        found = f"genes of another species in {path} (e.g. '{names[-1]}')"
-        raise InputError("other-species", found, "genes of human or mouse", remedy)
-    problem = InputError(
-        "few-genes", f"fewer than {MIN_PANEL} known genes in {path}", "genes of human or mouse", remedy
-    )
+        found = f"genes of another species in {cells.path} (e.g. '{cells.gene_names[-1]}')"
+        raise InputError("other-species", found, expected, remedy)
+    problem = InputError("few-genes", f"fewer than {MIN_PANEL} known genes in {cells.path}", expected, remedy)
     for each in ("human", "mouse") if species == "unknown" else (species,):
-        in_capitals = each == "mouse" and _in_capitals(names)
+        in_capitals = each == "mouse" and _in_capitals(cells)
+        genes = [gene.upper() if in_capitals else gene for gene in collection().genes(each).tolist()]
         try:
-            plan = map_to_model(var, findings, _genes_as_model(each, in_capitals), cfg, path)
-        except InputError as error:  # names of another species
+            query = Query(cells, align_to_genes(cells, genes), cells.path)
+        except InputError as error:  # names of a different species
             problem = error
             continue
-        query = Query(path, rows, plan, var, cfg)
         if query.measured.sum() >= MIN_PANEL:
-            x = query.some(query.spread(NUM_CELLS)).toarray()
+            x = query.some(cells.findings.spread(NUM_CELLS)).toarray()
             return _ranking(each, x, query.measured, in_capitals)
     raise problem
 
 
-def _in_capitals(names: list[str]) -> bool:
-    return guess_species(names) == "human"
+def _in_capitals(cells: OpenedCells) -> bool:
+    return guess_species(cells.gene_names) == "human"
 
 
-def _species(names: list[str]) -> str:
+def _species(cells: OpenedCells) -> str:
     """Return the species of the genes: of symbols in one case, the one that has more names that the other lacks."""
-    species = guess_species(names)
+    if cells.options.species != "auto":
+        return cells.options.species
+    species = guess_species(cells.gene_names)
     if species in ("mouse", "other"):
         return species
     orthologs = human_genes().orthologs
-    known = {name.upper() for name in names}
+    known = {name.upper() for name in cells.gene_names}
     mouse, human = {name.upper() for name in orthologs}, {name.upper() for name in orthologs.values()}
     lead = len(known & (mouse - human)) - len(known & (human - mouse))
     return "mouse" if lead > 0 else "human" if lead < 0 else species
-
-
-def _genes_as_model(species: str, in_capitals: bool) -> SavedModel:
-    """Return the genes of a species as a model without labels, to which the genes of a file are matched."""
-    genes = [gene.upper() if in_capitals else gene for gene in collection().genes(species).tolist()]
-    empty: dict[str, Any] = {"labels": [], "ontology_term_ids": [], "metrics": {}, "provenance": {}, "weights": {}}
-    means = np.ones(len(genes), dtype=np.float32)
-    return SavedModel(name=species, genes=genes, gene_means=means, config={"target_sum": 1e4}, **empty)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from scperformer.annotation.columns import OBSM
 from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
-from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed, read_stored
+from scperformer.cells.opened import OpenedCells
+from scperformer.io.h5ad import nullable_strings_allowed
 from scperformer.io.read import require_unchanged
 from scperformer.io.safety import reason_of
 from scperformer.io.writing import hdf5_to_write, write_anndata
@@ -42,36 +43,34 @@ STORE = FolderKind("an annotation in zarr")
 
 def write_annotation(
     annotation: Annotation,
-    cells: AnnData | BackedH5ad,
-    path: str,
+    cells: OpenedCells,
     output: Path,
     *,
     overwrite: bool,
     scratch: Path,
     seen: Seen,
 ) -> None:
-    """Write the cells of the open file `path` with their annotation, or a table, depending on the ending of `output`.
+    """Write the cells of an open file with their annotation, or a table, depending on the ending of `output`.
 
     In an h5ad copy of an h5ad file, everything else is bit for bit the same. Earlier entries of the same names are
     replaced. `scratch` is a folder on the disk of the output, for a file that is being written; `seen` is the
     `fingerprint` of the file when it was opened: a file that has changed since is refused.
     """
+    require_unchanged(cells.path, seen)
     is_zarr = output.suffix == ".zarr"
-    if is_zarr and isinstance(cells, BackedH5ad):
-        cells = read_stored(path, everything=True)
-    require_unchanged(path, seen)
+    adata = None if cells.is_on_disk and not is_zarr else cells.to_adata()
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
         if output.suffix not in (".h5ad", ".zarr"):
             write_text(temporary, output.name, _table_rows(cells, annotation))
-        elif isinstance(cells, BackedH5ad):
-            shutil.copyfile(path, temporary)
-            require_unchanged(path, seen)
+        elif adata is None:
+            shutil.copyfile(cells.path, temporary)
+            require_unchanged(cells.path, seen)
             with hdf5_to_write(temporary, "r+") as file:
                 _add(file, annotation)
         else:
-            annotation.write_into(cells)
-            _write_zarr(cells, temporary) if is_zarr else write_anndata(cells, temporary)
+            annotation.write_into(adata)
+            _write_zarr(adata, temporary) if is_zarr else write_anndata(adata, temporary)
 
 
 def _write_zarr(cells: AnnData, folder: Path) -> None:
@@ -135,22 +134,22 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
             _free(file, place)
             write_elem(file, place, {})
     _free(file["uns"], key)
-    write_elem(file["uns"], key, annotation.record)
+    write_elem(file["uns"], key, annotation.record.to_uns())
     obsm = file["obsm"]
     for name in OBSM:
         _free(obsm, name.format(key))
     _write_columns(_new_table(file, f"{key}_details", list(annotation.details)), annotation.details)
-    first = next(iter(annotation.read())).embedding
+    first = next(iter(annotation.blocks())).embedding
     embedding = _new_array(obsm, f"X_{key}", (num_cells, first.shape[1]), first.dtype)
     tables = []
     for name, kind in {"proba": np.float32, **({"own_proba": np.float64} if annotation.has_own else {})}.items():
         table = _new_table(file, f"{key}_{name}", annotation.labels)
         tables.append([_new_array(table, label, (num_cells,), kind) for label in annotation.labels])
     start = 0
-    for calls in annotation.read():
-        stop = start + len(calls.proba)
-        embedding[start:stop] = calls.embedding
-        probabilities = [calls.proba, own_probabilities(calls.embedding)] if annotation.has_own else [calls.proba]
+    for block in annotation.blocks():
+        stop = start + len(block.proba)
+        embedding[start:stop] = block.embedding
+        probabilities = [block.proba, own_probabilities(block.embedding)] if annotation.has_own else [block.proba]
         for columns, proba in zip(tables, probabilities, strict=True):
             for column, values in zip(columns, proba.T, strict=True):
                 column[start:stop] = values
@@ -198,14 +197,13 @@ def _free(group: h5py.Group, name: str) -> None:
         del group[name]
 
 
-def _table_rows(cells: AnnData | BackedH5ad, annotation: Annotation) -> Iterator[pd.DataFrame]:
+def _table_rows(cells: OpenedCells, annotation: Annotation) -> Iterator[pd.DataFrame]:
     """Yield the rows of a table in blocks: the name of each cell, and its columns."""
     details = annotation.details.add_prefix(f"{annotation.key}_")
     for start in range(0, len(annotation.obs), TABLE_ROWS):
         block = annotation.obs[start : start + TABLE_ROWS].join(details)
         stop = start + len(block)
-        names = cells.obs_names[start:stop] if isinstance(cells, AnnData) else cells.names(start, stop)
-        block.insert(0, "cell", np.asarray([str(name) for name in names], dtype=object))
+        block.insert(0, "cell", np.asarray(cells.names(start, stop), dtype=object))
         yield block
 
 

@@ -40,7 +40,7 @@ class Attention(nn.Module):
     quadratic: ClassVar[bool] = False  # time grows with the square of L
     fixed_length: ClassVar[bool] = False  # parameters depend on the number of positions
     order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
-    sums_over_keys: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: see additive.py
+    sums_over_keys: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: linear_attention.py
     causal: ClassVar[bool] = False  # has an option `causal`: tokens attend only to themselves and earlier tokens
     exact_gradients: ClassVar[bool] = True  # they equal differences of outputs; false: a stabiliser has no gradient
     shared_qk: ClassVar[bool] = False  # queries are also the keys: `k_BHLE` is ignored
@@ -62,7 +62,8 @@ class Attention(nn.Module):
         """Return the mixed values: B x H x L x E, dtype of `v_BHLE`.
 
         `keep_BL` is True for real tokens; the other tokens influence nothing, and their output is arbitrary.
-        `positions_BL`, int64, is the position (gene) of each token, used only with `fixed_length`; None: 0, 1, 2, ...
+        `positions_BL`, int64, is the position (gene) of each token, used only with `fixed_length`. If None, it
+        is 0, 1, 2, ...
         """
         raise NotImplementedError
 
@@ -76,7 +77,7 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor | None:
-        """Return the table, G x W, whose product with the expression of cells `read_genes` needs; None: no table.
+        """Return the table, G x W, whose product with the expression of cells `read_genes` needs, if any.
 
         The keys and values of G genes are the same in all cells and heads, and the expression of a gene is its weight.
         """

@@ -6,8 +6,7 @@ smallest power of two that is at least E.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from scperformer.attention.base import AttentionOptions, Sizes, widened
-from scperformer.attention.linear_attention import LOG2_E, LOG_OF_NOTHING, KeySums, LinearAttention, power_of_2
+from scperformer.attention.linear_attention import (
+    LOG2_E,
+    LOG_OF_NOTHING,
+    Exponents,
+    KeySums,
+    LinearAttention,
+    power_of_2,
+)
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option, require
 
 DEFAULT_EPSILON = 0.001  # added to features that can be 0, as in generalized attention
@@ -248,13 +254,13 @@ class Favor(LinearAttention):
         has_kernel = self.options.kernel == "softmax" and self.options.divide
         return has_kernel and self.projection != "identity"
 
-    def exponents(self) -> dict[str, Any]:
+    def exponents(self) -> Exponents:
         if self.projection == "fastfood":  # a GPU multiplies by W written out, as its matrix units are made for it
             identity_EE = torch.eye(self.sizes.head_dim, device=self.fastfood.signs_NP.device)
             directions_ME = self.fastfood(identity_EE[None, None])[0, 0].T.contiguous()
         else:
             directions_ME = self.directions_ME
-        return {"directions": directions_ME * self.factor, "square": self.factor**2}
+        return Exponents(directions_ME * self.factor, self.factor**2)
 
     def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
         out_BHLE = super().read(q_BHLE, sums)
@@ -313,9 +319,9 @@ class PublishedFavor(Favor):
     causal = False
     exact_gradients = False  # K has none
 
-    def exponents(self) -> dict[str, Any]:
+    def exponents(self) -> Exponents:
         all_heads = self.options.stabiliser == "all_heads"
-        return super().exponents() | {"epsilon": self.options.floor, "all_heads": all_heads}
+        return replace(super().exponents(), epsilon=self.options.floor, all_heads=all_heads)
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         with torch.autocast(k_BHLE.device.type, enabled=False):

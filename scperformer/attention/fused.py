@@ -1,9 +1,9 @@
 """Exponential features on a GPU without storing phi: each of the two sums is a softmax attention, in tiles (Triton).
 
-With log phi_m(k) = W_m k - |k|^2 / 2 + b_m, the mean of values of a feature, s_m / z_m (additive.py), is the softmax
-attention of W_m to the keys, with -|k|^2 / 2 added to the logits. The output of a query is its softmax attention to the
-features, with b_m + log z_m added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are never stored,
-not even in the backward pass. Logits and sums are float32 for all inputs.
+With log phi_m(k) = W_m k - |k|^2 / 2 + b_m, the mean of values of a feature, s_m / z_m in linear_attention.py, is the
+softmax attention of W_m to the keys, with -|k|^2 / 2 added to the logits. The output of a query is its softmax
+attention to the features, with b_m + log z_m added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are
+never stored, not even in the backward pass. Logits and sums are float32 for all inputs.
 
 An epsilon added to every phi (PublishedFavor) is a sink: one more key, whose value is the mean of all values, and one
 more feature, whose value is the mean of the values of the features. The weights of both depend on the stabilisers.
@@ -20,12 +20,15 @@ Source: Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from scperformer.attention.linear_attention import Exponents
 
 MIN_TILE_WIDTH = 16  # smallest tile of the tensor cores
 LOG_OF_NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
@@ -157,10 +160,10 @@ def _forward(
                 q_NE, k_TE, v_TE, bias, tail_T, stop, top_N, total_N, sum_NE, False, False, SINK, PRECISION
             )
         if SPLIT:
-            place = (part * tl.num_programs(1) + group) * N
-            _store(out + place * E, rows, E, rows < N, sum_NE, E, TILE_E)
-            tl.store(lse + place + rows, top_N, mask=rows < N)
-            tl.store(total + place + rows, total_N, mask=rows < N)
+            offset = (part * tl.num_programs(1) + group) * N
+            _store(out + offset * E, rows, E, rows < N, sum_NE, E, TILE_E)
+            tl.store(lse + offset + rows, top_N, mask=rows < N)
+            tl.store(total + offset + rows, total_N, mask=rows < N)
         else:
             if SINK:
                 sink_N = tl.load(sink_bias + group) + top_N + square_N * half_square
@@ -195,20 +198,20 @@ def _join(
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
     for step in range(S):
         part = S - 1 - step if BLOCKS < 0 else step
-        place = (part * G + group) * N
+        offset = (part * G + group) * N
         if BLOCKS < 0:
-            _store(out + place * E, rows, E, rows < N, sum_NE, E, TILE_E)
-            tl.store(lse + place + rows, -top_N, mask=rows < N)
-            tl.store(rest + place + rows, total_N, mask=rows < N)
+            _store(out + offset * E, rows, E, rows < N, sum_NE, E, TILE_E)
+            tl.store(lse + offset + rows, -top_N, mask=rows < N)
+            tl.store(rest + offset + rows, total_N, mask=rows < N)
         if BLOCKS > 0:
-            _store_mean(out + place * E, lse + place, rows, N, top_N, total_N, sum_NE, E, TILE_E)
-        part_top_N = tl.load(tops + place + rows, mask=rows < N, other=LOG_OF_NOTHING)
+            _store_mean(out + offset * E, lse + offset, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+        part_top_N = tl.load(tops + offset + rows, mask=rows < N, other=LOG_OF_NOTHING)
         higher_N = tl.maximum(top_N, part_top_N)
         shrunk_N = tl.exp2(top_N - higher_N)
         part_shrunk_N = tl.exp2(part_top_N - higher_N)
-        part_total_N = tl.load(totals + place + rows, mask=rows < N, other=0.0)
+        part_total_N = tl.load(totals + offset + rows, mask=rows < N, other=0.0)
         total_N = total_N * shrunk_N + part_total_N * part_shrunk_N
-        part_NE = _tile(sums + place * E, rows, E, rows < N, E, TILE_E)
+        part_NE = _tile(sums + offset * E, rows, E, rows < N, E, TILE_E)
         sum_NE = sum_NE * shrunk_N[:, None] + part_NE * part_shrunk_N[:, None]
         top_N = higher_N
     if BLOCKS == 0:
@@ -373,8 +376,8 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any
 
 def shared_memory(device: torch.device) -> int:
     """Return the shared memory of a program in bytes; where it is not known, that of an H100."""
-    known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return getattr(known, "shared_memory_per_block_optin", 227 * 1024)
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", 227 * 1024)
 
 
 def read_options(width: int, dtype: torch.dtype, num_features: int, memory: int = 227 * 1024) -> dict[str, Any]:
@@ -405,9 +408,9 @@ def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | No
     """Return dot products of the rows of two matrices, times a factor: float32, BH x L; -inf for dropped tokens."""
     B, H, L, E = a_BHLE.shape
     out_GL = torch.empty(B * H, L, dtype=torch.float32, device=a_BHLE.device)
-    given = (a_BHLE, b_BHLE, a_BHLE if keep_BL is None else keep_BL, out_GL)
+    inputs = (a_BHLE, b_BHLE, a_BHLE if keep_BL is None else keep_BL, out_GL)
     options = {"E": E, "MASKED": keep_BL is not None, "TILE_N": 128, "TILE_E": padded(E)}
-    _row_dots[triton.cdiv(L, 128), B * H](*given, *steps(a_BHLE, b_BHLE), H, L, factor, **options)
+    _row_dots[triton.cdiv(L, 128), B * H](*inputs, *steps(a_BHLE, b_BHLE), H, L, factor, **options)
     return out_GL
 
 
@@ -434,10 +437,10 @@ def sums_over_tokens(
     num_parts = triton.cdiv(L, span)
     sums_SGME = bias_GL.new_empty(num_parts, G, M, E)
     tops_SGM, totals_SGM = bias_GL.new_empty(2, num_parts, G, M)
-    given = (directions, k_BHLE, v_BHLE, bias_GL, sums_SGME, tops_SGM, totals_SGM, *(tops_SGM,) * 3)
-    more = {"SPLIT": True, "SINK": has_sink, **NOT_RESIDENT, **options}
+    inputs = (directions, k_BHLE, v_BHLE, bias_GL, sums_SGME, tops_SGM, totals_SGM, *(tops_SGM,) * 3)
+    constants = {"SPLIT": True, "SINK": has_sink, **NOT_RESIDENT, **options}
     strides = steps(directions, k_BHLE, v_BHLE)
-    _forward[num_tiles, G, num_parts](*given, *strides, 0, 0, 0, H, M, L, span, 0.0, **more)
+    _forward[num_tiles, G, num_parts](*inputs, *strides, 0, 0, 0, H, M, L, span, 0.0, **constants)
     blocks = [num_parts] if in_blocks else []
     means = v_BHLE.new_empty(*blocks, B, H, M, E)
     log_totals = bias_GL.new_empty(*blocks, G, M)
@@ -451,21 +454,27 @@ class _Fused(torch.autograd.Function):
     """Forward and backward pass of `attend`, given directions scaled for base-2 logits."""
 
     @staticmethod
-    def forward(ctx, qkv_TBHLE, keep_BL, directions, bias_HM, square, epsilon, all_heads):
+    def forward(ctx, qkv_TBHLE, keep_BL, exponents):
+        directions = exponents.directions
+        epsilon = exponents.epsilon
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
         M = directions.shape[-2]
         G = B * H
         has_sink = epsilon > 0
-        half_square = square / 2 / LN2.value
+        half_square = exponents.square / 2 / LN2.value
         bias_GL = row_dots(k_BHLE, k_BHLE, -half_square, keep_BL)
         means_BHME, log_totals_GM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, has_sink)
-        read_bias_GM = log_totals_GM if bias_HM is None else log_totals_GM + 2 * bias_HM.repeat(B, 1)
+        read_bias_GM = log_totals_GM
+        if exponents.bias_HM is not None:
+            read_bias_GM = log_totals_GM + 2 * exponents.bias_HM.repeat(B, 1)
         sinks = (log_totals_GM, log_totals_GM)
         if has_sink:
             # epsilon is relative to the largest logit of all keys and features, without the norms of the keys
             largest_BH = tops_SGM.amax(dim=(0, 2)).view(B, H)
-            largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if all_heads else largest_BH).reshape(G, 1)
+            largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if exponents.all_heads else largest_BH).reshape(
+                G, 1
+            )
             num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
             sink_G1 = largest_G1 + torch.log2(epsilon * num_tokens_G1)
             # a power of two, which is exact, keeps the sum of the values within the range of float16
@@ -489,15 +498,15 @@ class _Fused(torch.autograd.Function):
         lse_GL = bias_GL.new_empty(G, L)
         sink_GL = torch.empty_like(lse_GL) if has_sink else lse_GL
         options = read_options(E, q_BHLE.dtype, M, shared_memory(q_BHLE.device))
-        given = (q_BHLE, directions, means_BHME, read_bias_GM, out_BHLE, lse_GL, lse_GL, sink_GL, *sinks)
+        inputs = (q_BHLE, directions, means_BHME, read_bias_GM, out_BHLE, lse_GL, lse_GL, sink_GL, *sinks)
         strides = steps(q_BHLE, directions, means_BHME, out_BHLE)
-        more = {"SPLIT": False, "SINK": has_sink, **options}
+        constants = {"SPLIT": False, "SINK": has_sink, **options}
         num_programs = triton.cdiv(L, options["ROW_TILES"] * options["TILE_N"])
-        _forward[num_programs, G, 1](*given, *strides, H, L, M, M, half_square, **more)
-        ctx.square = square
+        _forward[num_programs, G, 1](*inputs, *strides, H, L, M, M, half_square, **constants)
+        ctx.square = exponents.square
         ctx.has_sink = has_sink
-        kept = (bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, out_BHLE, lse_GL, sink_GL, sinks[1])
-        ctx.save_for_backward(qkv_TBHLE, *kept)
+        saved = (bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, out_BHLE, lse_GL, sink_GL, sinks[1])
+        ctx.save_for_backward(qkv_TBHLE, *saved)
         return out_BHLE
 
     @staticmethod
@@ -513,12 +522,12 @@ class _Fused(torch.autograd.Function):
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         # queries
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
-        given = (q_BHLE, directions, means_BHME, read_bias_GM, lse_GL, grad_BHLE, delta_GL)
+        inputs = (q_BHLE, directions, means_BHME, read_bias_GM, lse_GL, grad_BHLE, delta_GL)
         strides = steps(q_BHLE, directions, means_BHME, grad_BHLE)
         options = launch_options("backward_q", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         grid = (triton.cdiv(L, options["TILE_N"]), G, 1)
         sink = (sink_GL, sink_value_GE)
-        _backward_q[grid](*given, dq_BHLE, *sink, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **options)
+        _backward_q[grid](*inputs, dq_BHLE, *sink, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **options)
         # features
         options = launch_options("backward_features", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         num_tiles = triton.cdiv(M, options["TILE_L"])
@@ -530,7 +539,7 @@ class _Fused(torch.autograd.Function):
         none = (0,) * 6
         grid = (num_tiles, G, num_parts)
         parts = (parts_SGME, parts_SGME, parts_SGM, sink_GL, parts_SGF)
-        _backward_kv[grid](*given, *parts, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
+        _backward_kv[grid](*inputs, *parts, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
         means_grad_GME = parts_SGME.sum(0)
         totals_grad_GM = parts_SGM.sum(0)
         means_GME = means_BHME.view(G, M, E).float()
@@ -546,13 +555,13 @@ class _Fused(torch.autograd.Function):
         # keys and values
         delta_GM = (means_GME * means_grad_GME).sum(-1) - totals_grad_GM
         means_grad_BHME = means_grad_GME.to(v_BHLE.dtype).view(B, H, M, E)
-        given = (directions, k_BHLE, v_BHLE, bias_GL, log_totals_GM, means_grad_BHME, delta_GM)
+        inputs = (directions, k_BHLE, v_BHLE, bias_GL, log_totals_GM, means_grad_BHME, delta_GM)
         strides = steps(directions, k_BHLE, v_BHLE, means_grad_BHME, dk_BHLE, dv_BHLE)
         options = launch_options("backward_tokens", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         grid = (triton.cdiv(L, options["TILE_L"]), G, 1)
-        made = (dk_BHLE, dv_BHLE, delta_GM, delta_GM, sink_grad_GE)
-        _backward_kv[grid](*given, *made, *strides, H, M, L, M, ctx.square, TOKENS=True, **options)
-        return grad_TBHLE, None, None, None, None, None, None
+        outputs = (dk_BHLE, dv_BHLE, delta_GM, delta_GM, sink_grad_GE)
+        _backward_kv[grid](*inputs, *outputs, *strides, H, M, L, M, ctx.square, TOKENS=True, **options)
+        return grad_TBHLE, None, None
 
 
 def empty_gradients(qkv_TBHLE: Tensor) -> Tensor:
@@ -566,27 +575,18 @@ def in_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def in_base_2(qkv_TBHLE: Tensor, directions: Tensor, bias_HM: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def in_base_2(qkv_TBHLE: Tensor, exponents: Exponents) -> tuple[Tensor, Exponents]:
     """Return the inputs of the kernels: rows in memory, and directions and biases for logarithms to base 2."""
-    directions = (directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
-    return in_rows(qkv_TBHLE), directions, None if bias_HM is None else bias_HM.detach().float() / LN2.value
+    directions = (exponents.directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
+    bias_HM = None if exponents.bias_HM is None else exponents.bias_HM.detach().float() / LN2.value
+    return in_rows(qkv_TBHLE), replace(exponents, directions=directions, bias_HM=bias_HM)
 
 
-def attend(
-    qkv_TBHLE: Tensor,
-    keep_BL: Tensor,
-    directions: Tensor,
-    square: float,
-    *,
-    bias_HM: Tensor | None = None,
-    epsilon: float = 0.0,
-    all_heads: bool = False,
-) -> Tensor:
-    """Return attention with the features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m): B x H x L x E.
+def attend(qkv_TBHLE: Tensor, keep_BL: Tensor, exponents: Exponents) -> Tensor:
+    """Return attention with features that are exponentials: B x H x L x E.
 
-    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `directions` are the rows of W,
-    M x E or H x M x E. They get no gradient; with bfloat16 inputs they are rounded to bfloat16. `epsilon` is added to
-    each phi as in `PublishedFavor`, where the keys of `all_heads` or of each head share a stabiliser.
+    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. The directions are rounded to the
+    type of the inputs.
     """
-    qkv_TBHLE, directions, bias_HM = in_base_2(qkv_TBHLE, directions, bias_HM)
-    return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), directions, bias_HM, square, epsilon, all_heads)
+    qkv_TBHLE, exponents = in_base_2(qkv_TBHLE, exponents)
+    return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), exponents)

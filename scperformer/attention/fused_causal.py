@@ -29,6 +29,7 @@ from scperformer.attention.fused import (
     steps,
     sums_over_tokens,
 )
+from scperformer.attention.linear_attention import Exponents
 
 MIN_CAUSAL_TOTAL = tl.constexpr(2.0**-60)  # of the weights of a query, relative to the largest of all keys of its block
 
@@ -136,8 +137,8 @@ class _Causal(torch.autograd.Function):
         M = directions.shape[-2]
         features = (q_BHLE, directions, means_SBHME, read_bias_SGM, out_BHLE, *(lse_GL,) * 5)
         strides = steps(q_BHLE, directions, means_SBHME[0], out_BHLE)
-        more = {"SPLIT": False, "SINK": False, "BLOCKS": True, **NOT_RESIDENT, **options}
-        _forward[grid](*features, *strides, H, L, M, M, 0.0, **more)
+        constants = {"SPLIT": False, "SINK": False, "BLOCKS": True, **NOT_RESIDENT, **options}
+        _forward[grid](*features, *strides, H, L, M, M, 0.0, **constants)
         tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, out_BHLE, lse_GL, *(lse_GL,) * 4)
         strides = [*steps(q_BHLE, k_BHLE, v_BHLE, directions, out_BHLE), *(0,) * 9]
         _within[grid](*tokens, *strides, H, L, M, square, BACKWARD=False, **options)
@@ -162,18 +163,20 @@ class _Causal(torch.autograd.Function):
         means_SBHME, log_totals_SGM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, in_blocks=True)
         options = launch_options("causal", E, k_BHLE.dtype)
         S = len(tops_SGM)
-        more = {"SINK": False, "BLOCKS": True, **options}
+        constants = {"SINK": False, "BLOCKS": True, **options}
         # queries
         read_bias_SGM = log_totals_SGM + bias_HM.repeat(B, 1)
         features = (q_BHLE, directions, means_SBHME, read_bias_SGM, lse_GL, grad_BHLE, delta_GL)
         strides = steps(q_BHLE, directions, means_SBHME[0], grad_BHLE)
-        _backward_q[S, G, 1](*features, dq_BHLE, lse_GL, lse_GL, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **more)
+        _backward_q[S, G, 1](
+            *features, dq_BHLE, lse_GL, lse_GL, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **constants
+        )
         # features of each block
         parts_SGME = bias_GL.new_empty(S, G, M, E)
         parts_SGM = torch.empty_like(tops_SGM)
         num_tiles = triton.cdiv(M, options["TILE_L"])
-        made = (parts_SGME, parts_SGME, parts_SGM, lse_GL, lse_GL, *strides, *(0,) * 6)
-        _backward_kv[num_tiles, G, S](*features, *made, H, L, M, options["TILE_N"], 0.0, TOKENS=False, **more)
+        outputs = (parts_SGME, parts_SGME, parts_SGM, lse_GL, lse_GL, *strides, *(0,) * 6)
+        _backward_kv[num_tiles, G, S](*features, *outputs, H, L, M, options["TILE_N"], 0.0, TOKENS=False, **constants)
         # those of all later blocks, in units of 2^-`lse`; a block without earlier keys has no gradient
         delta_SGM = (means_SBHME.flatten(1, 2) * parts_SGME).sum(-1) - parts_SGM
         tops = torch.where(log_totals_SGM > LOG_OF_NOTHING.value / 2, -log_totals_SGM, LOG_OF_NOTHING.value)
@@ -183,9 +186,9 @@ class _Causal(torch.autograd.Function):
         later = (later_SBHME, later_lse_SGM, later_delta_SGM)
         _join[triton.cdiv(M, 32), G](parts_SGME, tops, delta_SGM, *later, G, M, S, **sizes)
         # keys and values
-        given = (directions, k_BHLE, v_BHLE, bias_GL, later_lse_SGM, later_SBHME, later_delta_SGM, dk_BHLE, dv_BHLE)
+        inputs = (directions, k_BHLE, v_BHLE, bias_GL, later_lse_SGM, later_SBHME, later_delta_SGM, dk_BHLE, dv_BHLE)
         strides = steps(directions, k_BHLE, v_BHLE, later_SBHME[0], dk_BHLE, dv_BHLE)
-        _backward_kv[S, G, 1](*given, *(lse_GL,) * 3, *strides, H, M, L, M, ctx.square, TOKENS=True, **more)
+        _backward_kv[S, G, 1](*inputs, *(lse_GL,) * 3, *strides, H, M, L, M, ctx.square, TOKENS=True, **constants)
         tokens = (q_BHLE, k_BHLE, v_BHLE, directions, bias_GL, bias_HM, tops_SGM, grad_BHLE, lse_GL, delta_GL)
         strides = steps(q_BHLE, k_BHLE, v_BHLE, directions, grad_BHLE, dq_BHLE, dk_BHLE, dv_BHLE)
         options |= {"BACKWARD": True, "TILE_L": options["TILE_L"] // 2, "num_warps": 8}  # registers hold no more
@@ -193,16 +196,15 @@ class _Causal(torch.autograd.Function):
         return grad_TBHLE, None, None, None, None
 
 
-def attend_causal(
-    qkv_TBHLE: Tensor, keep_BL: Tensor, directions: Tensor, square: float, *, bias_HM: Tensor | None = None
-) -> Tensor | None:
+def attend_causal(qkv_TBHLE: Tensor, keep_BL: Tensor, exponents: Exponents) -> Tensor | None:
     """Return `fused.attend` to the token itself and earlier ones: B x H x L x E.
 
     None is returned if a query sees only keys that are nearly 0 beside later ones of its block. float16 has too small a
     range.
     """
-    qkv_TBHLE, directions, bias_HM = in_base_2(qkv_TBHLE, directions, bias_HM)
+    qkv_TBHLE, exponents = in_base_2(qkv_TBHLE, exponents)
+    directions = exponents.directions
     read_bias_HM = torch.zeros_like(directions, dtype=torch.float32)[..., 0].expand(qkv_TBHLE.shape[2], -1)
-    read_bias_HM = (read_bias_HM if bias_HM is None else 2 * bias_HM).contiguous()
-    out_BHLE, is_unknown = _Causal.apply(qkv_TBHLE, keep_BL.contiguous(), directions, read_bias_HM, square)
+    read_bias_HM = (read_bias_HM if exponents.bias_HM is None else 2 * exponents.bias_HM).contiguous()
+    out_BHLE, is_unknown = _Causal.apply(qkv_TBHLE, keep_BL.contiguous(), directions, read_bias_HM, exponents.square)
     return None if is_unknown else out_BHLE

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, reduce
 from importlib.util import find_spec
 from operator import add
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,17 @@ class KeySums(NamedTuple):
         """Return these sums with some cells (row numbers) replaced."""
         pairs = zip(self, sums, strict=True)
         return KeySums(*(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs))
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """The features phi_m(k) = exp(W_m k - square |k|^2 / 2 + b_m) + epsilon, as the kernels compute them."""
+
+    directions: Tensor  # the rows of W, M x E or H x M x E; without gradient
+    square: float
+    bias_HM: Tensor | None = None
+    epsilon: float = 0.0  # as in `PublishedFavor`
+    all_heads: bool = False  # with epsilon: the keys of all heads share a stabiliser
 
 
 class _Summed(torch.autograd.Function):
@@ -144,8 +155,8 @@ class LinearAttention(Attention):
         """Whether `exponents` exists: fused.py computes this form without storing phi."""
         return False
 
-    def exponents(self) -> dict[str, Any]:
-        """Return phi in the form that the kernels take: the arguments of `fused.attend`."""
+    def exponents(self) -> Exponents:
+        """Return phi in the form that the kernels take."""
         raise NotImplementedError
 
     def is_fused(self, x: Tensor) -> bool:
@@ -154,20 +165,17 @@ class LinearAttention(Attention):
         return self.can_fuse and x.is_cuda and fits and has_triton() and self.sizes.head_dim <= MAX_FUSED_WIDTH
 
     def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
-        if self.is_fused(qkv_TBHLE):
-            # Both need Triton.
-            if not self.is_causal:
-                from scperformer.attention.fused import attend
+        if not self.is_fused(qkv_TBHLE):
+            return super().packed(qkv_TBHLE, keep_BL, positions_BL)
+        if self.is_causal:
+            from scperformer.attention.fused_causal import attend_causal  # needs Triton
 
-                return attend(qkv_TBHLE, keep_BL, **self.exponents())
-            from scperformer.attention.fused_causal import attend_causal
-
-            out_BHLE = attend_causal(qkv_TBHLE, keep_BL, **self.exponents())
-            if out_BHLE is not None:
-                return out_BHLE
+            out_BHLE = attend_causal(qkv_TBHLE, keep_BL, self.exponents())
             q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
-            return self._causal(q_BHLE, k_BHLE, v_BHLE, keep_BL)
-        return super().packed(qkv_TBHLE, keep_BL, positions_BL)
+            return self._causal(q_BHLE, k_BHLE, v_BHLE, keep_BL) if out_BHLE is None else out_BHLE
+        from scperformer.attention.fused import attend  # needs Triton
+
+        return attend(qkv_TBHLE, keep_BL, self.exponents())
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         """Return phi(x) or, if `logarithmic`, log2 phi(x): B x H x L x M, a new tensor that the caller may overwrite.
@@ -177,7 +185,7 @@ class LinearAttention(Attention):
         raise NotImplementedError
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
-        """Return the sums over the keys of kept tokens (`keep_BL` None: of all); at least float32."""
+        """Return the sums over the keys of kept tokens (if `keep_BL` is None, of all); at least float32."""
         with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
             return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
 
@@ -363,10 +371,10 @@ class Rbf(LinearAttention):
     def can_fuse(self) -> bool:
         return not (self.anchors_HME.requires_grad and torch.is_grad_enabled())  # the kernels give anchors no gradient
 
-    def exponents(self) -> dict[str, Any]:
+    def exponents(self) -> Exponents:
         directions_HME = self.anchors_HME / self.variance
         bias_HM = self.anchors_HME.square().sum(-1) / (-2 * self.variance)
-        return {"directions": directions_HME, "square": 1 / self.variance, "bias_HM": bias_HM}
+        return Exponents(directions_HME, 1 / self.variance, bias_HM)
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         anchors_HME = self.anchors_HME.to(x_BHLE.dtype)

@@ -26,18 +26,18 @@ def _forward(
     rows = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R)
     dims = tl.arange(0, TILE_D)
     inside = (rows < R)[:, None] & (dims < D)[None, :]
-    place = rows[:, None] * D + dims[None, :]
-    x_RD = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    offsets = rows[:, None] * D + dims[None, :]
+    x_RD = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        x_RD += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(total + place, x_RD, mask=inside)
+        x_RD += tl.load(added + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + offsets, x_RD, mask=inside)
     mean_R = tl.sum(x_RD, 1) / D
     centred_RD = tl.where(inside, x_RD - mean_R[:, None], 0.0)
     scale_R = 1.0 / tl.sqrt(tl.sum(centred_RD * centred_RD, 1) / D + epsilon)
     weight_D = tl.load(weight + dims, mask=dims < D)
     bias_D = tl.load(bias + dims, mask=dims < D)
     out_RD = centred_RD * scale_R[:, None] * weight_D[None, :] + bias_D[None, :]
-    tl.store(out + place, out_RD, mask=inside)
+    tl.store(out + offsets, out_RD, mask=inside)
     tl.store(means + rows, mean_R, mask=rows < R)
     tl.store(scales + rows, scale_R, mask=rows < R)
 
@@ -55,18 +55,18 @@ def _backward(
     for tile in range(program, num_tiles, tl.num_programs(0)):
         rows = (tile * TILE_R + tl.arange(0, TILE_R)).to(tl.int64)
         inside = (rows < R)[:, None] & (dims < D)[None, :]
-        place = rows[:, None] * D + dims[None, :]
+        offsets = rows[:, None] * D + dims[None, :]
         mean_R = tl.load(means + rows, mask=rows < R, other=0.0)
         scale_R = tl.load(scales + rows, mask=rows < R, other=0.0)
-        x_RD = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        x_RD = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
         normed_RD = (x_RD - mean_R[:, None]) * scale_R[:, None]
-        grad_RD = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        grad_RD = tl.load(grad + offsets, mask=inside, other=0.0).to(tl.float32)
         weight_sum_D += tl.sum(grad_RD * normed_RD, 0)
         bias_sum_D += tl.sum(grad_RD, 0)
         grad_RD = grad_RD * weight_D[None, :]
         parallel_R = tl.sum(grad_RD * normed_RD, 1) / D
         grad_RD = (grad_RD - tl.sum(grad_RD, 1)[:, None] / D - normed_RD * parallel_R[:, None]) * scale_R[:, None]
-        tl.store(grad_x + place, grad_RD, mask=inside)
+        tl.store(grad_x + offsets, grad_RD, mask=inside)
     tl.store(grad_weight + program * D + dims, weight_sum_D, mask=dims < D)
     tl.store(grad_bias + program * D + dims, bias_sum_D, mask=dims < D)
 
@@ -78,9 +78,9 @@ def normed(x: Tensor, added: Tensor | None, weight_D: Tensor, bias_D: Tensor, ep
     out = torch.empty_like(x, dtype=dtype)
     total = x if added is None else torch.empty_like(x)
     mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x.device)
-    given = (x, total if added is None else added, total, weight_D, bias_D, out, mean_R, scale_R, R, D, epsilon)
+    arguments = (x, total if added is None else added, total, weight_D, bias_D, out, mean_R, scale_R, R, D, epsilon)
     sizes = {"ADD": added is not None, "TILE_R": TILE_ROWS, "TILE_D": triton.next_power_of_2(D)}
-    _forward[(triton.cdiv(R, TILE_ROWS),)](*given, **sizes)
+    _forward[(triton.cdiv(R, TILE_ROWS),)](*arguments, **sizes)
     return total, out, mean_R, scale_R
 
 
@@ -101,8 +101,8 @@ class _LayerNorm(torch.autograd.Function):
         num_programs = min(MAX_PROGRAMS, num_tiles)
         grad_x_RD = torch.empty_like(x_RD)
         sums_2PD = mean_R.new_empty(2, num_programs, D)
-        given = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous(), grad_x_RD, *sums_2PD, R, D, num_tiles)
-        _backward[(num_programs,)](*given, TILE_R=BACKWARD_ROWS, TILE_D=tile_width, num_warps=num_warps)
+        arguments = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous(), grad_x_RD, *sums_2PD, R, D, num_tiles)
+        _backward[(num_programs,)](*arguments, TILE_R=BACKWARD_ROWS, TILE_D=tile_width, num_warps=num_warps)
         return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
 
 

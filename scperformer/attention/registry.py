@@ -37,37 +37,22 @@ class PluginProblem(InputError):
 def register_attention(mechanism: type[Attention], name: str | None = None) -> type[Attention]:
     """Register a mechanism as attention=NAME, by default the name of its class in lower case; also a class decorator.
 
-    The class fulfils the contract of `Attention` and has a dataclass `Options(AttentionOptions)`.
-
-    Raises
-    ------
-    InputError
-        It is no such class, or scperformer itself has a mechanism of this name.
+    The class fulfils the contract of `Attention` and has a dataclass `Options(AttentionOptions)`. Other classes, and
+    the names of scperformer's own mechanisms, are refused.
     """
     if not (isinstance(mechanism, type) and issubclass(mechanism, Attention)):
-        raise InputError(
-            "not-a-mechanism", f"the mechanism {one_line(repr(mechanism))}", CONTRACT, "see docs/own_mechanism.md"
-        )
+        found = f"the mechanism {one_line(repr(mechanism))}"
+        raise InputError("not-a-mechanism", found, CONTRACT, "see docs/own_mechanism.md")
     name = name or mechanism.__name__.lower()
     if name in MECHANISMS:
-        raise InputError(
-            "mechanism-name",
-            f"a mechanism called {name}",
-            "a name that scperformer does not use itself",
-            "rename the class",
-        )
+        found = f"a mechanism called {name}"
+        raise InputError("mechanism-name", found, "a name that scperformer does not use itself", "rename the class")
     register_mechanism(name, mechanism)
     return mechanism
 
 
 def load_plugin(file: str) -> None:
-    """Execute a Python file and register the mechanisms that it defines, by the names of their classes in lower case.
-
-    Raises
-    ------
-    InputError
-        It cannot be executed, or defines no mechanism.
-    """
+    """Execute a Python file and register the mechanisms that it defines; refuse a file that fails or defines none."""
     name = f"scperformer_plugin_{Path(file).stem}"
     spec = spec_from_file_location(name, file) if Path(file).suffix == ".py" and Path(file).is_file() else None
     if spec is None or spec.loader is None:
@@ -78,9 +63,8 @@ def load_plugin(file: str) -> None:
         spec.loader.exec_module(module)
     except Exception as error:  # any error may occur: the file is the user's own program
         reason = one_line(f"{type(error).__name__}: {error}")
-        raise InputError(
-            "plugin-fails", f"--plugin {file} cannot be executed ({reason})", CONTRACT, "correct it"
-        ) from error
+        found = f"--plugin {file} cannot be executed ({reason})"
+        raise InputError("plugin-fails", found, CONTRACT, "correct it") from error
     defined = [
         value
         for value in vars(module).values()
@@ -98,17 +82,21 @@ def source_hash(mechanism: type[Attention]) -> str:
         if mechanism.__module__ != "__main__":
             source = Path(inspect.getfile(mechanism)).read_text(encoding="utf-8")
         else:
-            try:
-                source = inspect.getsource(mechanism)
-            except (OSError, TypeError):  # Python finds the methods of a class in a notebook, and not the class
-                functions = [value for value in vars(mechanism).values() if isinstance(value, FunctionType)]
-                source = "".join(map(inspect.getsource, functions))
+            source = _source_in_main(mechanism)
     except (OSError, TypeError, ValueError) as error:
         found = f"the mechanism {mechanism.__name__}, whose source Python cannot read"
-        raise InputError(
-            "mechanism-source", found, "a class in a file", "write it into a file and import it"
-        ) from error
+        remedy = "write it into a file and import it"
+        raise InputError("mechanism-source", found, "a class in a file", remedy) from error
     return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _source_in_main(mechanism: type[Attention]) -> str:
+    try:
+        return inspect.getsource(mechanism)
+    except (OSError, TypeError):  # Python finds the methods of a class in a notebook, and not the class
+        return "".join(
+            inspect.getsource(value) for value in vars(mechanism).values() if isinstance(value, FunctionType)
+        )
 
 
 def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
@@ -126,17 +114,12 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
         if source is None:
             raise InputError("unknown-mechanism", f"attention={name}", expected, "choose with attention=NAME")
         remedy = "name its file with --plugin FILE.py, install its package, or call register_attention in Python"
-        raise PluginProblem(
-            "unknown-mechanism", f"a model with attention={name}, a mechanism that is not there", expected, remedy
-        )
+        found = f"a model with attention={name}, a mechanism that is not there"
+        raise PluginProblem("unknown-mechanism", found, expected, remedy)
     if source is not None and source != source_hash(mechanism):
         expected = f"the source with which this model was trained (SHA-256 {str(source)[:12]})"
-        raise PluginProblem(
-            "mechanism-source",
-            f"another source of attention={name}",
-            expected,
-            "use that source, or train the model again",
-        )
+        found = f"another source of attention={name}"
+        raise PluginProblem("mechanism-source", found, expected, "use that source, or train the model again")
     checked_options = checked(mechanism.Options, options, "attention.")
     is_published = isinstance(checked_options, Favor.Options) and checked_options.is_published
     return PublishedFavor if is_published else mechanism, checked_options

@@ -71,12 +71,12 @@ class Softmax(Attention):
             return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=mask_B11L)
         out = []
         for start in range(0, length, CAUSAL_BLOCK):  # a mask of all pairs would have L x L entries
-            seen = min(start + CAUSAL_BLOCK, length)
-            earlier_CL = torch.ones(seen - start, seen, dtype=torch.bool, device=keep_BL.device).tril(start)
-            mask = mask_B11L[..., :seen] & earlier_CL
-            q = q_BHLE[:, :, start:seen]
-            k = k_BHLE[:, :, :seen]
-            v = v_BHLE[:, :, :seen]
+            stop = min(start + CAUSAL_BLOCK, length)
+            earlier_CL = torch.ones(stop - start, stop, dtype=torch.bool, device=keep_BL.device).tril(start)
+            mask = mask_B11L[..., :stop] & earlier_CL
+            q = q_BHLE[:, :, start:stop]
+            k = k_BHLE[:, :, :stop]
+            v = v_BHLE[:, :, :stop]
             # Tokens before the first real token attend to nothing: their output is arbitrary, but must be finite.
             out.append(scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(nan=0.0))
         return torch.cat(out, dim=2)

@@ -45,9 +45,8 @@ class InputError(ValueError):
 def require_path(path: object) -> None:
     """Refuse a path that no file can have, or that is not valid UTF-8: it could not be written to files and reports."""
     if "\0" in str(path):
-        raise InputError(
-            "path-null", f"a null character in the path {path}", "the path of a file or folder", "check it"
-        )
+        found = f"a null character in the path {path}"
+        raise InputError("path-null", found, "the path of a file or folder", "check it")
     if len(str(path)) > MAX_PATH or any(len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts):
         found = f"a path of {len(str(path)):,} characters"
         expected = f"at most {MAX_PATH:,} characters, and {MAX_FILE_NAME} bytes in each name"
@@ -88,27 +87,24 @@ def as_input_error(error: BaseException) -> InputError | None:
     """Return a system error (disk, permissions, memory) as an `InputError`; None for other errors."""
     if isinstance(error, InputError):
         return error
-    # torch raises a plain RuntimeError if the system refuses memory, and Python an ImportError for a library.
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error))
-    ):
-        remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
-        return InputError("no-memory", "memory ran out", "enough memory", remedy)
     if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
         remedy = "lower trainer.batch_size or batch_size, or set model.checkpointing=true or device=cpu"
         return InputError("no-gpu-memory", "the memory of the GPU ran out", "enough memory", remedy)
+    # torch raises a plain RuntimeError if the system refuses memory, and Python an ImportError for a library.
+    refused = isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error))
+    if isinstance(error, MemoryError) or refused:
+        remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
+        return InputError("no-memory", "memory ran out", "enough memory", remedy)
     number = _errno_of(error)
     if number is None:
         return None
     path = error.filename if isinstance(error, OSError) and error.filename else ""
     where = f" ({path})" if path else ""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return InputError(
-            "no-permission",
-            f"no permission{where}",
-            "readable files and writable folders",
-            "check their owner and mode",
-        )
+        expected = "readable files and writable folders"
+        return InputError("no-permission", f"no permission{where}", expected, "check their owner and mode")
+    if full := as_disk_full(error, path):
+        return full
+    found = f"{os.strerror(number)}{where}"
     remedy = "check the disk, then run the step again"
-    other = InputError("system-error", f"{os.strerror(number)}{where}", "a disk that can be read and written", remedy)
-    return as_disk_full(error, path) or other
+    return InputError("system-error", found, "a disk that can be read and written", remedy)

@@ -70,8 +70,8 @@ def listed(names: Iterable[object]) -> str:
     """Join names by commas for a message, as many as fit into 130 characters: "B, NK and 34 more"."""
     texts = [str(name) for name in names]
     num = max(1, sum(end <= MAX_LISTED_LENGTH for end in accumulate(len(text) + 2 for text in texts)))
-    more = f" and {len(texts) - num} more" if num < len(texts) else ""
-    return ", ".join(text[:MAX_LISTED_LENGTH] for text in texts[:num]) + more
+    rest = f" and {len(texts) - num} more" if num < len(texts) else ""
+    return ", ".join(text[:MAX_LISTED_LENGTH] for text in texts[:num]) + rest
 
 
 def named(num_cells: Mapping[str, int]) -> str:

@@ -2,9 +2,7 @@
 
 The whole package uses these conventions:
 
-- F1 of a label is `2 TP / (2 TP + FP + FN)`, the harmonic mean of precision and recall (van Rijsbergen 1979);
-  TP: cells of the label that are predicted as such, FP: other cells predicted as this label, FN: cells of the label
-  predicted as another.
+- F1 of a label is `2 TP / (2 TP + FP + FN)`, the harmonic mean of precision and recall (van Rijsbergen 1979).
 - macro-F1 is the mean of F1 over the true labels. A label that occurs only among predictions lowers the recall of its
   cells' true labels, but is not averaged (scikit-learn's default includes it with F1 = 0).
 - weighted-F1 is the mean of F1 weighted by the number of cells of each true label.

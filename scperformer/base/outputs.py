@@ -61,12 +61,8 @@ def remove_folder(folder: Path, kind: FolderKind) -> None:
     if not folder.exists():
         return
     if why := why_not_ours(folder, kind):
-        raise InputError(
-            "not-removed",
-            f"{folder} {why}, so it is not removed",
-            f"a folder with {kind.name}",
-            f"move it, or {ANOTHER_OUTPUT}",
-        )
+        found = f"{folder} {why}, so it is not removed"
+        raise InputError("not-removed", found, f"a folder with {kind.name}", f"move it, or {ANOTHER_OUTPUT}")
     shutil.rmtree(folder)
 
 
@@ -83,9 +79,8 @@ def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = 
     if not folder.is_dir():
         raise InputError("not-a-folder", f"{folder} is a file", "a folder to write", ANOTHER_OUTPUT)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(
-            "no-permission", f"folder {folder} cannot be written", "a folder with write permission", ANOTHER_OUTPUT
-        )
+        found = f"folder {folder} cannot be written"
+        raise InputError("no-permission", found, "a folder with write permission", ANOTHER_OUTPUT)
 
 
 def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -> None:
@@ -104,9 +99,8 @@ def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -
     if kind is not None:
         is_working_folder = Path.cwd().resolve().is_relative_to(path.resolve())
         if why := "is the working folder" if is_working_folder else why_not_ours(path, kind):
-            raise InputError(
-                "not-replaced", f"{path} {why}, so it is not replaced", f"a folder with {kind.name}", ANOTHER_OUTPUT
-            )
+            found = f"{path} {why}, so it is not replaced"
+            raise InputError("not-replaced", found, f"a folder with {kind.name}", ANOTHER_OUTPUT)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tq
     """Show the progress of a block: a bar on a terminal or in a notebook, else log lines; nothing if the log is off.
 
     `text` is what the block does, or the name of its file. `total` is the number of steps, which `update` of the
-    yielded bar counts in `unit`s; None: unknown, and then a log has one line, if the block lasts.
+    yielded bar counts in `unit`s. If it is None, a log has one line, if the block lasts.
     """
     # The level is ERROR in all but the first process of a distributed training.
     style: dict[str, Any] = {"disable": log.getEffectiveLevel() >= logging.ERROR}

@@ -52,7 +52,7 @@ class Alignment:
     mapping: GeneMap
     overlap: Overlap
     num_genes: int  # genes of the model
-    target_sum: float | None  # None: counts stay as they are, and values are ln(1 + count)
+    target_sum: float | None  # if None, counts stay as they are, and values are ln(1 + count)
     findings: Findings
     own_totals: bool = False  # cells are normalised over the model's genes alone
 

@@ -2,18 +2,14 @@
 
 import re
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from anndata import AnnData
 
 from scperformer.base.errors import InputError
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.splits import batches_of
-from scperformer.io.h5ad import BackedH5ad
-from scperformer.io.safety import reading
 from scperformer.labels.texts import first_container, label_texts
 
 MAX_BATCHES = 200
@@ -36,30 +32,26 @@ class Batches:
         return np.flatnonzero(self.of_cell == number)
 
 
-def read_query_batches(
-    cells: AnnData | BackedH5ad, key: str, path: str | Path = "the data", names: list[str] | None = None
-) -> Batches:
-    """Return the batches of an open file by a column of obs, sorted, or numbered as the given `names`.
+def read_query_batches(cells: OpenedCells, key: str, names: list[str] | None = None) -> Batches:
+    """Return the batches of opened cells by a column of obs, sorted, or numbered as the given `names`.
 
     A column that is missing, or has more than 200 values or others than `names`, is refused.
     """
     remedy = "set batch_key=... to the column of batches, or leave it out"
-    with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        obs = _columns(cells, [key])
-        obs = obs if key in obs else cells.obs  # the message names its columns
-        values = batches_of(obs, key, path)
+    with cells.reading():
+        obs = cells.columns([key])
+        values = batches_of(obs if key in obs else cells.obs, key, cells.path)  # the message names all columns
     known, of_cell = np.unique(values, return_inverse=True)
     if len(known) > MAX_BATCHES:
-        raise InputError(
-            "too-many-batches", f"{len(known):,} values in obs['{key}'] of {path}", f"at most {MAX_BATCHES:,}", remedy
-        )
-    if names is not None:
-        numbers = pd.Index(names).get_indexer(pd.Index(known))
-        if (numbers < 0).any():
-            found = f"batch '{known[numbers < 0][0]}' in obs['{key}'] of {path} alone"
-            raise InputError("batch-not-in-sample", found, "batches of the whole sample", remedy)
-        return Batches(key, names, numbers[of_cell].astype(np.int64))
-    return Batches(key, known.tolist(), of_cell.astype(np.int64))
+        found = f"{len(known):,} values in obs['{key}'] of {cells.path}"
+        raise InputError("too-many-batches", found, f"at most {MAX_BATCHES:,}", remedy)
+    if names is None:
+        return Batches(key, known.tolist(), of_cell.astype(np.int64))
+    numbers = pd.Index(names).get_indexer(pd.Index(known))
+    if (numbers < 0).any():
+        found = f"batch '{known[numbers < 0][0]}' in obs['{key}'] of {cells.path} alone"
+        raise InputError("batch-not-in-sample", found, "batches of the whole sample", remedy)
+    return Batches(key, names, numbers[of_cell].astype(np.int64))
 
 
 def named_as_batches(columns: Iterable[str]) -> list[str]:
@@ -70,16 +62,12 @@ def named_as_batches(columns: Iterable[str]) -> list[str]:
     return [by_words[words] for words in LIKELY if words in by_words]
 
 
-def likely_batches(cells: AnnData | BackedH5ad) -> str | None:
+def likely_batches(cells: OpenedCells) -> str | None:
     """Return the column of obs that seems to name batches, of 20 cells or more each; None if there is none."""
-    for key in named_as_batches(cells.keys()["obs"] if isinstance(cells, BackedH5ad) else map(str, cells.obs)):
-        column = _columns(cells, [key])[key]
+    for key in named_as_batches(cells.keys()["obs"]):
+        column = cells.columns([key])[key]
         if first_container(column) is None:
             sizes = label_texts(column).value_counts(dropna=False)
             if 2 <= len(sizes) <= MAX_BATCHES and sizes.min() >= ENOUGH_CELLS:
                 return key
     return None
-
-
-def _columns(cells: AnnData | BackedH5ad, names: Iterable[str]) -> pd.DataFrame:
-    return cells.columns(names) if isinstance(cells, BackedH5ad) else cells.obs

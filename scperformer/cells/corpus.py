@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -23,13 +22,23 @@ MIN_EXPRESSED = 2  # genes of a cell: one to mask, and one to predict it from
 
 
 @dataclass
+class CorpusFile:
+    """A file of a corpus."""
+
+    name: str
+    sha256: str
+    num_cells: int
+    input: str  # the kind and place of its values
+
+
+@dataclass
 class Corpus:
     """Cells of all files for pretraining, and their origin."""
 
     x: csr_matrix  # ln(1 + cp10k), CSR float32, N x G
     genes: list[str]
     file_of_cell: np.ndarray  # index of the file of each cell, int64, N
-    files: list[dict[str, Any]]  # name, sha256, num_cells and input of each file
+    files: list[CorpusFile]
     split: tuple[np.ndarray, np.ndarray]  # row numbers of training and validation cells
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
     stream: Stream | None = None
@@ -55,10 +64,10 @@ def make_corpus(
         found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
         expected = f"at least {MIN_CORPUS_CELLS} to pretrain on"
         raise InputError("few-cells", found, expected, "add files, or lower data.min_genes")
-    files: list[dict[str, Any]] = []
+    files = []
     for source, part in zip(sources, collection.parts, strict=True):
         sha256 = source.checksum if isinstance(source, Sample) else checksum(source)
-        files.append({"name": part.path.name, "sha256": sha256, "num_cells": len(part.kept), "input": part.summary})
+        files.append(CorpusFile(part.path.name, sha256, len(part.kept), part.summary))
     of_cell = collection.file_of_cell
     genes = collection.genes
     fraction = cfg.data.val_fraction

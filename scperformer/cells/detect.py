@@ -16,6 +16,7 @@ from scperformer.cells.features import gene_columns
 from scperformer.cells.mixtures import find_mixture
 from scperformer.cells.non_genes import find_non_genes
 from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, evenly_spaced, judge
+from scperformer.config.options import ExpressionOptions
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
 
@@ -99,23 +100,83 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
     return Rows(x, findings.is_gene), names
 
 
-def detect_expression(
-    adata: AnnData,
-    source: str = "auto",
-    input_kind: str = "auto",
-    *,
-    input_total: float | None = None,
-    input_base: str = "auto",
-    species: str = "auto",
-    path: str | Path = "the data",
-) -> Findings:
+@dataclass(frozen=True)
+class Stated:
+    """What a user states about the expression of a file; the fields are options of `ExpressionOptions`."""
+
+    source: str = "auto"
+    input_kind: str = "auto"
+    input_total: float | None = None
+    input_base: str = "auto"
+    species: str = "auto"  # the one to use, in a file of two
+
+    @classmethod
+    def by(cls, options: ExpressionOptions, species: str = "auto") -> "Stated":
+        """Return what options state; `species` is used if they state none."""
+        stated = {name: getattr(options, name) for name in ("source", "input_kind", "input_total", "input_base")}
+        return cls(**stated, species=species if options.species == "auto" else options.species)
+
+    @property
+    def says_values(self) -> bool:
+        """Whether it is stated what the values are."""
+        return (self.input_kind, self.input_total, self.input_base) != ("auto", None, "auto")
+
+
+def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Path = "the data") -> Findings:
     """Find the expression in X, raw and layers, and the kind of its values.
 
     Counts are preferred (of the place with the most genes), then log1p values whose normalisation is recognised, then
-    other values; but a place with a part of the genes is used only if no reliable one has all. The arguments are
-    options of `ExpressionOptions`; of two species in a file, `species` is used. Refused are cells of which no place has
-    usable values, and values that are not what they would be taken for.
+    other values; but a place with a part of the genes is used only if no reliable one has all. Refused are cells of
+    which no place has usable values, and values that are not what they would be taken for.
     """
+    candidates, partial = _candidates(adata, stated.source, path)
+    usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
+    if not usable:
+        reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
+        remedy = "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN"
+        expected = "counts, or log-normalised values without NaN or negative values"
+        raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
+    chosen, why = _choose(usable, candidates, stated)
+    unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
+    notes = [f"{name} is not used: {text}" for name, text in unused.items()]
+    unused |= dict.fromkeys(partial, "a part of the counts by its name")
+    notes += _interpret(chosen, stated, path)
+    if num_empty := int((chosen.num_expressed == 0).sum()):
+        notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
+    if chosen.kind == "counts" and chosen.largest == 1:
+        notes.append("no count is above 1: were the values made binary?")
+    notes += chosen.left_out
+    var = _var(adata, chosen.source)
+    is_gene = np.ones(len(var), dtype=bool) if chosen.is_gene is None else chosen.is_gene
+    names = [str(name).strip() for name in var.index[is_gene]]
+    mixture = find_mixture(chosen, names, stated.species)
+    if mixture is not None:
+        notes.append(mixture.text)
+        is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[mixture.is_own_gene])
+        names = [name for name, is_own in zip(names, mixture.is_own_gene, strict=True) if is_own]
+    droplets = find_droplets(chosen.sums, len(names)) if chosen.kind == "counts" else None
+    if droplets is not None:
+        notes.append(droplets.text)
+    return Findings(
+        source=chosen.source,
+        kind=chosen.kind,
+        total=chosen.log.total,
+        log_base=chosen.log.base,
+        relative=chosen.log.relative,
+        num_cells=chosen.x.shape[0],
+        num_genes=len(names),
+        id_kind=id_kind(names),
+        why=why,
+        unused=unused,
+        notes=notes,
+        droplets=droplets,
+        is_gene=None if is_gene.all() else is_gene,
+        is_foreign=None if mixture is None else mixture.is_foreign,
+    )
+
+
+def _candidates(adata: AnnData, source: str, path: str | Path) -> tuple[list[Candidate], list[str]]:
+    """Judge the places that may have the expression; also return those with a part of the counts by their names."""
     names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)  # counts first
     matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
     matrices["raw"] = None if adata.raw is None else adata.raw.X
@@ -126,56 +187,8 @@ def detect_expression(
         found = f"no {source} in {path} (it has {existing})"
         raise InputError("no-source", found, "a place that exists", "set source=... to an existing place", fixes)
     partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
-    candidates = [
-        _judge_place(adata, name, x, path)
-        for name, x in places.items()
-        if name not in partial and source in ("auto", name)
-    ]
-    usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
-    if not usable:
-        reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
-        remedy = "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN"
-        expected = "counts, or log-normalised values without NaN or negative values"
-        raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
-    chosen, why = _choose(usable, candidates, source, input_kind)
-
-    unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
-    notes = [f"{name} is not used: {text}" for name, text in unused.items()]
-    unused |= dict.fromkeys(partial, "a part of the counts by its name")
-    notes += _interpret(chosen, input_kind, input_total, input_base, path)
-    if num_empty := int((chosen.num_expressed == 0).sum()):
-        notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
-    if chosen.kind == "counts" and chosen.largest == 1:
-        notes.append("no count is above 1: were the values made binary?")
-    notes += chosen.left_out
-    num_cells, num_genes = chosen.x.shape
-    is_gene = np.ones(len(_var(adata, chosen.source)), dtype=bool) if chosen.is_gene is None else chosen.is_gene
-    names = [str(name).strip() for name in _var(adata, chosen.source).index[is_gene]]
-    mixture = find_mixture(chosen, names, species)
-    if mixture is not None:
-        notes.append(mixture.text)
-        is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[mixture.is_own_gene])
-        names = [name for name, is_own in zip(names, mixture.is_own_gene, strict=True) if is_own]
-        num_genes = len(names)
-    droplets = find_droplets(chosen.sums, num_genes) if chosen.kind == "counts" else None
-    if droplets is not None:
-        notes.append(droplets.text)
-    return Findings(
-        source=chosen.source,
-        kind=chosen.kind,
-        total=chosen.log.total,
-        log_base=chosen.log.base,
-        relative=chosen.log.relative,
-        num_cells=num_cells,
-        num_genes=num_genes,
-        id_kind=id_kind(names),
-        why=why,
-        unused=unused,
-        notes=notes,
-        droplets=droplets,
-        is_gene=None if is_gene.all() else is_gene,
-        is_foreign=None if mixture is None else mixture.is_foreign,
-    )
+    judged = [name for name in places if name not in partial and source in ("auto", name)]
+    return [_judge_place(adata, name, places[name], path) for name in judged], partial
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Candidate:
@@ -204,9 +217,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
     return replace(candidate, is_gene=is_gene, left_out=left_out, doubtful=doubtful)
 
 
-def _choose(
-    usable: list[Candidate], candidates: list[Candidate], source: str, input_kind: str
-) -> tuple[Candidate, str]:
+def _choose(usable: list[Candidate], candidates: list[Candidate], stated: Stated) -> tuple[Candidate, str]:
     """Choose the place with the most reliable values and the most genes, and the reason; X precedes layers and raw."""
 
     def rank(candidate: Candidate) -> int:
@@ -219,7 +230,7 @@ def _choose(
             return 0 if trusted else 2  # another layer of whole numbers may be a mask, for example
         return (1 if candidate.log.confirmed else 3) if candidate.kind == "log1p" else 4
 
-    wanted = [candidate for candidate in usable if candidate.kind == input_kind] or usable
+    wanted = [candidate for candidate in usable if candidate.kind == stated.input_kind] or usable
     reliable = [candidate for candidate in wanted if rank(candidate) <= 1]
     most = max((candidate.typical_genes for candidate in reliable), default=0.0)
 
@@ -232,10 +243,10 @@ def _choose(
         if candidate is not chosen and is_partial(candidate) and candidate.kind != "unusable":
             candidate.text += f" of {candidate.x.shape[1]:,} genes alone (source={candidate.source} uses them)"
     reasons = (
-        ("as requested", source != "auto"),
+        ("as requested", stated.source != "auto"),
         ("the only matrix", len(candidates) == 1),
         ("the only usable matrix", len(usable) == 1),
-        (f"fits input_kind={input_kind}", chosen.kind == input_kind),
+        (f"fits input_kind={stated.input_kind}", chosen.kind == stated.input_kind),
         ("counts are preferred", rank(chosen) == 0),
         ("all genes are preferred to counts of some", any(rank(each) == 0 for each in wanted)),
         ("no other matrix is better", True),
@@ -243,13 +254,11 @@ def _choose(
     return chosen, next(reason for reason, holds in reasons if holds)
 
 
-def _interpret(
-    candidate: Candidate, input_kind: str, input_total: float | None, input_base: str, path: str | Path
-) -> list[str]:
+def _interpret(candidate: Candidate, stated: Stated, path: str | Path) -> list[str]:
     """Set kind, base and total of the chosen values, in place, as requested; refuse doubtful ones; return notes."""
     source = candidate.source
-    is_told = (input_kind, input_total, input_base) != ("auto", None, "auto")
-    if (candidate.doubt or candidate.log.too_large) and not is_told:
+    input_kind, input_total, input_base = stated.input_kind, stated.input_total, stated.input_base
+    if (candidate.doubt or candidate.log.too_large) and not stated.says_values:
         found = f"{source} of {path} looks like {candidate.doubt}"
         if not candidate.doubt:
             found = f"values up to {candidate.largest:.4g} in {source} of {path}, too large for "
@@ -257,7 +266,7 @@ def _interpret(
         remedy = "put counts into X or layers['counts'], or say what the values are, for example input_kind=linear, "
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
         raise InputError("doubtful-values", found, "counts, or logarithms of values that were normalised once", remedy)
-    if candidate.doubtful and not is_told:
+    if candidate.doubtful and not stated.says_values:
         found = f"columns in {source} of {path} that may not be genes: {listed(map(repr, candidate.doubtful))}"
         remedy = "drop these columns, or set input_kind=... if they are genes"
         raise InputError("doubtful-genes", found, "genes alone", remedy, [f"input_kind={candidate.kind}"])

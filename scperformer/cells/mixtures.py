@@ -72,8 +72,8 @@ def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> Mi
     of_gene = species_of_genes(names)
     if of_gene is None:
         return None
-    known = sorted(set(of_gene.tolist()) - {""})
-    columns = np.stack([of_gene == each for each in known], axis=1).astype(np.float64)
+    present = sorted(set(of_gene.tolist()) - {""})
+    columns = np.stack([of_gene == name for name in present], axis=1).astype(np.float64)
     pieces = []
     for _, block in candidate.x.blocks():
         linear = sparse.csr_matrix(block, dtype=np.float64, copy=True)
@@ -82,10 +82,12 @@ def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> Mi
     totals = np.concatenate(pieces)
     shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1e-12)
     nums = (shares >= MIN_OWN_SHARE).sum(axis=0)
-    own = known.index(species) if species in known and nums[known.index(species)] else int(nums.argmax())
-    is_foreign = (shares[:, own] < MIN_OWN_SHARE) & (totals.sum(axis=1) > 0)
-    others = [f"{num:,} of {name}" for place, (name, num) in enumerate(zip(known, nums, strict=True)) if place != own]
-    num_both = int(is_foreign.sum() - np.delete(nums, own).sum())
-    text = f"genes of {' and '.join(known)}: {known[own]} genes and {nums[own]:,} of {len(totals):,} cells are used; "
-    text += f"{', '.join(others)} and {num_both:,} of several species are unknown and left out of all statistics"
-    return Mixture((of_gene == known[own]) | (of_gene == ""), is_foreign, text)
+    chosen = present.index(species) if species in present and nums[present.index(species)] else int(nums.argmax())
+    is_foreign = (shares[:, chosen] < MIN_OWN_SHARE) & (totals.sum(axis=1) > 0)
+    num_cells = dict(zip(present, nums.tolist(), strict=True))
+    num_own = num_cells.pop(present[chosen])
+    num_both = int(is_foreign.sum()) - sum(num_cells.values())
+    others = ", ".join(f"{num:,} of {name}" for name, num in num_cells.items())
+    text = f"genes of {' and '.join(present)}: {present[chosen]} genes and {num_own:,} of {len(totals):,} cells are "
+    text += f"used; {others} and {num_both:,} of several species are unknown and left out of all statistics"
+    return Mixture((of_gene == present[chosen]) | (of_gene == ""), is_foreign, text)

@@ -26,16 +26,8 @@ MOUSE_GENE = re.compile(r"[A-Z][a-z]+\d|[A-Z][a-z]+-[a-z]")  # as in Gstm1 and H
 def find_non_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return which columns are not genes, and which may not be: both boolean, G.
 
-    The latter are of another kind among names that are not known, or larger than all genes by less.
-
-    Parameters
-    ----------
-    x
-        Some cells, n x G, as they are stored.
-    rows
-        Row numbers of these cells in the file, ascending, n.
-    names
-        The names of the columns, G.
+    The latter are of a different kind among unknown names, or larger than all genes by less. `x` are some cells as they
+    are stored, n x G, `rows` their ascending row numbers in the file, and `names` the names of the columns.
     """
     none = np.zeros(x.shape[1], dtype=bool)
     if x.shape[0] < MIN_CELLS or x.shape[1] < MIN_COLUMNS:

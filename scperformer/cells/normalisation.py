@@ -91,9 +91,9 @@ def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
     """Return counts from ln(1 + cp10k), CSR float32 N x G, if a cell's smallest value is one count; None if not."""
     values = linear(x).data
     lengths = np.diff(x.indptr)
-    one = np.ones(x.shape[0])
-    one[lengths > 0] = np.minimum.reduceat(values, x.indptr[:-1][lengths > 0]) if len(values) else 1.0
-    multiples = values / np.repeat(one, lengths)
+    one_count = np.ones(x.shape[0])
+    one_count[lengths > 0] = np.minimum.reduceat(values, x.indptr[:-1][lengths > 0]) if len(values) else 1.0
+    multiples = values / np.repeat(one_count, lengths)
     checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
     if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
         return None
@@ -109,23 +109,26 @@ def thinned_cells(x: sparse.csr_matrix, share: float, seed: int = 0) -> sparse.c
     if share == 1:
         return x
     counts = linear(x)
-    kept = np.zeros(len(counts.data), dtype=np.float32)
+    values = np.zeros(len(counts.data), dtype=np.float32)
     for start, stop in pairwise(x.indptr.tolist()):
         if start == stop:
             continue
-        one = counts.data[start:stop].min()
-        nums = np.rint(counts.data[start:stop] / one).astype(np.int64)
+        one_count = counts.data[start:stop].min()
+        nums = np.rint(counts.data[start:stop] / one_count).astype(np.int64)
         cell = zlib.crc32(nums.tobytes(), zlib.crc32(x.indices[start:stop].astype(np.int64).tobytes()))
         rng = np.random.default_rng((cell, seed))
-        kept[start:stop] = np.log1p(rng.binomial(nums, share) * (one / share))
-    thinned = sparse.csr_matrix((kept, x.indices.copy(), x.indptr.copy()), shape=x.shape)
-    thinned.eliminate_zeros()
-    return thinned
+        values[start:stop] = np.log1p(rng.binomial(nums, share) * (one_count / share))
+    return _without_zeros(values, x)
 
 
 def thin(counts: sparse.csr_matrix, share: float, rng: np.random.Generator) -> sparse.csr_matrix:
     """Keep each count with probability `share`, as if the cells had been sequenced to that share of their depth."""
-    kept = rng.binomial(counts.data.astype(np.int64), share).astype(np.float32)
-    thinned = sparse.csr_matrix((kept, counts.indices.copy(), counts.indptr.copy()), shape=counts.shape)
-    thinned.eliminate_zeros()
-    return thinned
+    values = rng.binomial(counts.data.astype(np.int64), share).astype(np.float32)
+    return _without_zeros(values, counts)
+
+
+def _without_zeros(values: np.ndarray, x: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Return a matrix with other values in place of those of `x`, without stored zeros."""
+    replaced = sparse.csr_matrix((values, x.indices.copy(), x.indptr.copy()), shape=x.shape)
+    replaced.eliminate_zeros()
+    return replaced

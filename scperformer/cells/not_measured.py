@@ -16,61 +16,50 @@ from scperformer.io.gene_overlap import MIN_PANEL
 
 log = logging.getLogger(__name__)
 
-MIN_CELLS = 20  # of a batch
+MIN_BATCH_CELLS = 20  # of a batch
 MAX_BATCHES = 200
 # Expected number of cells of a batch that express a gene. Above the first, a gene without any was not measured; if the
 # batch has many such genes, so were rarer ones.
 SURE_CELLS = 10.0
 LIKELY_CELLS = 3.0
-MIN_GENES = 20  # without a count in a batch; and a share of the genes that are expected there
-MIN_SHARE = 0.01
+MIN_ABSENT_GENES = 20  # without a count in a batch; and a share of the genes that are expected there
+MIN_ABSENT_SHARE = 0.01
 NUM_SHOWN = 3  # genes in a message
 
 
 def genes_not_measured(
     x: sparse.csr_matrix, labels: np.ndarray, batches: Mapping[str, np.ndarray], genes: list[str]
 ) -> np.ndarray:
-    """Return the genes that a batch did not measure, boolean G, and log them.
+    """Return the genes that a batch did not measure, boolean G, and log them; refuse fewer than 50 that all measured.
 
-    Parameters
-    ----------
-    x
-        Expression, N x G.
-    labels
-        Index of the label of each cell, N.
-    batches
-        For each way to tell batches, such as a column of obs, the name of the batch of each cell, N.
-
-    Raises
-    ------
-    InputError
-        Fewer than 50 genes were measured in all batches.
+    `x` is expression, N x G, and `labels` has the index of the label of each cell. `batches` has the name of the batch
+    of each cell, for each way to tell batches, such as a column of obs.
     """
-    found = np.zeros(x.shape[1], dtype=bool)
+    is_absent = np.zeros(x.shape[1], dtype=bool)
     for how, names in batches.items():
         known, of_cell = np.unique(names, return_inverse=True)
         if not 2 <= len(known) <= MAX_BATCHES:
             continue
         expected, observed = _expressing_cells(x, labels, of_cell, len(known))
-        is_zero = (observed == 0) & (np.bincount(of_cell) >= MIN_CELLS)[:, None]
+        is_zero = (observed == 0) & (np.bincount(of_cell) >= MIN_BATCH_CELLS)[:, None]
         for number in range(len(known)):
             is_sure = is_zero[number] & (expected[number] >= SURE_CELLS)
-            if is_sure.sum() < max(MIN_GENES, MIN_SHARE * (expected[number] >= SURE_CELLS).sum()):
+            if is_sure.sum() < max(MIN_ABSENT_GENES, MIN_ABSENT_SHARE * (expected[number] >= SURE_CELLS).sum()):
                 continue
             lacking = is_zero[number] & (expected[number] >= LIKELY_CELLS)
-            found |= lacking
+            is_absent |= lacking
             most = np.argsort(-np.where(lacking, expected[number], 0), kind="stable")[:NUM_SHOWN]
             text = "%s: %s genes have no count in '%s', though others with its labels express them (%s): not measured"
             shown = listed(genes[gene] for gene in most)
             log.warning(text, how, f"{lacking.sum():,}", shortened(known[number]), shown)
-    if found.any():
-        num_left = int((~found).sum())
+    if is_absent.any():
+        num_left = int((~is_absent).sum())
         if num_left < MIN_PANEL:
             remedy = "train on each study as a file of its own: train a.h5ad b.h5ad"
             raise InputError("few-genes", f"{num_left} genes that all batches measured", f"{MIN_PANEL} or more", remedy)
         text = "%s genes that a batch did not measure are left out; cells are normalised over the other %s"
-        log.warning(text, f"{found.sum():,}", f"{num_left:,}")
-    return found
+        log.warning(text, f"{is_absent.sum():,}", f"{num_left:,}")
+    return is_absent
 
 
 def _expressing_cells(
@@ -84,9 +73,8 @@ def _expressing_cells(
     observed = np.zeros_like(expected)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        is_of = sparse.csr_matrix(
-            (np.ones(len(rows)), (of_cell[rows], np.arange(len(rows)))), shape=(num_batches, len(rows))
-        )
+        entries = np.ones(len(rows)), (of_cell[rows], np.arange(len(rows)))
+        is_of = sparse.csr_matrix(entries, shape=(num_batches, len(rows)))
         expressing = (is_of @ (x[rows] > 0).astype(np.float64)).toarray()
         nums = np.bincount(of_cell[rows], minlength=num_batches)[:, None]
         others = nums.sum() - nums

@@ -1,8 +1,10 @@
 """Cells and genes of one or several files as one collection, in memory or on disk.
 
-Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
-cells that express each gene. For cells that stay on disk, only their row numbers are kept in memory.
+Each file is read twice before training, block by block: to recognise its values, and to filter its cells and genes. For
+cells that stay on disk, only their row numbers are kept in memory.
 """
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.alignment import align_normalised, merge_genes
-from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise, over_own_genes
 from scperformer.config.options import AUTO
 from scperformer.config.training import DataOptions, NetworkOptions, ReferenceOptions
@@ -63,8 +65,8 @@ def stored_matrices(path: Path) -> list[Rows] | None:
 def choose_storage(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options; for several labelled files, or above 2 GiB of values, `data.in_memory=auto` becomes false."""
     if not paths and cfg.data.in_memory is False:
-        found = "data.in_memory=false and cells in memory"
-        raise InputError("storage", found, "files", "leave data.in_memory out, or name files")
+        remedy = "leave data.in_memory out, or name files"
+        raise InputError("storage", "data.in_memory=false and cells in memory", "files", remedy)
     stored = [stored_matrices(path) for path in paths]
     several = isinstance(cfg, ReferenceOptions) and len(paths) > 1
     if cfg.data.in_memory is True and several:
@@ -145,17 +147,8 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
         if findings is None:
-            total = cfg.input_total
-            base = cfg.input_base
-            findings = detect_expression(
-                cells,
-                cfg.source,
-                cfg.input_kind,
-                input_total=total,
-                input_base=base,
-                species=cfg.species,
-                path=path,
-            )
+            options = ("source", "input_kind", "input_total", "input_base", "species")
+            findings = detect_expression(cells, Stated(**{name: getattr(cfg, name) for name in options}), path=path)
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
         if adata is None and rows.by_columns and VALUE_BYTES * rows.num_values > STREAM_ABOVE:
@@ -179,7 +172,7 @@ def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
 
 
 @dataclass
-class Collection:
+class CellCollection:
     """The cells of all files, numbered in the order of the files, over one list of genes."""
 
     parts: list[Part]
@@ -199,38 +192,43 @@ class Collection:
         """The index of the file of each cell, int64."""
         return np.repeat(np.arange(len(self.parts)), np.diff(self.starts))
 
-    def with_columns(self, target: np.ndarray, names: list[str]) -> "Collection":
+    def with_columns(self, target: np.ndarray, names: list[str]) -> CellCollection:
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
         moved = np.append(target, -1)  # so that -1 stays -1
         maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
         return replace(self, maps=maps, genes=names)
 
+    def of_genes(self, is_kept: np.ndarray) -> CellCollection:
+        """Return the same cells with a part of the genes, boolean G."""
+        names = [name for name, keep in zip(self.genes, is_kept, strict=True) if keep]
+        return self.with_columns(np.where(is_kept, np.cumsum(is_kept) - 1, -1), names)
+
     def read(self, cells: np.ndarray) -> csr_matrix:
         """Read the cells with these numbers, in this order: ln(1 + target_sum * share), CSR float32, cells x G."""
         pieces = [csr_matrix((0, len(self.genes)), dtype=np.float32)]
         for start in range(0, len(cells), CELLS_AT_ONCE):
-            wanted, place = np.unique(cells[start : start + CELLS_AT_ONCE], return_inverse=True)
-            blocks = []  # in the order on disk
-            for file in np.unique(np.searchsorted(self.starts, wanted, side="right") - 1):
-                part = self.parts[file]
-                begin, end = np.searchsorted(wanted, self.starts[file : file + 2])
-                with reading(part.path):
-                    stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
-                # Over all genes of the file.
-                normalised = normalise(
-                    part.merged(stored), part.findings, part.target_sum, by_scanpy=part.adata is not None
-                )
-                x = align_normalised(normalised, self.maps[file], len(self.genes))
-                blocks.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
-            pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[place])
+            wanted, order = np.unique(cells[start : start + CELLS_AT_ONCE], return_inverse=True)
+            files = np.searchsorted(self.starts, wanted, side="right") - 1
+            blocks = [self._read_file(file, wanted[files == file]) for file in np.unique(files)]  # in the order on disk
+            pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[order])
         return csr_matrix(sparse.vstack(pieces, "csr"))
+
+    def _read_file(self, file: int, cells: np.ndarray) -> csr_matrix:
+        """Read the cells with these ascending numbers, which are all of one file, as `read`."""
+        part = self.parts[file]
+        with reading(part.path):
+            stored = _read_scattered(self._rows(file), part.kept[cells - self.starts[file]])
+        by_scanpy = part.adata is not None
+        x = normalise(part.merged(stored), part.findings, part.target_sum, by_scanpy=by_scanpy)  # over all genes
+        x = align_normalised(x, self.maps[file], len(self.genes))
+        return over_own_genes(x, part.target_sum) if self.own_totals else x
 
 
 @dataclass
 class Stream:
     """Training cells of a collection that stay on disk."""
 
-    collection: Collection
+    collection: CellCollection
     cells: np.ndarray  # numbers of the cells in the collection, ascending
     labels: np.ndarray  # index of the label of each cell, or of its file for pretraining; int64
 
@@ -242,7 +240,7 @@ def make_collection(
     *,
     min_shared: int = 0,
     left_out: np.ndarray | None = None,
-) -> "Collection":
+) -> CellCollection:
     """Filter the cells of files, and choose the genes of the collection.
 
     Cells with fewer than `data.min_genes` genes, or fewer than `min_shared` genes of the collection, are dropped, and
@@ -250,9 +248,8 @@ def make_collection(
     of the files, the genes that at least `data.min_cells` cells express. It is refused that no cells or genes are left.
     """
     parts = [_open_part(source, cfg) for source in sources]
-    names, maps = map_genes_of_files(
-        [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
-    )
+    file_names = [part.path.name for part in parts]
+    names, maps = map_genes_of_files([part.var for part in parts], file_names, vocabulary, cfg.species)
     num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
     if left_out is None:
         left_out = np.zeros(sum(part.findings.num_cells for part in parts), dtype=bool)
@@ -284,16 +281,13 @@ def make_collection(
                 log.warning(text, part.path, num_dropped, cfg.data.min_genes, part.findings.num_genes)
             if not len(part.kept) and not is_left_out.all():
                 found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
-                raise InputError(
-                    "all-cells-dropped", found, "at least some cells to be kept", "lower it", ["data.min_genes=1"]
-                )
-    collection = Collection(parts, maps, names)
+                raise InputError("all-cells-dropped", found, "some cells to be kept", "lower it", ["data.min_genes=1"])
+    collection = CellCollection(parts, maps, names)
     if vocabulary is not None:
         return collection
     keep = num_cells >= cfg.data.min_cells
     if not keep.any():
         found = f"data.min_cells={cfg.data.min_cells} drops all {len(names)} genes of {len(collection)} cells"
         remedy = "lower it, or add cells"
-        raise InputError("all-genes-dropped", found, "at least some genes to be kept", remedy, ["data.min_cells=1"])
-    kept_names = [name for name, is_kept in zip(names, keep, strict=True) if is_kept]
-    return collection.with_columns(np.where(keep, np.cumsum(keep) - 1, -1), kept_names)
+        raise InputError("all-genes-dropped", found, "some genes to be kept", remedy, ["data.min_cells=1"])
+    return collection.of_genes(keep)

@@ -11,6 +11,7 @@ from anndata import AnnData
 from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.config.options import ModelOptions
 from scperformer.config.training import DataOptions
@@ -48,13 +49,12 @@ def prepare_for_model(adata: AnnData, cfg: ModelOptions, path: Path) -> AnnData:
     model = read_model(resolve_model(cfg.model_path)[0])
     if model.config["target_sum"] is None:
         remedy = "annotate the files with 'scperformer predict'; they need no preparation"
-        raise InputError(
-            "model-of-counts", f"the model {model.name} of raw counts", "a model of normalised cells", remedy
-        )
-    query = find_query(adata, model, cfg, str(path))
+        found = f"the model {model.name} of raw counts"
+        raise InputError("model-of-counts", found, "a model of normalised cells", remedy)
+    query = find_query(OpenedCells(adata, cfg, str(path)), model)
     overlap = query.plan.overlap
     prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
-    findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *overlap.notes])
+    findings = replace(query.findings, notes=[*query.findings.notes, *overlap.notes])
     record = _record(prepared, findings, float(model.config["target_sum"]))
     record |= {"cells_dropped": 0, "genes_dropped": overlap.num_dropped}
     prepared.uns[PREPARED_KEY] = record | {"model": model.name, "genes_absent": overlap.num_absent}

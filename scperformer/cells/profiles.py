@@ -23,7 +23,7 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
-from scperformer.cells.detect import detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import Stated, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import linear, normalise, recover_counts
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.reference import Reference, make_reference
@@ -113,7 +113,7 @@ def reference_with_profiles(
             cfg = replace(cfg, label_key=NAMES_KEY)
         made = simulate_cells(source.adata, cfg, source.path)
         labels = sorted(set(made.obs[cfg.label_key]))
-    findings = detect_expression(made, "X", **values)
+    findings = detect_expression(made, Stated("X", **values))
     reference = make_reference(Sample(made, source.path, findings=findings), replace(cfg, source="X", **values), apart)
     labels = [label for label in labels if label in reference.label_names]  # others were joined to one of them
     num = len(reference.label_names)
@@ -127,9 +127,7 @@ def reference_with_profiles(
 def simulate_cells(profiles: AnnData, cfg: ReferenceOptions, path: Path) -> AnnData:
     """Simulate cells of each profile, whose columns of obs are repeated: counts, CSR float32, N x G."""
     profiles = _labelled(profiles, cfg, path)
-    findings = detect_expression(
-        profiles, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
-    )
+    findings = detect_expression(profiles, Stated.by(cfg), path=path)
     rows, _ = stored_expression(profiles, findings, path=path)
     shares = _shares(normalise(rows.block(0, profiles.n_obs), findings, 1.0), path)
     rng = np.random.default_rng(cfg.seed)
@@ -176,9 +174,8 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
         shares = _shares(values, each.path)[:, shared]
         if obs[cfg.label_key].isin(known).all():
             remedy = "leave the file out, or add studies=true for a model of each file"
-            raise InputError(
-                "no-new-label", f"{each.path} without a label that the cells lack", "profiles of other labels", remedy
-            )
+            found = f"{each.path} without a label that the cells lack"
+            raise InputError("no-new-label", found, "profiles of other labels", remedy)
         known |= set(obs[cfg.label_key])
         shares = _in_chemistry_of_cells(shares, obs[cfg.label_key], names, means, each.path)
         nums = _nums(obs[cfg.label_key])
@@ -205,9 +202,8 @@ def _read_together(
     shared = np.logical_and.reduce(measured)
     if shared.sum() < MIN_SHARED_GENES:
         found = f"{shared.sum()} genes that all of {listed(str(each.path) for each in samples)} measure"
-        raise InputError(
-            "few-genes", found, f"{MIN_SHARED_GENES} or more", "give profiles of the same species and kind of gene id"
-        )
+        remedy = "give profiles of the same species and kind of gene id"
+        raise InputError("few-genes", found, f"{MIN_SHARED_GENES} or more", remedy)
     log.info("%d of %d genes are measured in all files", shared.sum(), len(shared))
     ends = pairwise(collection.starts.tolist())
     expression = [collection.read(np.arange(start, stop)) for start, stop in ends]
@@ -245,9 +241,8 @@ def _shares(x: sparse.csr_matrix, path: Path) -> sparse.csr_matrix:
     values = linear(x)
     totals = np.asarray(values.sum(axis=1)).ravel()
     if not (totals > 0).all():
-        raise InputError(
-            "empty-profile", f"a profile without expression in {path}", "expression in each row", "leave it out"
-        )
+        found = f"a profile without expression in {path}"
+        raise InputError("empty-profile", found, "expression in each row", "leave it out")
     return sparse.csr_matrix(sparse.diags(1 / totals) @ values)
 
 

@@ -68,8 +68,8 @@ def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, f
 def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, Any]:
     """Measure the quality of up to 5,000 cells of the sample; medians that are not known are None."""
     is_mito = mitochondrial(var)
-    seen = findings.spread(MAX_SAMPLED_CELLS)
-    sampled = Rows(rows.some(seen)) if len(seen) < rows.shape[0] else rows
+    chosen = findings.spread(MAX_SAMPLED_CELLS)
+    sampled = Rows(rows.some(chosen)) if len(chosen) < rows.shape[0] else rows
     cells = cell_quality(sampled, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0
@@ -84,14 +84,14 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[s
 def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
     """Return which genes have a symbol that matches from its start, in any case, or a human Ensembl id of one."""
     plain = without_affixes(without_affixes(list(map(str, var.index)), "human"), "mouse")
-    known: set[str | None] = set()
+    matching_ids: set[str | None] = set()
     matches = np.zeros(len(plain), dtype=bool)
     for names in (plain, *name_columns(var).values()):
         ids, symbols = ids_and_symbols([name.strip() for name in names])
-        if not known and any(ids):  # the table takes a while to read
-            known = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
+        if not matching_ids and any(ids):  # the table takes a while to read
+            matching_ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
         found = [
-            bool(pattern.match((symbol or "").upper())) or gene_id in known
+            bool(pattern.match((symbol or "").upper())) or gene_id in matching_ids
             for gene_id, symbol in zip(ids, symbols, strict=True)
         ]
         matches |= np.array(found, dtype=bool)  # also of no genes

@@ -14,20 +14,12 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.base.progress import progress
 from scperformer.cells import reference_labels as labelling
+from scperformer.cells import splits
 from scperformer.cells.batches import named_as_batches
 from scperformer.cells.normalisation import over_own_genes
 from scperformer.cells.not_measured import genes_not_measured
-from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_matrices
-from scperformer.cells.splits import (
-    MAX_FIT_CELLS,
-    MAX_LOADED_CELLS,
-    MAX_VAL_CELLS,
-    TEST,
-    Split,
-    split_cells,
-    split_values,
-    stratified_sample,
-)
+from scperformer.cells.on_disk import CellCollection, Sample, Stream, make_collection, stored_matrices
+from scperformer.cells.splits import TEST, Split, split_cells, split_values, stratified_sample
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.gene_overlap import find_panel
@@ -45,17 +37,17 @@ FILE = "_file_of_the_cell"  # a column beside those of obs
 class Reference:
     """Labelled cells for training, and their origin."""
 
-    x: csr_matrix  # ln(1 + cp10k), CSR float32, N x G
     labels: np.ndarray  # index of the label of each cell, int64, N
     label_names: list[str]
     terms: labelling.Terms
-    genes: list[str]
-    summary: str  # the expression and the filters, for users
     split: Split
     rare: labelling.LabelSelection
-    cell_names: np.ndarray  # N; for cells of files that stay on disk, their row numbers
-    batches: np.ndarray | None = None  # index of the batch of each cell, int64, N; None: they are not known
-    batch_names: list[str] = field(default_factory=list)
+    batch_names: list[str]
+    batches: np.ndarray | None  # index of the batch of each cell, int64, N; None: they are not known
+    x: csr_matrix = field(default_factory=lambda: csr_matrix((0, 0)))  # ln(1 + cp10k), CSR float32, N x G
+    genes: list[str] = field(default_factory=list)
+    cell_names: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=object))  # N; of files, row numbers
+    summary: str = ""  # the expression and the filters, for users
     num_unlabelled: int = 0  # cells that are left out, as they have no label
     own_totals: bool = False  # cells are normalised over `genes` alone
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
@@ -93,20 +85,8 @@ def _label(
     numbers = np.searchsorted(names, texts).astype(np.int64)
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
     split = split_cells(numbers, names, sides, capped, cfg.data.seed_of_split(cfg.seed))
-    batch_names, batches = labelling.read_batches(obs, numbers, cfg.batch_key, path)
-    return np.flatnonzero(usable), Reference(
-        x=csr_matrix((0, 0)),
-        labels=numbers,
-        label_names=names,
-        terms=terms,
-        genes=[],
-        summary="",
-        split=split,
-        rare=rare,
-        cell_names=np.empty(0, dtype=object),
-        batches=batches,
-        batch_names=batch_names,
-    )
+    batches = labelling.read_batches(obs, numbers, cfg.batch_key, path)
+    return np.flatnonzero(usable), Reference(numbers, names, terms, split, rare, *batches)
 
 
 def _unlabelled(obs: pd.DataFrame, labels: pd.Series, key: str) -> np.ndarray:
@@ -131,17 +111,16 @@ def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, pat
     return is_test
 
 
-def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collection:
+def _reduce_to_panel(collection: CellCollection, path: str, species: str) -> CellCollection:
     """Keep only the genes of a panel, which a text file names, and normalise cells over these."""
     in_panel = find_panel(read_genes(path, collection.genes), collection.genes, "reference", species=species, path=path)
-    genes = [gene for gene, is_kept in zip(collection.genes, in_panel, strict=True) if is_kept]
-    log.info("%s: the model has only its %d genes, and cells are normalised over these", path, len(genes))
-    return replace(collection.with_columns(np.where(in_panel, np.cumsum(in_panel) - 1, -1), genes), own_totals=True)
+    log.info("%s: the model has only its %d genes, and cells are normalised over these", path, in_panel.sum())
+    return replace(collection.of_genes(in_panel), own_totals=True)
 
 
 def _without_unmeasured(
-    labelled: Reference, collection: Collection, obs: pd.DataFrame, cfg: ReferenceOptions
-) -> tuple[Reference, Collection]:
+    labelled: Reference, collection: CellCollection, obs: pd.DataFrame, cfg: ReferenceOptions
+) -> tuple[Reference, CellCollection]:
     """Leave out genes that some batches did not measure, of a reference whose cells have these rows of obs."""
     columns = [cfg.batch_key] if cfg.batch_key is not None else named_as_batches(map(str, obs.columns))
     batches = {f"obs['{key}']": obs[key].astype(str).to_numpy(str) for key in columns if key in obs}
@@ -151,17 +130,15 @@ def _without_unmeasured(
     is_absent = genes_not_measured(labelled.x, labelled.labels, batches, labelled.genes)
     if not is_absent.any():
         return labelled, collection
-    genes = [gene for gene, absent in zip(labelled.genes, is_absent, strict=True) if not absent]
-    target = np.where(is_absent, -1, np.cumsum(~is_absent) - 1)
     x = over_own_genes(labelled.x[:, ~is_absent], cfg.data.target_sum)
-    collection = replace(collection.with_columns(target, genes), own_totals=True)
-    return replace(labelled, x=x, genes=genes, own_totals=True), collection
+    collection = replace(collection.of_genes(~is_absent), own_totals=True)
+    return replace(labelled, x=x, genes=collection.genes, own_totals=True), collection
 
 
 def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd.DataFrame]:
     """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
     columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{labelling.TERM_SUFFIX}"
-    names = list(dict.fromkeys(name for name in (*columns, cfg.data.split_key, cfg.batch_key) if name is not None))
+    names = list(dict.fromkeys(filter(None, (*columns, cfg.data.split_key, cfg.batch_key))))
     tables = []
     for source in sources:
         if isinstance(source, Sample):
@@ -179,9 +156,8 @@ def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd
 def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart: Container[str] = ()) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 
-    Test cells (`data.split=column`) do not influence any filter, mean or fit. The cells of files stay on disk, except
-    for validation cells and a sample of the training cells for linear fits. Labels in `apart` are not joined
-    with others.
+    Test cells (`data.split=column`) influence nothing. The cells of files stay on disk, except for validation cells and
+    a sample of the training cells. Labels in `apart` are not joined with others.
     """
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
     first = source.path if isinstance(source, Sample) else source[0]
@@ -205,7 +181,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
         log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", cfg.data.min_genes, named(lost))
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     has_split_key = cfg.data.split_key is not None
-    max_val = math.inf if isinstance(source, Sample) or has_split_key else MAX_VAL_CELLS
+    max_val = math.inf if isinstance(source, Sample) or has_split_key else splits.MAX_VAL_CELLS
     rows, labelled = _label(obs.iloc[kept], labels.iloc[kept], cfg, path, max_val)
     labelled.cell_names = cell_names[kept][rows]
     labelled.num_unlabelled = int(is_unlabelled.sum())
@@ -233,7 +209,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
 
 def _load_sample(
     labelled: Reference,
-    collection: Collection,
+    collection: CellCollection,
     cells: np.ndarray,
     obs: pd.DataFrame,
     cfg: ReferenceOptions,
@@ -243,13 +219,11 @@ def _load_sample(
     """Return a reference whose training cells stay on disk; of them, and of validation cells, samples are loaded."""
     split = labelled.split
     labels = labelled.labels
-    fit = split.train[stratified_sample(labels[split.train], MAX_LOADED_CELLS, cfg.seed)]
-    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if sample_val else split.val
+    fit = split.train[stratified_sample(labels[split.train], splits.MAX_LOADED_CELLS, cfg.seed)]
+    val = split.val[stratified_sample(labels[split.val], splits.MAX_VAL_CELLS, cfg.seed)] if sample_val else split.val
     notes = [f"The {len(split.train):,} training cells stayed on disk."]
     if len(fit) < len(split.train):
-        notes.append(
-            f"{len(fit):,} of them, each label in proportion, were loaded for all that does not learn from all."
-        )
+        notes.append(f"{len(fit):,} of them, each label in proportion, were loaded for what does not learn from all.")
     if len(val) < len(split.val):
         notes.append(f"Validation is on a sample of {len(val):,} of {len(split.val):,} cells.")
     for note in notes:
@@ -260,7 +234,7 @@ def _load_sample(
         labelled,
         x=collection.read(cells[loaded]),
         labels=labels[loaded],
-        split=Split(*rows, split.done, [*split.notes, *notes]),
+        split=Split(*rows, split.record, [*split.notes, *notes]),
         cell_names=labelled.cell_names[loaded],
         batches=None if labelled.batches is None else labelled.batches[loaded],
     )
@@ -269,31 +243,27 @@ def _load_sample(
 
 
 def read_unlabelled(reference: Reference, cfg: ReferenceOptions) -> csr_matrix | None:
-    """Read about 20,000 cells, or all if there are fewer, of `cfg.unlabelled`; None without such files.
+    """Read about 20,000 cells of `cfg.unlabelled`, ln(1 + cp10k), CSR float32, cells x genes of the reference.
 
-    Cells are normalised like the reference, but not filtered by `data.min_genes`, as a panel has few genes. A file with
-    fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed. The result is
-    ln(1 + cp10k), CSR float32, cells x genes of the reference.
+    Without such files, return None. Cells are not filtered by `data.min_genes`, as a panel has few genes. A file with
+    fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed.
     """
     if not cfg.unlabelled:
         return None
     files = [Path(name) for name in cfg.unlabelled]
-    sources = [
-        Sample(read_cells(file, cfg.orientation), file) if stored_matrices(file) is None else file for file in files
-    ]
+    sources = [file if stored_matrices(file) else Sample(read_cells(file, cfg.orientation), file) for file in files]
     unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
     collection = replace(collection, own_totals=reference.own_totals)
-    cells = stratified_sample(collection.file_of_cell, MAX_FIT_CELLS, cfg.seed)
+    cells = stratified_sample(collection.file_of_cell, splits.MAX_FIT_CELLS, cfg.seed)
     num_genes = len(reference.genes)
     of_file = collection.file_of_cell[cells]
     for number, (file, mapping) in enumerate(zip(files, collection.maps, strict=True)):
         num_shared = len(np.unique(mapping.target[mapping.target >= 0]))
         if num_shared < num_genes / 2:
             found = f"{num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
-            raise InputError(
-                "few-genes", found, "half of them", "leave it out, or give cells measured with the same genes"
-            )
+            remedy = "leave it out, or give cells measured with the same genes"
+            raise InputError("few-genes", found, "half of them", remedy)
         text = "%s: gene vectors are also learned from %d of its %d cells, with %d of the genes"
         log.info(text, file, (of_file == number).sum(), len(collection.parts[number].kept), num_shared)
     return collection.read(cells)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,9 +49,8 @@ def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -
         raise InputError("no-column", found, expected, remedy, options)
     column = obs[label_key]
     if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
-        raise InputError(
-            "decimal-labels", f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, options
-        )
+        found = f"obs['{label_key}'] of {path} holds numbers with decimals"
+        raise InputError("decimal-labels", found, "labels", remedy, options)
     texts = label_texts(column)
     labels = without_no_labels(texts)
     if labels.isna().all():
@@ -75,8 +73,8 @@ class LabelSelection:
     """The labels to train on, and the rare labels that were left out."""
 
     labels: pd.Series  # label of each cell; NaN: the cell is left out
-    # Record with min_cells and labels (rare labels and their numbers of cells); {}: no label is rare.
-    done: dict[str, Any] = field(default_factory=dict)
+    # The entries min_cells and labels (rare labels and their numbers of cells); {} if no label is rare.
+    record: dict[str, object] = field(default_factory=dict)
     note: str = ""  # the record as a sentence; "": no label is rare
 
 
@@ -94,8 +92,8 @@ def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -
     note = f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {data.min_cells_per_label} cells"
     note += f": {named(rare)}; their {sum(rare.values())} cells are left out"
     log.warning("%s", note)
-    done = {"min_cells": data.min_cells_per_label, "labels": rare}
-    return LabelSelection(labels.where(~labels.isin(list(rare))), done, note)
+    record = {"min_cells": data.min_cells_per_label, "labels": rare}
+    return LabelSelection(labels.where(~labels.isin(list(rare))), record, note)
 
 
 def read_batches(

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ class Split:
 
     train: np.ndarray  # row numbers, int64
     val: np.ndarray  # row numbers, int64
-    done: dict[str, Any] = field(default_factory=dict)  # record of the split
+    record: dict[str, object] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # the record in sentences for users
 
 
@@ -94,9 +93,8 @@ def values_of(
     """Return a column of obs, which an option names, as text; labelled cells without a value are refused."""
     if key not in obs:
         expected = f"{option} to be one of {listed(obs.columns)}"
-        raise InputError(
-            "no-column", f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy
-        )
+        remedy = did_you_mean(key, obs.columns) + remedy
+        raise InputError("no-column", f"no column '{key}' in obs of {path}", expected, remedy)
     values = label_texts(obs[key])
     if missing := int((values.isna() & labelled).sum()):
         found = f"{missing} labelled cells of {path} without a value in obs['{key}']"
@@ -120,10 +118,9 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
     remedy = "set data.split_key to another column, or choose data.split=stratified"
     values = values_of(obs, key, "data.split_key", remedy, labelled, path)
     if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):
-        advice = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
-        raise InputError(
-            "bad-split", f"{listed(map(repr, wrong))} in obs['{key}'] of {path}", "train, val or test", advice
-        )
+        remedy = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
+        found = f"{listed(map(repr, wrong))} in obs['{key}'] of {path}"
+        raise InputError("bad-split", found, "train, val or test", remedy)
     return values
 
 
@@ -139,21 +136,17 @@ def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray
     if chosen is None:
         only = next(label for label in np.unique(labels) if len(np.unique(groups[labels == label])) == 1)
         group = names[groups[labels == only][0]]
-        found = f"each of the {len(names)} values of {column} has all cells of some label, as '{group}' of"
-        advice = f"leave such labels out with data.min_cells_per_label, or {remedy}"
-        raise InputError(
-            "only-group-of-label",
-            f"{found} '{label_names[only]}'",
-            "a group that is not the only one of any label",
-            advice,
-        )
+        example = f"as '{group}' of '{label_names[only]}'"
+        found = f"each of the {len(names)} values of {column} has all cells of some label, {example}"
+        remedy = f"leave such labels out with data.min_cells_per_label, or {remedy}"
+        raise InputError("only-group-of-label", found, "a group that is not the only one of any label", remedy)
     is_val = np.isin(groups, chosen)
     held_out = [str(names[group]) for group in chosen]
     note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {listed(map(repr, held_out))}"
     note += f" ({is_val.mean():.1%} of the cells)"
     log.info("%s", note)
-    done = {"val_groups": held_out, "num_groups": len(names)}
-    return Split(np.flatnonzero(~is_val), np.flatnonzero(is_val), done, [f"{note}."])
+    record = {"val_groups": held_out, "num_groups": len(names)}
+    return Split(np.flatnonzero(~is_val), np.flatnonzero(is_val), record, [f"{note}."])
 
 
 def split_cells(
@@ -185,5 +178,5 @@ def split_cells(
         raise InputError("label-without-training-cells", found, "training cells of each label", remedy)
     key = {"key": data.split_key} if data.split_key else {}
     sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
-    split.done = {"how": data.split, **key, **sizes, **split.done}
+    split.record = {"how": data.split, **key, **sizes, **split.record}
     return split

@@ -56,8 +56,8 @@ OTHER_TRANSFORMATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 class Logarithm(NamedTuple):
     """How values were transformed from counts."""
 
-    base: float | None = None  # e, 2 or 10; None: the values are not logarithms
-    total: float | None = None  # total of a cell before the logarithm; None: not recognised
+    base: float | None = None  # e, 2 or 10; None if the values are not logarithms
+    total: float | None = None  # total of a cell before the logarithm; None if it is not recognised
     confirmed: bool = True  # False: only the range of the values suggests logarithms
     relative: bool = False  # the total is not 10,000, and the smallest value of each cell is one count
     too_large: bool = False  # not confirmed, and the values would exceed 10,000 counts as natural logarithms
@@ -78,7 +78,7 @@ class Candidate:
     sums: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))  # sum of each cell's values
     shown: sparse.csr_matrix | None = None  # up to 1,000 cells, as they are stored, float64
     shown_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
-    is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
+    is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None if all are
     left_out: list[str] = field(default_factory=list)  # sentences about the other features
     doubtful: list[str] = field(default_factory=list)  # names of features that may not be genes
 
@@ -177,9 +177,9 @@ def judge(source: str, x: Rows) -> Candidate:
         for start, stored in x.blocks():
             block = sparse.csr_matrix(stored)
             if start in shown_starts:
-                some = evenly_spaced(block.shape[0], SHOWN_CELLS)
-                shown.append(block[some].astype(np.float64))
-                shown_rows.append(start + some)
+                sampled = evenly_spaced(block.shape[0], SHOWN_CELLS)
+                shown.append(block[sampled].astype(np.float64))
+                shown_rows.append(start + sampled)
             values = block.data
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 num_not_finite += int(values.size - np.count_nonzero(np.isfinite(values)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from scperformer.config.annotation import PredictConfig
 
 if TYPE_CHECKING:
-    from scperformer.model.load import Model
+    from scperformer.annotation.fitted import Model
 
 USAGE = "predict FILE..."
 EXAMPLES = """\

@@ -12,7 +12,8 @@ import numpy as np
 
 from scperformer.base.inputs import sha256
 from scperformer.config.steps import ImportOptions
-from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain, read_pickle, state_of
+from scperformer.importing.foreign import ForeignModel
+from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain_value, read_pickle, state_of
 from scperformer.model.saved_model import CLIP, STANDARDISED
 
 NAME = "a model of CellTypist (.pkl)"
@@ -23,6 +24,7 @@ KNOWN = (
     *("sklearn.", "numpy.random.", "_loss."),
     *("pandas.core.indexes.base._new_Index", "pandas.core.indexes.base.Index"),
 )
+FACTS = ("version", "date", "source", "url", "details")  # in the description
 TESTED = (
     "scores and labels equal CellTypist 1.5.0 and 1.7.1 (scikit-learn 1.1.3, 1.7.2) on models made with "
     "these; no published model was at hand"
@@ -34,42 +36,21 @@ def is_it(path: Path) -> bool:
     return path.is_file() and looks_like_pickle(path)
 
 
-def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> ForeignModel:
     """Read a model of CellTypist (see FORMATS); a ValueError says how it is damaged, or that it is another pickle."""
     content = read_pickle(path, KNOWN)
     if not isinstance(content, dict) or not {"Model", "Scaler_"} <= content.keys():
         raise ValueError("a pickle without a model and a scaler")
     model = content["Model"]
     classifier = state_of(model, "classifier", "classes_", "features", "coef_", "intercept_")
-    scaler = state_of(content["Scaler_"], "scaler", "scale_")
     labels = [str(label) for label in array_of(classifier["classes_"], "classes_").ravel()]
     genes = [str(gene) for gene in array_of(classifier["features"], "features").ravel()]
-    # Two labels have one row of coefficients, for the second label; the scores of the first are their negatives. Models
-    # that `Model.subset` has cut to two labels keep two rows.
-    num_genes = len(genes)
-    coefficients = _numbers(classifier["coef_"], "coef_")
-    bias = _numbers(classifier["intercept_"], "intercept_").ravel()
-    deviation = _numbers(scaler["scale_"], "scale_")
-    has_mean = bool(plain(scaler.get("with_mean", True), "with_mean"))
-    mean = _numbers(scaler.get("mean_"), "mean_") if has_mean else np.zeros(num_genes)
-    if bias.size == 1:  # also if no intercept was fitted
-        bias = np.repeat(bias, len(coefficients))
-    if len(labels) == 2 and coefficients.shape == (1, num_genes) and bias.shape == (1,):
-        coefficients = np.concatenate([-coefficients, coefficients])
-        bias = np.concatenate([-bias, bias])
-    if coefficients.shape != (len(labels), num_genes) or bias.shape != (len(labels),):
-        found = f"coefficients of shape {coefficients.shape} and {bias.size} intercepts"
-        raise ValueError(f"{found} for {len(labels)} labels and {num_genes} genes")
-    if deviation.shape != (num_genes,) or mean.shape != (num_genes,):
-        raise ValueError(f"a scaler of {deviation.size} genes for {num_genes} genes")
-    if not (deviation > 0).all():
-        raise ValueError("a scale of a gene that is not above 0")
-    weight = np.ascontiguousarray(coefficients.T)
-    means = np.maximum(mean, 0)
+    weights = _linear(classifier, len(genes), len(labels)) | _scaling(content["Scaler_"], len(genes))
+    means = np.maximum(weights["mean"], 0)
     release = classifier.get("_sklearn_version")
     estimator = model.maker.rpartition(".")[2]
     about = description if isinstance(description := content.get("description"), dict) else {}
-    said = {name: str(plain(about.get(name), name) or "") for name in ("version", "date", "source", "url", "details")}
+    facts = {name: str(plain_value(about.get(name), name) or "") for name in FACTS}
     return {
         "origin": {
             "tool": "CellTypist",
@@ -77,20 +58,50 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
             "sha256": sha256(path),
             "estimator": f"{estimator}, scikit-learn {release}" if isinstance(release, str) else estimator,
             "tested": TESTED,
-            **{name: " ".join(text.split())[:500] for name, text in said.items()},
+            **{name: " ".join(text.split())[:500] for name, text in facts.items()},
         },
         "genes": genes,
         "labels": labels,
         "config": {"target_sum": TARGET_SUM, "network": {"name": STANDARDISED, "clip": CLIP}},
-        "weights": {"weight": weight, "bias": bias, "mean": mean, "deviation": deviation},
+        "weights": weights,
         "gene_means": means if means.any() else None,
     }
+
+
+def _linear(classifier: dict[str, Any], num_genes: int, num_labels: int) -> dict[str, np.ndarray]:
+    """Return the weights and intercepts of the classifier, a column for each label."""
+    coefficients = _numbers(classifier["coef_"], "coef_")
+    bias = _numbers(classifier["intercept_"], "intercept_").ravel()
+    if bias.size == 1:  # also if no intercept was fitted
+        bias = np.repeat(bias, len(coefficients))
+    # Two labels have one row of coefficients, for the second label; the scores of the first are their negatives. Models
+    # that `Model.subset` has cut to two labels keep two rows.
+    if num_labels == 2 and coefficients.shape == (1, num_genes) and bias.shape == (1,):
+        coefficients = np.concatenate([-coefficients, coefficients])
+        bias = np.concatenate([-bias, bias])
+    if coefficients.shape != (num_labels, num_genes) or bias.shape != (num_labels,):
+        shapes = f"coefficients of shape {coefficients.shape} and {bias.size} intercepts"
+        raise ValueError(f"{shapes} for {num_labels} labels and {num_genes} genes")
+    return {"weight": np.ascontiguousarray(coefficients.T), "bias": bias}
+
+
+def _scaling(scaler: Any, num_genes: int) -> dict[str, np.ndarray]:
+    """Return the mean and the standard deviation of each gene."""
+    state = state_of(scaler, "scaler", "scale_")
+    deviation = _numbers(state["scale_"], "scale_")
+    has_mean = bool(plain_value(state.get("with_mean", True), "with_mean"))
+    mean = _numbers(state.get("mean_"), "mean_") if has_mean else np.zeros(num_genes)
+    if deviation.shape != (num_genes,) or mean.shape != (num_genes,):
+        raise ValueError(f"a scaler of {deviation.size} genes for {num_genes} genes")
+    if not (deviation > 0).all():
+        raise ValueError("a scale of a gene that is not above 0")
+    return {"mean": mean, "deviation": deviation}
 
 
 def _numbers(value: Any, what: str) -> np.ndarray:
     """Return an array of finite numbers as float64; a single number has the shape (1,)."""
     is_array = isinstance(value, Made) and not value.maker.endswith(".scalar")
-    array = array_of(value, what) if is_array else np.array([plain(value, what)])
+    array = array_of(value, what) if is_array else np.array([plain_value(value, what)])
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{what} that are not numbers")
     array = array.astype(np.float64)

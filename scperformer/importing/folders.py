@@ -10,7 +10,6 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -23,34 +22,24 @@ from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
 from scperformer.config.steps import ImportOptions
 from scperformer.importing import celltypist, scvi_tools
+from scperformer.importing.foreign import ForeignModel
 from scperformer.importing.labelled import with_labelled_cells
 from scperformer.io.gene_names import guess_species
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
 from scperformer.io.read import read_cells
 from scperformer.labels.ontology import PACKAGED_TERMS, find_terms
 from scperformer.labels.tree import UNKNOWN_TERM
+from scperformer.model import folder as model_folder
 from scperformer.model.content import INFO
-from scperformer.model.folder import (
-    KNOWN,
-    MODEL,
-    STUDY,
-    damaged_model,
-    files_of_model,
-    load_reference_cells,
-    parts_of,
-    read_model,
-    write_model,
-)
+from scperformer.model.folder import KNOWN, MODEL, STUDY, read_model
 from scperformer.model.load import rebuild
 from scperformer.model.saved_model import SavedModel
 from scperformer.token_attention import scbert
 
 log = logging.getLogger(__name__)
 
-
-# Each has a NAME, says by `is_it` whether a file or folder may be its model, and by `read`, in a child process, what
-# `_saved_model` needs. In this order: a file of torch is scBERT's if it is not of scvi-tools, and old
-# ones begin as pickles do.
+# Each has a NAME, says by `is_it` whether a file or folder may be its model, and reads it in a child process: `read`
+# returns a `ForeignModel`. A file of torch is scBERT's if it is not of scvi-tools, and old ones begin as pickles do.
 FORMATS = (scvi_tools, scbert, celltypist)
 ARCHIVES = "a model folder, or a .zip of one"
 MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FORMATS)}"
@@ -74,15 +63,16 @@ def copy_from_archive(path: Path, target: Path) -> None:
             files = {PurePosixPath(file.filename): file for file in listed}
             if len(files) > MAX_FILES or sum(file.file_size for file in files.values()) > MAX_UNPACKED_BYTES:
                 raise ValueError(f"more than {MAX_FILES:,} files or {MAX_UNPACKED_BYTES:,} bytes")
-            found = [place.parent for place in files if place.name == INFO]
-            roots = [folder for folder in found if not (STUDY.fullmatch(folder.name) and folder.parent in found)]
+            models = [name.parent for name in files if name.name == INFO]
+            roots = [folder for folder in models if not (STUDY.fullmatch(folder.name) and folder.parent in models)]
             if len(roots) != 1:
                 raise ValueError(f"{len(roots) or 'no'} {INFO} in it")
-            for place, file in files.items():
-                part = str(place.parent.relative_to(roots[0])) if place.is_relative_to(roots[0]) else ""
-                if place.name in KNOWN and (part == "." or STUDY.fullmatch(part)):
+            for path_in_zip, file in files.items():
+                is_inside = path_in_zip.is_relative_to(roots[0])
+                part = str(path_in_zip.parent.relative_to(roots[0])) if is_inside else ""
+                if path_in_zip.name in KNOWN and (part == "." or STUDY.fullmatch(part)):
                     (target / part).mkdir(exist_ok=True)
-                    with zipped.open(file) as source, (target / part / place.name).open("xb") as copy:
+                    with zipped.open(file) as source, (target / part / path_in_zip.name).open("xb") as copy:
                         shutil.copyfileobj(source, copy)
     except ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -127,22 +117,21 @@ def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) ->
     cfg = cfg or ImportOptions(inputs=[str(path)])
     if not path.exists():
         raise InputError("no-file", f"no file or folder {path}", MODELS, "check the path")
-    foreign = next((known for known in FORMATS if known.is_it(path)), None)
+    foreign = next((tool for tool in FORMATS if tool.is_it(path)), None)
     if foreign is not None:
         saved, target = _import_foreign(path, foreign, library, cfg)
     elif cfg.reference is not None:
         found = f"reference={cfg.reference} beside a model of scperformer"
-        raise InputError(
-            "reference-not-needed", found, "a model of another tool, which has no labelled cells", "leave reference out"
-        )
-    elif path.is_file():
-        with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
-            folder = Path(temporary) / path.name  # the name is in the text of errors
-            folder.mkdir()
-            copy_from_archive(path, folder)
-            saved, target = _import_folder(folder, library, cfg)
+        expected = "a model of another tool, which has no labelled cells"
+        raise InputError("reference-not-needed", found, expected, "leave reference out")
     else:
-        saved, target = _import_folder(path, library, cfg)
+        with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
+            folder = path
+            if path.is_file():
+                folder = Path(temporary) / path.name  # the name is in the text of errors
+                folder.mkdir()
+                copy_from_archive(path, folder)
+            saved, target = _import_folder(folder, library, cfg)
     log.info("imported: %s, with %s; use it with model_path=%s", target, saved.summary, target.name)
     return target
 
@@ -151,16 +140,16 @@ def _import_folder(path: Path, library: Path, cfg: ImportOptions) -> tuple[Saved
     """Copy a folder of our own into the library, as it is: its hash stays."""
     saved = read_model(path)
     # Both refuse damaged content, which otherwise only the first annotated file would meet.
-    for part, place in parts_of(saved, path):
-        rebuild(part, place)
-        load_reference_cells(part, place)
+    for part, folder in model_folder.parts_of(saved, path):
+        rebuild(part, folder)
+        model_folder.load_reference_cells(part, folder)
     target = _target(cfg.name or saved.name, path, library, cfg)
     with new_folder(target, MODEL, cfg.overwrite) as folder:
-        for file in files_of_model(saved, path):
+        for file in model_folder.files_of_model(saved, path):
             (folder / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(path / file, folder / file)
         if read_model(folder).hash != saved.hash:  # the files may change between check and copy
-            raise damaged_model(path, "it changed while it was copied")
+            raise model_folder.damaged_model(path, "it changed while it was copied")
     return saved, target
 
 
@@ -170,8 +159,7 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
     files = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
-        found = read_in_child(lambda: foreign.read(path, cfg, names), size)
-        saved = _saved_model(path, cfg, found)
+        saved = _saved_model(path, cfg, read_in_child(lambda: foreign.read(path, cfg, names), size))
         target = _target(saved.name, path, library, cfg)  # refused before labelled cells are read
         if cfg.reference is not None and cfg.label_key is not None:
             saved = with_labelled_cells(saved, cfg.reference, cfg.label_key)
@@ -181,29 +169,22 @@ def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportO
         remedy = "download or copy it again, or export it again with the tool that made it"
         raise InputError("foreign-model", f"{path} with {error}", foreign.NAME, remedy) from error
     rebuild(saved, path)
-    write_model(saved, target, overwrite=cfg.overwrite)
+    model_folder.write_model(saved, target, overwrite=cfg.overwrite)
     return saved, target
 
 
 def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
     """Return the folder of a model in the library; refuse names that no folder can have, and one that exists."""
     if not FOLDER_NAME.fullmatch(name):
-        raise InputError(
-            "model-name", f"model '{path}' with the name '{name[:80]}'", "a name that a folder can have", "add name=..."
-        )
+        found = f"model '{path}' with the name '{name[:80]}'"
+        raise InputError("model-name", found, "a name that a folder can have", "add name=...")
     require_absent(library / name, cfg.overwrite, MODEL)
     return library / name
 
 
-def _saved_model(path: Path, cfg: ImportOptions, found: Mapping[str, Any]) -> SavedModel:
-    """Return a saved model without evidence or reference cells, from what the `read` of a format has `found`.
-
-    It has the `genes`, the `labels` in the order of the scores (an encoder has none), the `weights` with the network's
-    names, the `config` with `target_sum` and `network` (model/imported.py) or the parts of one of our networks, and the
-    `origin`: the tool, the file, and the versions in which the scores were compared (`tested`). It may have a `name`,
-    `notes`, and `gene_means` of ln(1 + cp10k) where it was trained; without these, all genes weigh the same.
-    """
-    genes, labels, origin = found["genes"], found["labels"], found["origin"]
+def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> SavedModel:
+    """Return a model of another tool as a model of ours; refuse names that ours cannot have."""
+    genes, labels, origin = foreign["genes"], foreign["labels"], foreign["origin"]
     for what, names in (("gene", genes), ("label", labels), ("origin", filter(None, origin.values()))):
         if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"a {what} that {why}")
@@ -223,20 +204,20 @@ def _saved_model(path: Path, cfg: ImportOptions, found: Mapping[str, Any]) -> Sa
         "imported": facts,
         "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
         "corpus": None if labels else [],
-        "notes": found.get("notes") or None,
+        "notes": foreign.get("notes") or None,
         "tissue": cfg.tissue or None,
         "ontology": None if ontology is None else ontology.version,
         "licence": cfg.licence or facts.get("licence"),
     }
-    means = found.get("gene_means")
+    means = foreign.get("gene_means")
     return SavedModel(
-        name=cfg.name or found.get("name", path.name.removesuffix(path.suffix)),
+        name=cfg.name or foreign.get("name", path.name.removesuffix(path.suffix)),
         genes=genes,
         gene_means=np.ones(len(genes), dtype=np.float32) if means is None else means.astype(np.float32),
         labels=labels,
         ontology_term_ids=terms,
-        config=found["config"],
+        config=foreign["config"],
         metrics={"scales": {}},
         provenance={name: value for name, value in provenance.items() if value is not None},
-        weights={f"model.{name}": array for name, array in found["weights"].items()},
+        weights={f"model.{name}": array for name, array in foreign["weights"].items()},
     )

@@ -18,6 +18,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
 from scperformer.config.steps import ImportOptions
+from scperformer.importing.foreign import ForeignModel
 from scperformer.io.pickles import MAX_BYTES, NUMPY, array_of
 from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
 
@@ -29,7 +30,7 @@ LAYER_NORM_EPSILON = 1e-5
 # Objects in such a file that are not needed: the history of the training, for example, is a table of pandas.
 KNOWN = ("pandas.", "numpy.", "scvi.", "anndata.", "torch.", "builtins.", "__builtin__.", *NUMPY)
 # Options that make another network; a model with another value is refused.
-USUAL = {
+SUPPORTED = {
     "latent_distribution": "normal",
     "log_variational": True,
     "batch_representation": "one-hot",
@@ -56,7 +57,7 @@ def is_it(path: Path) -> bool:
     return path.is_dir() or path.name == FILE  # damaged
 
 
-def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> ForeignModel:
     """Read a scANVI model (see FORMATS); a ValueError says how it is damaged, or why it cannot be used."""
     file = path / FILE if path.is_dir() else path
     content = read_torch(file, KNOWN)
@@ -66,16 +67,15 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     kind = registry.get("model_name")
     if kind != "SCANVI":
         found = f"{path} with a model {str(kind)[:50]} of scvi-tools"
-        raise InputError(
-            "scvi-kind", found, "a scANVI model (SCANVI), which has a classifier", "import a model that annotates"
-        )
+        expected = "a scANVI model (SCANVI), which has a classifier"
+        raise InputError("scvi-kind", found, expected, "import a model that annotates")
     made_with = _entry(attributes, "init_params_")
     options = dict(_entry(made_with, "non_kwargs"))
     for name, value in _entry(made_with, "kwargs").items():
         options |= value if isinstance(value, dict) else {name: value}  # nested options are of its network
-    for name, usual in USUAL.items():
-        if (value := options.get(name, usual)) != usual:
-            raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {usual})")
+    for name, default in SUPPORTED.items():
+        if (value := options.get(name, default)) != default:
+            raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {default})")
     for name in ("extra_encoder_kwargs", "classifier_parameters"):
         if options.get(name):
             raise ValueError(f"{name}, with which no model can be imported")
@@ -85,7 +85,8 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     genes = [str(gene) for gene in array_of(content.get("var_names"), "var_names").ravel()]
     batch, notes = _batch(options, registry, cfg)
     is_normed = options.get("use_layer_norm", "none") in ("encoder", "both")
-    network, arrays, num_labels = _layers(weights, len(genes), is_normed, batch)
+    layers = _DenseLayers(weights, len(genes), batch, is_normed)
+    latent, num_labels = layers.add_encoder(), layers.add_classifier()
     labels = _categories(registry, "labels")[:num_labels]  # the category of cells without a label comes last
     if len(labels) < num_labels:
         raise ValueError(f"{len(labels)} labels for a classifier of {num_labels}")
@@ -93,7 +94,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     # The model has the name of its folder, as its only file is always called model.pt.
     folder = file.absolute().parent.name
     return {
-        **({"name": folder} if file.name == FILE else {}),
+        "name": folder if file.name == FILE else path.name.removesuffix(path.suffix),
         "origin": {
             "tool": "scvi-tools",
             "version": str(registry.get("scvi_version", ""))[:50],
@@ -104,8 +105,8 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
         },
         "genes": genes,
         "labels": labels,
-        "config": {"target_sum": None, "network": network},
-        "weights": arrays,
+        "config": {"target_sum": None, "network": {"name": "dense", "steps": layers.steps, "embedding": latent}},
+        "weights": layers.arrays,
         "notes": [NOTE, *notes],
     }
 
@@ -130,80 +131,85 @@ def _batch(
     if not options.get("encode_covariates", False):
         if cfg.batch is not None:
             found = f"batch={cfg.batch} and a model whose encoder does not read batches"
-            raise InputError(
-                "scvi-batch", found, "no batch: cells of any batch are read in the same way", "leave batch out"
-            )
+            expected = "no batch: cells of any batch are read in the same way"
+            raise InputError("scvi-batch", found, expected, "leave batch out")
         return None, []
     batches = _categories(registry, "batch")
     if len(batches) == 1:
         return np.zeros(0), []
     if cfg.batch not in batches:
-        known = ", ".join(f"'{shortened(name)}'" for name in batches[:20])
+        names = ", ".join(f"'{shortened(name)}'" for name in batches[:20])
         near = did_you_mean(cfg.batch, batches) if cfg.batch is not None else ""
         found = "a scANVI model that encodes batches" + ("" if cfg.batch is None else f", and batch={cfg.batch}")
         remedy = f"{near}add batch=... of the batch as which cells are to be read"
-        raise InputError("scvi-batch", found, f"one of its batches: {known}", remedy)
+        raise InputError("scvi-batch", found, f"one of its batches: {names}", remedy)
     note = f"Cells are read as cells of the batch '{cfg.batch}'; its batches are {', '.join(batches[:20])}."
     return np.array([name == cfg.batch for name in batches], dtype=np.float64), [note[:1000]]
 
 
-def _layers(
-    weights: Mapping[str, np.ndarray], num_genes: int, is_normed: bool, batch: np.ndarray | None
-) -> tuple[dict[str, Any], dict[str, np.ndarray], int]:
-    """Return the encoder and the classifier as a network `dense` (model/imported.py), its weights, and its width."""
-    steps: list[dict[str, Any]] = []
-    arrays: dict[str, np.ndarray] = {}
-    width = num_genes
+class _DenseLayers:
+    """The steps of a network `dense` (model/imported.py) and their weights, from those of scvi-tools."""
 
-    def weight_of(name: str) -> np.ndarray:
-        if name not in weights:
-            raise ValueError(f"no weights '{name}'")
-        return weights[name].astype(np.float64)
+    def __init__(self, weights: Mapping[str, np.ndarray], num_genes: int, batch: np.ndarray | None, is_normed: bool):
+        self.weights = weights
+        self.width = num_genes  # of the last step
+        self.batch = batch  # code of the batch, of which the encoder reads the numbers behind the genes
+        self.is_normed = is_normed  # a layer norm follows each hidden layer
+        self.steps: list[dict[str, Any]] = []
+        self.arrays: dict[str, np.ndarray] = {}
 
-    def add_dense(name: str, norm: str = "", batch: np.ndarray | None = None) -> None:
+    def add_encoder(self) -> int:
+        """Add the layers up to the mean of the latent vector; return the number of the last step."""
+        self._add_hidden("z_encoder.encoder", self.batch)
+        self._add_dense("z_encoder.mean_encoder")
+        return len(self.steps)
+
+    def add_classifier(self) -> int:
+        """Add the layers of the classifier, of which the last is behind hidden ones, or alone; return its width."""
+        first, second = "classifier.classifier.0", "classifier.classifier.1"
+        has_hidden = f"{second}.weight" in self.weights
+        if not has_hidden and f"{first}.weight" not in self.weights:
+            raise ValueError("no classifier")
+        if has_hidden:
+            self._add_hidden(first)
+        self._add_dense(second if has_hidden else first)
+        return self.width
+
+    def _add_hidden(self, name: str, batch: np.ndarray | None = None) -> None:
+        for number in itertools.count():
+            layer = f"{name}.fc_layers.Layer {number}"
+            if number > 0 and f"{layer}.0.weight" not in self.weights:
+                break
+            self._add_dense(f"{layer}.0", f"{layer}.1", batch)
+            if self.is_normed:
+                self.steps.append({"kind": "standardise", "epsilon": LAYER_NORM_EPSILON})
+            self.steps.append({"kind": "relu"})
+
+    def _add_dense(self, name: str, norm: str = "", batch: np.ndarray | None = None) -> None:
         """Add a product and a bias, computed with the code of the batch and the batch norm that follows."""
-        nonlocal width
-        weight = weight_of(f"{name}.weight").T
-        bias = weight_of(f"{name}.bias")
+        weight = self._array(f"{name}.weight").T
+        bias = self._array(f"{name}.bias")
         if weight.ndim != 2 or bias.shape != weight.shape[1:]:
             raise ValueError(f"weights '{name}' of shapes that do not fit")
-        if batch is not None and len(weight) == width + len(batch):
-            bias = bias + batch @ weight[width:]
-            weight = weight[:width]
-        if len(weight) != width:
-            raise ValueError(f"weights '{name}' for {len(weight)} instead of {width} numbers")
-        if f"{norm}.running_var" in weights:
-            parts = [weight_of(f"{norm}.{part}") for part in ("weight", "bias", "running_mean", "running_var")]
+        if batch is not None and len(weight) == self.width + len(batch):
+            bias = bias + batch @ weight[self.width :]
+            weight = weight[: self.width]
+        if len(weight) != self.width:
+            raise ValueError(f"weights '{name}' for {len(weight)} instead of {self.width} numbers")
+        if f"{norm}.running_var" in self.weights:
+            parts = [self._array(f"{norm}.{part}") for part in ("weight", "bias", "running_mean", "running_var")]
             gain, shift, mean, variance = parts
             if any(part.shape != bias.shape for part in parts) or not (variance >= 0).all():
                 raise ValueError(f"a batch norm '{norm}' that does not fit")
             factor = gain / np.sqrt(variance + BATCH_NORM_EPSILON)
             weight = weight * factor
             bias = bias * factor + (shift - mean * factor)
-        width = len(bias)
-        steps.append({"kind": "dense", "width": width})
-        arrays[f"weight_{len(steps)}"] = np.ascontiguousarray(weight)
-        arrays[f"bias_{len(steps)}"] = bias
+        self.width = len(bias)
+        self.steps.append({"kind": "dense", "width": self.width})
+        self.arrays[f"weight_{len(self.steps)}"] = np.ascontiguousarray(weight)
+        self.arrays[f"bias_{len(self.steps)}"] = bias
 
-    def add_hidden(name: str, batch: np.ndarray | None = None) -> None:
-        for number in itertools.count():
-            layer = f"{name}.fc_layers.Layer {number}"
-            if number > 0 and f"{layer}.0.weight" not in weights:
-                break
-            add_dense(f"{layer}.0", f"{layer}.1", batch)
-            if is_normed:
-                steps.append({"kind": "standardise", "epsilon": LAYER_NORM_EPSILON})
-            steps.append({"kind": "relu"})
-
-    add_hidden("z_encoder.encoder", batch)
-    add_dense("z_encoder.mean_encoder")
-    latent = len(steps)
-    # The last layer of the classifier is behind hidden ones, or alone.
-    first, second = "classifier.classifier.0", "classifier.classifier.1"
-    has_hidden = f"{second}.weight" in weights
-    if not has_hidden and f"{first}.weight" not in weights:
-        raise ValueError("no classifier")
-    if has_hidden:
-        add_hidden(first)
-    add_dense(second if has_hidden else first)
-    return {"name": "dense", "steps": steps, "embedding": latent}, arrays, width
+    def _array(self, name: str) -> np.ndarray:
+        if name not in self.weights:
+            raise ValueError(f"no weights '{name}'")
+        return self.weights[name].astype(np.float64)

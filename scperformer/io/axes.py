@@ -76,9 +76,9 @@ def without_affixes(names: Sequence[str], species: str) -> list[str]:
     genome = next((genome for genome in choices if any(map(genome.match, names))), None)
     plain = list(names) if genome is None else [genome.sub("", name, count=1) for name in names]
     if ANY_DECORATION.search("\n".join(plain)):  # one search is faster than some for each of 30,000 names
-        for place, name in enumerate(plain):
+        for index, name in enumerate(plain):
             match = DECORATED.fullmatch(name)
             gene = match and (match["gene"] or match["target"])
             if gene and not ANY_ID.search(name, len(gene)):  # a name with an Ensembl id after the gene is a compound
-                plain[place] = gene
+                plain[index] = gene
     return plain

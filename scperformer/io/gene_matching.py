@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,8 @@ NAME_COLUMNS = (
     *("ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "ensembl_gene_ids", "ensg", "ensgid"),
 )
 Names: TypeAlias = tuple[str, ...]
+Keys: TypeAlias = Sequence[str | None]
+LOOKS = {"human": "human", "mouse": "mouse", "other": "like neither human nor mouse"}
 # Rules of a match, and the note about `many` genes that were matched by it.
 EXACT = "exact"
 AFFIX = "{many} names were matched by the gene in them, without a genome or other text of a platform"
@@ -46,8 +48,8 @@ class GeneMap:
     @cached_property
     def first(self) -> np.ndarray:
         """For each gene of the file, the first gene matched to the same gene; an unmatched gene is its own first."""
-        own = -1 - np.arange(len(self.target))
-        return first_of_each(np.where(self.target >= 0, self.target, own))
+        unmatched = -1 - np.arange(len(self.target))
+        return first_of_each(np.where(self.target >= 0, self.target, unmatched))
 
 
 def gene_symbols(names: Iterable[object]) -> list[str]:
@@ -91,19 +93,8 @@ def map_genes(
         file_species = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (file_species, model_species) and file_species != model_species
         if differ and 2 * len({*plain} & {*model_plain}) < len(model):
-            look = {"human": "human", "mouse": "mouse", "other": "like neither human nor mouse"}
-            found = f"gene names in {path} that look {look[file_species]} (e.g. '{plain[len(plain) // 2]}') for a "
-            found += f"model whose genes look {look[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
-            remedy = "use a model of the same species"
-            fixes = []
-            if "other" not in (file_species, model_species):
-                remedy += f", or add species={model_species} if these are {model_species} genes"
-                fixes.append(f"species={model_species}")
             has_symbols = bool(columns) or id_kind(plain) == "symbol"
-            if {file_species, model_species} == {"human", "mouse"} and has_symbols:
-                remedy += f", or species={file_species} to match genes by their orthologs"
-                fixes.insert(0, f"species={file_species}")
-            raise InputError("other-species", found, "cells of the species of the model", remedy, fixes)
+            raise _other_species(file_species, model_species, plain, model_genes, has_symbols, path)
     across_species = species != "auto" and {file_species, model_species} == {"human", "mouse"}
     target, num_matched = _match(
         (stored, tuple(plain)),
@@ -123,12 +114,148 @@ def map_genes(
     return GeneMap(target=target, notes=notes, species=file_species)
 
 
+def _other_species(
+    species: str,
+    model_species: str,
+    names: Sequence[str],
+    model_genes: Sequence[str],
+    has_symbols: bool,
+    path: str | Path,
+) -> InputError:
+    """Return the error about a file of another species than the model's."""
+    found = f"gene names in {path} that look {LOOKS[species]} (e.g. '{names[len(names) // 2]}') for a "
+    found += f"model whose genes look {LOOKS[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
+    remedy = "use a model of the same species"
+    fixes = []
+    if "other" not in (species, model_species):
+        remedy += f", or add species={model_species} if these are {model_species} genes"
+        fixes.append(f"species={model_species}")
+        if has_symbols:
+            remedy += f", or species={species} to match genes by their orthologs"
+            fixes.insert(0, f"species={species}")
+    return InputError("other-species", found, "cells of the species of the model", remedy, fixes)
+
+
 def map_exactly(names: Sequence[str], model_genes: Sequence[str]) -> GeneMap:
     """Match genes by exactly the same name, as CellTypist does: the first of several genes of a name keeps it."""
     unique = make_index_unique(pd.Index([str(name) for name in names]))
     target = pd.Index(model_genes).get_indexer(unique).astype(np.int64)
     notes = [f"{len(model_genes):,} genes of the model are looked for by exactly the same name (genes=exact)"]
     return GeneMap(target=target, notes=notes, species=guess_species(list(names)))
+
+
+class Rule(NamedTuple):
+    """Genes of a file and of a model match if these names of theirs, attributes of `GeneNames`, are equal."""
+
+    note: str
+    names: str
+    model_names: str
+    only_free: bool = False  # genes of the model that have a match get no other
+    by_table: bool = False  # needs the table of human genes
+
+
+# In this order; the names in columns of var are matched between both tuples.
+RULES_BY_NAME = (
+    Rule(EXACT, "stored", "stored"),
+    Rule(EXACT, "plain", "plain"),
+    Rule(PART, "ids", "ids"),
+    Rule(PART, "symbols", "symbols"),
+)
+FURTHER_RULES = (
+    Rule(GENCODE, "ids", "gencode_ids", by_table=True),
+    Rule(GENCODE, "ids_of_symbols", "gencode_ids", by_table=True),
+    Rule(CASE, "upper", "upper", only_free=True),
+    Rule(HGNC, "current", "current", by_table=True),
+    Rule(FORMER, "current_of_former", "current_of_former", only_free=True, by_table=True),
+)
+
+
+@dataclass
+class GeneNames:
+    """The names of genes, and what follows from them; None where a gene has no such name."""
+
+    stored: Keys
+    plain: Keys  # without prefix and suffix
+    ids: Keys  # Ensembl ids
+    symbols: Keys
+    is_model: bool = False
+
+    @classmethod
+    def of(cls, stored: Names, plain: Names, is_model: bool = False) -> "GeneNames":
+        """Return the names of genes of which these are known."""
+        return cls(stored, plain, *ids_and_symbols(plain), is_model)
+
+    def completed(self, column: "GeneNames") -> "GeneNames":
+        """Return these names with ids, and symbols in place of names without letters, from a column of var."""
+        ids = [stored or new for stored, new in zip(self.ids, column.ids, strict=True)]
+        pairs = zip(self.symbols, column.symbols, strict=True)
+        symbols = [stored if any(map(str.isalpha, stored or "")) else new for stored, new in pairs]
+        return replace(self, ids=ids, symbols=symbols)
+
+    def orthologs(self, columns: Iterable["GeneNames"], species: str) -> "GeneNames":
+        """Return the ortholog in `species` of each gene, by the first source of symbols that has one."""
+        orthologs = human_genes().orthologs
+        if species == "mouse":
+            orthologs = {human: mouse for mouse, human in orthologs.items()}
+        times = Counter(symbol.upper() for symbol in orthologs)
+        by_upper = {symbol.upper(): other for symbol, other in orthologs.items() if times[symbol.upper()] == 1}
+        sources = zip(self.symbols, *(column.symbols for column in columns), strict=True)
+        translated = ((by_upper.get((symbol or "").upper()) for symbol in symbols) for symbols in sources)
+        symbols = [next(filter(None, choices), None) for choices in translated]
+        return GeneNames(symbols, symbols, [None] * len(symbols), symbols)
+
+    @cached_property
+    def ids_of_symbols(self) -> Keys:
+        """The Ensembl id of each symbol (GENCODE)."""
+        return [human_genes().ids.get(symbol or "") for symbol in self.symbols]
+
+    @cached_property
+    def gencode_ids(self) -> Keys:
+        """The Ensembl id of each gene, else that of its symbol."""
+        return [stored or other for stored, other in zip(self.ids, self.ids_of_symbols, strict=True)]
+
+    @cached_property
+    def upper(self) -> Keys:
+        """The symbols in upper case; of a file, None for symbols that differ only in case."""
+        times = Counter(symbol.upper() for symbol in set(self.symbols) if symbol)
+        upper = [symbol and symbol.upper() for symbol in self.symbols]
+        return upper if self.is_model else [symbol if symbol and times[symbol] == 1 else None for symbol in upper]
+
+    @cached_property
+    def current(self) -> Keys:
+        """HGNC's current symbol of each gene, by its id or symbol."""
+        table = human_genes()
+        pairs = zip(self.ids, self.symbols, strict=True)
+        return [
+            table.current.get(gene_id or "") or (name if name in table.approved else None) for gene_id, name in pairs
+        ]
+
+    @cached_property
+    def current_of_former(self) -> Keys:
+        """The same, else HGNC's current symbol of the gene that had this name before."""
+        table = human_genes()
+
+        def now(name: str | None) -> str | None:
+            if name in table.upper_ids:  # GENCODE has a gene of that name
+                return table.current.get(table.upper_ids[name])
+            return table.former.get(name or "")
+
+        return [current or now(name) for current, name in zip(self.current, self.upper, strict=True)]
+
+
+def _add_matches(target: np.ndarray, keys: Keys, model_keys: Keys, only_free: bool) -> list[int]:
+    """Match each gene without a `target` to the only gene of the model with the same key; return these genes.
+
+    None is no key. With `only_free`, genes of the model that have a match get no other.
+    """
+    unmatched = np.flatnonzero(target < 0).tolist()
+    times = Counter(model_keys if unmatched else ())
+    taken = set(target[target >= 0].tolist()) if only_free else set()
+    unique = ((key, column) for column, key in enumerate(model_keys) if key is not None and times[key] == 1)
+    column_of: dict[str | None, int] = {key: column for key, column in unique if column not in taken}
+    matched = [gene for gene in unmatched if keys[gene] in column_of]
+    target[matched] = [column_of[keys[gene]] for gene in matched]
+    return matched
 
 
 @lru_cache(maxsize=2)  # the samples of a run often have the same genes
@@ -147,98 +274,35 @@ def _match(
     target = np.full(len(file[0]), -1, dtype=np.int64)
     num_matched: Counter[str] = Counter()
 
-    def add(
-        rule: str, keys: Sequence[str | None], model_keys: Sequence[str | None], *, only_free: bool = False
-    ) -> None:
-        """Match each gene without a match to the only gene of the model with the same key; None is no key.
+    def apply(rules: Iterable[Rule], genes: GeneNames) -> None:
+        for rule in rules:
+            names = getattr(genes, rule.names), getattr(model_genes, rule.model_names)
+            num_matched[rule.note] += len(_add_matches(target, *names, rule.only_free))
 
-        With `only_free`, genes of the model that have a match get no other.
-        """
-        unmatched = np.flatnonzero(target < 0).tolist()
-        times = Counter(model_keys if unmatched else ())
-        taken = set(target[target >= 0].tolist()) if only_free else set()
-        unique = ((key, column) for column, key in enumerate(model_keys) if key is not None and times[key] == 1)
-        column_of: dict[str | None, int] = {key: column for key, column in unique if column not in taken}
-        for gene in unmatched:
-            if (column := column_of.get(keys[gene])) is not None:
-                target[gene] = column
-                num_matched[rule] += 1
-
-    ids, symbols = ids_and_symbols(file[1])
-    model_ids, model_symbols = ids_and_symbols(model[1])
+    genes = GeneNames.of(*file)
+    model_genes = GeneNames.of(*model, is_model=True)
+    of_columns = {name: GeneNames.of(values, values) for name, values in columns}
+    has_affix = np.zeros(len(target), dtype=bool)
     if ortholog_species:
-        symbols = _orthologs([symbols, *(ids_and_symbols(values)[1] for _, values in columns)], ortholog_species)
-        ids = [None] * len(ids)
-        add(ORTHOLOG, symbols, model_symbols)
+        genes = genes.orthologs(of_columns.values(), ortholog_species)
+        apply(RULES_BY_NAME[-1:], genes)
     else:
-        add(EXACT, file[0], model[0])
+        apply(RULES_BY_NAME[:1], genes)
         has_affix = np.array([name != plain for name, plain in zip(*file, strict=True)], dtype=bool) & (target < 0)
-        add(EXACT, file[1], model[1])
-        add(PART, ids, model_ids)
-        add(PART, symbols, model_symbols)
-        for name, values in columns:
-            column_ids, column_symbols = ids_and_symbols(values)
-            rule = COLUMN.format(name=name)
-            add(rule, values, model[1])
-            add(rule, column_ids, model_ids)
-            add(rule, column_symbols, model_symbols)
-            ids = [own or new for own, new in zip(ids, column_ids, strict=True)]
-            has_letters = [any(map(str.isalpha, symbol or "")) for symbol in symbols]
-            choices = zip(has_letters, symbols, column_symbols, strict=True)
-            symbols = [own if is_symbol else new for is_symbol, own, new in choices]
+        apply(RULES_BY_NAME[1:], genes)
+        for name, column in of_columns.items():
+            apply([rule._replace(note=COLUMN.format(name=name)) for rule in RULES_BY_NAME[1:]], column)
+            genes = genes.completed(column)
     num_reached = len(np.unique(target[target >= 0]))
     # If no name is an id, the table only helps genes of the model without a match.
-    needs_table = is_human and (num_reached < len(set(model[0])) or any(ids) or any(model_ids))
-    if needs_table and (target < 0).any():
-        by_symbol = human_genes().ids
-        wanted = [own or by_symbol.get(symbol or "") for own, symbol in zip(model_ids, model_symbols, strict=True)]
-        add(GENCODE, ids, wanted)
-        add(GENCODE, [by_symbol.get(symbol or "") for symbol in symbols], wanted)
-    upper = [symbol and symbol.upper() for symbol in symbols]
-    times = Counter(symbol.upper() for symbol in set(symbols) if symbol)
-    upper = [symbol if symbol and times[symbol] == 1 else None for symbol in upper]
-    model_upper = [symbol and symbol.upper() for symbol in model_symbols]
-    add(CASE, upper, model_upper, only_free=True)
-    if needs_table and (target < 0).any():
-        current, from_former = _current_symbols(ids, symbols, upper)
-        model_current, model_from_former = _current_symbols(model_ids, model_symbols, model_upper)
-        add(HGNC, current, model_current)
-        add(FORMER, from_former, model_from_former, only_free=True)
-    if ortholog_species:
-        num_matched = Counter({ORTHOLOG: int((target >= 0).sum())})
-    else:
-        num_matched[AFFIX] = int((has_affix & (target >= 0)).sum())
+    needs_table = is_human and (num_reached < len(set(model[0])) or any(genes.ids) or any(model_genes.ids))
+    for rule in FURTHER_RULES:
+        if not rule.by_table or (needs_table and (target < 0).any()):
+            apply([rule], genes)
     target.flags.writeable = False  # shared by all callers
-    return target, dict(num_matched)
-
-
-def _orthologs(sources: Sequence[Sequence[str | None]], species: str) -> list[str | None]:
-    """Return the ortholog in `species` of each gene, by the first of its symbols in the `sources` that has one."""
-    orthologs = human_genes().orthologs
-    if species == "mouse":
-        orthologs = {human: mouse for mouse, human in orthologs.items()}
-    times = Counter(symbol.upper() for symbol in orthologs)
-    by_upper = {symbol.upper(): other for symbol, other in orthologs.items() if times[symbol.upper()] == 1}
-    translated = ([by_upper.get((symbol or "").upper()) for symbol in symbols] for symbols in sources)
-    return [next(filter(None, choices), None) for choices in zip(*translated, strict=True)]
-
-
-def _current_symbols(
-    ids: Sequence[str | None], symbols: Sequence[str | None], upper: Sequence[str | None]
-) -> tuple[list[str | None], list[str | None]]:
-    """Return HGNC's current symbol of each gene by its id or symbol; and the same, else by a former name in `upper`."""
-    table = human_genes()
-    current: list[str | None] = []
-    from_former: list[str | None] = []
-    for identifier, symbol, former in zip(ids, symbols, upper, strict=True):
-        now = table.current.get(identifier or "") or (symbol if symbol in table.approved else None)
-        current.append(now)
-        if now is None and former in table.upper_ids:  # GENCODE has a gene of that name
-            now = table.current.get(table.upper_ids[former])
-        elif now is None:
-            now = table.former.get(former or "")
-        from_former.append(now)
-    return current, from_former
+    if ortholog_species:
+        return target, {ORTHOLOG: int((target >= 0).sum())}
+    return target, dict(num_matched) | {AFFIX: int((has_affix & (target >= 0)).sum())}
 
 
 def name_columns(var: pd.DataFrame | None) -> dict[str, list[str]]:

@@ -49,10 +49,14 @@ def guess_species(names: Sequence[str]) -> str:
     if prefixes.total() > len(ids) / 2:
         return SPECIES_OF_PREFIX.get(prefixes.most_common(1)[0][0], "other")
     # Symbols differ in capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
-    known = [symbol for symbol in symbols if symbol and any(map(str.isalpha, symbol))]
-    if sum(map(str.isupper, known)) > len(known) / 2:
+    with_letters = [symbol for symbol in symbols if symbol and any(map(str.isalpha, symbol))]
+    if sum(map(str.isupper, with_letters)) > len(with_letters) / 2:
         return "human"
-    return "mouse" if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in known) > len(known) / 2 else "unknown"
+    return (
+        "mouse"
+        if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in with_letters) > len(with_letters) / 2
+        else "unknown"
+    )
 
 
 def require_named(names: Sequence[str], where: str) -> None:
@@ -60,12 +64,8 @@ def require_named(names: Sequence[str], where: str) -> None:
     num_missing = sum(name.lower() in MISSING_NAMES for name in names)
     if num_missing > 1:
         remedy = "drop these genes, or use other names as var_names, and save the file"
-        raise InputError(
-            "unnamed-genes",
-            f"{num_missing} genes of {where} have an empty name or NaN",
-            "a name for every gene",
-            remedy,
-        )
+        found = f"{num_missing} genes of {where} have an empty name or NaN"
+        raise InputError("unnamed-genes", found, "a name for every gene", remedy)
 
 
 def repeated_note(names: Sequence[str]) -> list[str]:

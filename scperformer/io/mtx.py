@@ -74,8 +74,10 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
             cells, genes = (next(filter(Path.is_file, files), None) for files in choices)
             if cells is not None and genes is not None:
                 return matrix, cells, genes
-    seen = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
-    found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {seen})"
+    nearby = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
+    found = (
+        f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {nearby})"
+    )
     expected = "files with the name of each cell and of each gene in a line"
     raise InputError("mtx-names", found, expected, "copy them into the folder, and name them so")
 
@@ -103,9 +105,8 @@ def matrix_size(path: Path) -> tuple[int, int]:
         found = f"{path} is a matrix of the kind '{layout} {field} {symmetry}'"
         raise InputError("mtx-kind", found, "coordinate, real or integer, general", "write it with scipy.io.mmwrite")
     if num_entries > path.stat().st_size * (MAX_GZIP_RATIO if is_gzip(path) else 1) // MIN_ENTRY_BYTES:
-        raise InputError(
-            "damaged-file", f"{path} is truncated ({num_entries} entries in its header)", "all of them", "copy it again"
-        )
+        found = f"{path} is truncated ({num_entries} entries in its header)"
+        raise InputError("damaged-file", found, "all of them", "copy it again")
     return num_rows, num_columns
 
 

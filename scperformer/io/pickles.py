@@ -1,9 +1,9 @@
 """Pickles, read in a child process without executing anything: functions and classes stay names.
 
 Python's unpickler imports what a file names and calls it. Here it gets an inert class in place of each name, whose
-objects only record with which arguments, state and items they were made. `array_of` and `plain` make arrays and values
-of these, if their bytes fit their declared types and shapes. A pickle can still take time and memory without end, which
-the child process limits.
+objects only record with which arguments, state and items they were made. `array_of` and `plain_value` make arrays and
+values of these, if their bytes fit their declared types and shapes. The child process limits the time and memory that a
+pickle takes.
 """
 
 import math
@@ -68,11 +68,11 @@ class Made:
     items: dict[Any, Any]
 
     def __new__(cls, *args: Any) -> "Made":
-        made = object.__new__(cls)
-        made.args = args
-        made.state = None
-        made.items = {}
-        return made
+        instance = object.__new__(cls)
+        instance.args = args
+        instance.state = None
+        instance.items = {}
+        return instance
 
     def __setstate__(self, state: Any) -> None:
         if self.state is not None:
@@ -126,7 +126,7 @@ def state_of(value: Any, what: str, *wanted: str) -> dict[str, Any]:
     return value.state
 
 
-def plain(value: Any, what: str) -> Any:
+def plain_value(value: Any, what: str) -> Any:
     """Return a text, number, bool or None; NumPy's scalars become values of Python. A ValueError names `what`."""
     if isinstance(value, Made) and value.maker.endswith(".scalar"):
         try:
@@ -164,7 +164,7 @@ def array_of(value: Any, what: str) -> np.ndarray:
 
 def _of_objects(values: Any, what: str) -> np.ndarray:
     flat = np.empty(len(values), dtype=object)
-    flat[:] = [plain(value, what) for value in values]
+    flat[:] = [plain_value(value, what) for value in values]
     return flat
 
 

@@ -37,6 +37,11 @@ MAX_METADATA_BYTES = 256 * 2**20  # in a metadata file of zarr; real files have 
 Node = TypeVar("Node")  # a group of a file, or a folder
 
 
+def outside_data(path: str | Path, content: str, expected: str = ALL_IN_FILE) -> InputError:
+    """Return the error about a file with `content` that is not in it."""
+    return InputError("outside-data", f"{path} has {content}", expected, COPY)
+
+
 def reason_of(error: Exception) -> str:
     """Return the first line of an error, or its class if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -106,10 +111,9 @@ def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None
     properties = dataset.id.get_create_plist()
     if properties.get_layout() == h5py.h5d.VIRTUAL:  # libhdf5 crashes on one that is its own source
         source = next((source.file_name for source in dataset.virtual_sources()), "nothing")
-        raise InputError("outside-data", f"{path} has a virtual dataset ('{where}' -> {source})", ALL_IN_FILE, COPY)
+        raise outside_data(path, f"a virtual dataset ('{where}' -> {source})")
     if properties.get_external_count():
-        source = dataset.external[0][0]
-        raise InputError("outside-data", f"{path} has data in another file ('{where}' -> {source})", ALL_IN_FILE, COPY)
+        raise outside_data(path, f"data in another file ('{where}' -> {dataset.external[0][0]})")
     for number in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(number)
         if h5py.h5z.filter_avail(code):
@@ -142,16 +146,9 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
             try:
                 link = group.get(name, getlink=True)
             except TypeError as error:  # a user-defined kind of link
-                raise InputError(
-                    "outside-data", f"{path} has a link of an unknown kind ('{where}')", ALL_IN_FILE, COPY
-                ) from error
+                raise outside_data(path, f"a link of an unknown kind ('{where}')") from error
             if isinstance(link, h5py.ExternalLink):
-                raise InputError(
-                    "outside-data",
-                    f"{path} has a link to another file ('{where}' -> {link.filename})",
-                    ALL_IN_FILE,
-                    COPY,
-                )
+                raise outside_data(path, f"a link to another file ('{where}' -> {link.filename})")
             if isinstance(link, h5py.SoftLink):
                 soft.append((group, name, where))
                 continue
@@ -179,13 +176,12 @@ def require_contained_folder(folder: Path) -> None:
         name = entry.relative_to(folder)
         target = Path(os.path.realpath(entry))
         if entry.is_symlink() and not target.is_relative_to(root):
-            raise InputError("outside-data", f"{folder} has a link that leaves it ('{name}')", expected, COPY)
+            raise outside_data(folder, f"a link that leaves it ('{name}')", expected)
         if entry.is_dir():
             links.setdefault(root / name.parent, []).append((target, str(name)))
         elif not entry.is_file():
-            raise InputError(
-                "zarr-entry", f"{folder} holds '{name}', which is neither a file nor a folder", expected, COPY
-            )
+            found = f"{folder} holds '{name}', which is neither a file nor a folder"
+            raise InputError("zarr-entry", found, expected, COPY)
         if entry.name not in ZARR_METADATA:
             continue
         if (size := entry.stat().st_size) > MAX_METADATA_BYTES:
@@ -227,13 +223,11 @@ def require_valid_indices(x: Any, where: str, path: str | Path) -> None:
         x.check_format(full_check=True)
     except ValueError as error:
         found = f"{path} is damaged ({where}: {reason_of(error)})"
-        raise InputError(
-            "damaged-file", found, "a sparse matrix with indices within its shape", "write the file again"
-        ) from error
+        expected = "a sparse matrix with indices within its shape"
+        raise InputError("damaged-file", found, expected, "write the file again") from error
     if np.issubdtype(x.dtype, np.complexfloating):
-        raise InputError(
-            "complex-numbers", f"complex numbers in {where} of {path}", "expression values", "write the file again"
-        )
+        found = f"complex numbers in {where} of {path}"
+        raise InputError("complex-numbers", found, "expression values", "write the file again")
 
 
 def require_cells_and_genes(adata: Any, path: str | Path) -> None:

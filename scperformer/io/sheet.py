@@ -21,6 +21,38 @@ OWN_COLUMNS = ("sample", "path", "truth", "truth_key")
 
 def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons."""
+    text = _read_text(sheet)
+    delimiter = "\t"
+    if str(sheet).lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
+        header = text.partition("\n")[0]
+        delimiter = ";" if header.count(";") > header.count(",") else ","
+        if delimiter not in header and "\t" in header:
+            found = f"tabs between the columns of {sheet}"
+            raise InputError("sheet-separator", found, "commas or semicolons", "name it .tsv")
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:  # such as a field of more than 131,072 characters
+        found = f"{sheet} is no table ({error})"
+        raise InputError("not-a-table", found, "a row for each sample", "save it again as CSV") from error
+    names, *fields = [[field.strip() for field in line] for line in lines] or [[]]
+    _require_columns(names, sheet)
+    rows = []
+    for number, row in enumerate(fields, start=2):
+        if extra := next(filter(None, row[len(names) :]), ""):
+            found = f"'{extra}' beyond the last column in row {number} of {sheet}"
+            remedy = "give the column a name, or put quotes around the field"
+            raise InputError("sheet-row", found, f"{len(names)} columns", remedy)
+        filled = {name: value for name, value in zip(names, row, strict=False) if value}
+        if "" in filled:
+            found = f"'{filled['']}' in a column of {sheet} without a name"
+            raise InputError("sheet-row", found, "a name above it", "add one")
+        if filled:
+            rows.append(filled)
+    return rows
+
+
+def _read_text(sheet: str | Path) -> str:
+    """Read a sheet; refuse files that are no text."""
     path = Path(sheet)
     expected = "a table with the columns sample and path"
     if not path.exists():
@@ -37,50 +69,21 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
         log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
     if "\0" in text:  # as in UTF-16
         raise InputError("sheet-text", f"{sheet} with null characters", "text in UTF-8", "save it as CSV UTF-8")
-    delimiter = "\t"
-    if path.name.lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
-        header = text.partition("\n")[0]
-        delimiter = ";" if header.count(";") > header.count(",") else ","
-        if delimiter not in header and "\t" in header:
-            raise InputError(
-                "sheet-separator", f"tabs between the columns of {sheet}", "commas or semicolons", "name it .tsv"
-            )
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    except csv.Error as error:  # such as a field of more than 131,072 characters
-        raise InputError(
-            "not-a-table", f"{sheet} is no table ({error})", "a row for each sample", "save it again as CSV"
-        ) from error
-    table = [[field.strip() for field in line] for line in lines]
-    names = table[0] if table else []
-    for place, name in enumerate(names):
-        if name and name in names[:place]:
-            raise InputError(
-                "sheet-column", f"two columns '{name}' in {sheet}", "a name of its own for each", "rename one of them"
-            )
-        if name in NO_COLUMNS:
-            raise InputError(
-                "sheet-column", f"column '{name}' in {sheet}", "a name that a column of obs can have", "rename it"
-            )
-        if name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
-            raise InputError(
-                "sheet-column", f"column '{name}' in {sheet}", f"'{name.lower()}', in lower case", "rename it"
-            )
-    rows = []
-    for number, row in enumerate(table[1:], start=2):
-        if extra := next(filter(None, row[len(names) :]), ""):
-            found = f"'{extra}' beyond the last column in row {number} of {sheet}"
-            raise InputError(
-                "sheet-row", found, f"{len(names)} columns", "give the column a name, or put quotes around the field"
-            )
-        filled = {name: value for name, value in zip(names, row, strict=False) if value}
-        if "" in filled:
-            raise InputError(
-                "sheet-row", f"'{filled['']}' in a column of {sheet} without a name", "a name above it", "add one"
-            )
-        if filled:
-            rows.append(filled)
-    return rows
+    return text
+
+
+def _require_columns(names: list[str], sheet: str | Path) -> None:
+    """Refuse columns of the same name, of names that obs cannot have, and `OWN_COLUMNS` in capitals."""
+    for index, name in enumerate(names):
+        expected = ""
+        if name and name in names[:index]:
+            expected = "a different name for each column"
+        elif name in NO_COLUMNS:
+            expected = "a name that a column of obs can have"
+        elif name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
+            expected = f"'{name.lower()}', in lower case"
+        if expected:
+            raise InputError("sheet-column", f"column '{name}' in {sheet}", expected, "rename it")
 
 
 def path_in_sheet(sheet: str | Path, path: str) -> str:

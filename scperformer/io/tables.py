@@ -82,7 +82,7 @@ class _Limiter(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         chunk = self.file.read(min(len(buffer), MAX_LINE))
         buffer[: len(chunk)] = chunk
-        ends = [place for place in (chunk.find(b"\n"), chunk.find(b"\r")) if place >= 0]
+        ends = [position for position in (chunk.find(b"\n"), chunk.find(b"\r")) if position >= 0]
         self.num_lines += chunk.count(b"\n")
         self.left -= len(chunk)
         found = ""
@@ -93,9 +93,8 @@ class _Limiter(io.RawIOBase):
         elif self.left < 0:
             found = f"text that is more than {MAX_UNPACKED} times as large when it is unpacked"
         if found:
-            raise InputError(
-                "table-text", f"{self.path} with {found}", TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}"
-            )
+            found = f"{self.path} with {found}"
+            raise InputError("table-text", found, TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}")
         last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)
         return len(chunk)
@@ -154,7 +153,9 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
         found = f"{path} is not a table (numbers of fields in its first lines: {widest})"
         raise InputError("not-a-table", found, f"{expected}, the same number of fields in each row", "write it again")
     # Labels may contain blanks and commas, by chance as many in each row.
-    delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
+    delimiter = max(
+        fitting, key=lambda candidate: (len(set(widths[candidate])) == 1, candidate != " ", widths[candidate][-1])
+    )
     first, *rows = tried[delimiter]
     width = len(rows[0])
     if width > MAX_COLUMNS:
@@ -187,7 +188,7 @@ def _refuse_long(layout: Layout, is_text: np.ndarray, path: Path) -> None:
     places = np.flatnonzero(is_text[-3:])
     if len(is_text) not in (3, 4) or is_text.sum() != 2 or len(places) != 2:
         return
-    gene, cell = sorted(places, key=lambda place: -axis_shares(columns[place])[0])
+    gene, cell = sorted(places, key=lambda column: -axis_shares(columns[column])[0])
     if axis_shares(columns[gene])[0] < AXIS_SHARE or axis_shares(columns[cell])[1] < AXIS_SHARE:
         return
     value = names[3 - gene - cell]
@@ -286,14 +287,13 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
     """Read the row names, the columns of expression, and the columns that annotate cells or genes."""
     header = layout.header
     if is_annotation.all():
-        raise InputError(
-            "table-without-numbers", f"{path} without a column of numbers", TABLE_OF_NUMBERS, "write it again"
-        )
+        found = f"{path} without a column of numbers"
+        raise InputError("table-without-numbers", found, TABLE_OF_NUMBERS, "write it again")
     rows: list[str] = []
     blocks: list[sparse.csr_matrix] = []
     annotations: list[pd.DataFrame] = []
     # An annotation may contain text in later blocks, so it is read as text.
-    dtype = {0: str} | {int(place) + 1: str for place in np.flatnonzero(is_annotation)}
+    dtype = {0: str} | {int(column) + 1: str for column in np.flatnonzero(is_annotation)}
     size = max(MIN_ROWS, TABLE_VALUES_AT_ONCE // len(header))
     with _open_table(path, layout) as stream:
         chunks = pd.read_csv(
@@ -317,9 +317,9 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
                     raise InputError("table-text", found, TABLE_OF_NUMBERS, remedy)
             blocks.append(sparse.csr_matrix(values.to_numpy()))
     table = pd.concat(annotations, ignore_index=True)
-    for place in range(table.shape[1]):  # numbers become numbers; codes such as 01 stay text
-        texts = table.iloc[:, place]
+    for column in range(table.shape[1]):  # numbers become numbers; codes such as 01 stay text
+        texts = table.iloc[:, column]
         numbers = pd.to_numeric(texts, errors="coerce")
         if numbers.notna().all() and not texts.str.match(r"0\d").any():
-            table.isetitem(place, numbers)
+            table.isetitem(column, numbers)
     return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), table

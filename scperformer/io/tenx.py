@@ -43,9 +43,8 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
         name, *others = matrix_groups(file)
         if others:
             remedy = "read one genome with scanpy.read_10x_h5(path, genome=...) and save it with write_h5ad"
-            raise InputError(
-                "several-genomes", f"{path} with several genomes ({name}, {', '.join(others)})", "one genome", remedy
-            )
+            found = f"{path} with several genomes ({name}, {', '.join(others)})"
+            raise InputError("several-genomes", found, "one genome", remedy)
         group = file[name]
         num_genes, num_cells = (int(size) for size in group["shape"][:])
         # The compressed columns of genes x cells are the compressed rows of cells x genes.
@@ -73,9 +72,8 @@ def read_loom(path: Path) -> tuple[AnnData, list[str]]:
         obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
         if gene_name is None:
             found = f"{path} without gene names (row attributes: {', '.join(file['row_attrs']) or 'none'})"
-            raise InputError(
-                "no-gene-names", found, "a row attribute 'Gene'", "add the gene names as row attribute 'Gene'"
-            )
+            expected = "a row attribute 'Gene'"
+            raise InputError("no-gene-names", found, expected, "add the gene names as row attribute 'Gene'")
         adata = AnnData(_loom_matrix(file["matrix"]), obs=obs, var=var)
         for name, layer in file.get("layers", {}).items():
             if isinstance(layer, h5py.Dataset):

@@ -73,12 +73,12 @@ class _KeepsErrors(io.FileIO):
 
 def _pages(start: int, size: int) -> Iterator[tuple[int, slice, slice]]:
     """Split a range of bytes by pages: yield the number of each page, and the bytes as a slice of page and range."""
-    place = start
-    while place < start + size:
-        number, offset = divmod(place, PAGE_BYTES)
+    position = start
+    while position < start + size:
+        number, offset = divmod(position, PAGE_BYTES)
         stop = min(start + size, (number + 1) * PAGE_BYTES)
-        yield number, slice(offset, offset + stop - place), slice(place - start, stop - start)
-        place = stop
+        yield number, slice(offset, offset + stop - position), slice(position - start, stop - start)
+        position = stop
 
 
 @contextmanager
@@ -105,6 +105,5 @@ def write_anndata(adata: AnnData, path: Path, **options: Any) -> None:
             if "embedded NULL" not in str(error):
                 raise
             found = f"a text with a null character ({next(iter(getattr(error, '__notes__', [])), error)})"
-            raise InputError(
-                "null-character", found, "texts that HDF5 can hold", "write the output as .zarr, or clean it"
-            ) from error
+            expected = "texts that HDF5 can hold"
+            raise InputError("null-character", found, expected, "write the output as .zarr, or clean it") from error

@@ -19,14 +19,12 @@ def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[s
     for option, names in (("allow_labels", allow), ("deny_labels", deny)):
         if unknown := [name for name in names if name not in labels]:
             found = f"{option} with '{shortened(unknown[0])}'"
-            raise InputError(
-                "unknown-label", found, f"labels of the model ({listed(labels)})", "write labels as the model does"
-            )
+            expected = f"labels of the model ({listed(labels)})"
+            raise InputError("unknown-label", found, expected, "write labels as the model does")
     allowed = np.array([(not allow or label in allow) and label not in deny for label in labels])
     if not allowed.any():
-        raise InputError(
-            "no-allowed-label", "no label that is allowed and not denied", "at least one", "deny fewer labels"
-        )
+        found = "no label that is allowed and not denied"
+        raise InputError("no-allowed-label", found, "at least one", "deny fewer labels")
     return allowed
 
 

@@ -55,7 +55,7 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
 
 
 def replicate_types(names: Collection[str]) -> dict[str, str]:
-    """Return the type of each name that differs from another one only in a number at the end: B, B.1, B_2, B_rep3.
+    """Return the type of each name that differs from a different name only in a number at the end: B, B.1, B_2, B_rep3.
 
     Two types of the table have several such names, or one is numbered as R does it (B, B.1, B.2). Numbers behind a
     hyphen need a name without, and no number is taken from a type of the packaged ontology, such as Th.17.
@@ -96,8 +96,8 @@ def joined_spellings(
             unsure += [[first, *others]] if term == UNKNOWN_TERM else []
         else:
             joined |= dict.fromkeys(others, (first, term))
-    kept = ([label for label in alike if label not in joined] for alike in of_term.values())
-    return joined, [*unsure, *(alike for alike in kept if len(alike) > 1)]
+    remaining = ([label for label in alike if label not in joined] for alike in of_term.values())
+    return joined, [*unsure, *(alike for alike in remaining if len(alike) > 1)]
 
 
 def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | None = None) -> JointLabels:
@@ -109,20 +109,19 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
     """
     names = list(dict.fromkeys(label for study in studies for label in study.labels))
     renamed = {} if label_map is None else read_label_map(label_map, names)
-    given: dict[str, str] = {}  # id of each name, in the order of the studies
+    term_of_name: dict[str, str] = {}  # id of each name, in the order of the studies
     for study in studies:
         for label, term in zip(study.labels, study.terms, strict=True):
-            own = UNKNOWN_TERM if label in renamed else term
+            stated = UNKNOWN_TERM if label in renamed else term
             name = renamed.get(label, label)
-            known = given.setdefault(name, own)
-            if UNKNOWN_TERM not in (known, own) and known != own:
-                found = f"label '{name}' as {known} and, in {study.study}, as {own}"
-                raise InputError(
-                    "label-terms", found, "one ontology id for each label", "rename one of them with label_map=..."
-                )
-            given[name] = own if known == UNKNOWN_TERM else known
-    terms, ontology = find_terms(list(given), list(given.values()), source)
-    term_of = dict(zip(given, terms, strict=True))
+            earlier = term_of_name.setdefault(name, stated)
+            if UNKNOWN_TERM not in (earlier, stated) and earlier != stated:
+                found = f"label '{name}' as {earlier} and, in {study.study}, as {stated}"
+                expected = "one ontology id for each label"
+                raise InputError("label-terms", found, expected, "rename one of them with label_map=...")
+            term_of_name[name] = stated if earlier == UNKNOWN_TERM else earlier
+    terms, ontology = find_terms(list(term_of_name), list(term_of_name.values()), source)
+    term_of = dict(zip(term_of_name, terms, strict=True))
     first_with: dict[str, str] = {}  # the first name of each id
     for name, term in term_of.items():
         first_with.setdefault(name if term == UNKNOWN_TERM else term, name)
@@ -138,7 +137,7 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
         for parent in above & first_with.keys():
             types[first_with[parent]].append(name)
     labels = [name for name in all_names if not types[name]]
-    column = {label: place for place, label in enumerate(labels)}
+    column = {label: index for index, label in enumerate(labels)}
     meanings = []
     for study in studies:
         meaning = np.zeros((len(study.labels), len(labels)), dtype=bool)
@@ -150,9 +149,8 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
     for number, study in enumerate(studies):
         if not (knows[number] & np.delete(knows, number, axis=0).any(axis=0)).any():
             found = f"no label of {study.study} in the other studies"
-            raise InputError(
-                "unshared-labels", found, "studies that share labels", "name their joint labels with label_map=..."
-            )
+            expected = "studies that share labels"
+            raise InputError("unshared-labels", found, expected, "name their joint labels with label_map=...")
     joint_terms = [term_of[label] for label in labels]
     tree = None if ontology is None else joined_by_terms(labels, joint_terms, ontology)
     return JointLabels(labels, joint_terms, tree, meanings)

@@ -106,9 +106,8 @@ def read_obo(path: str | Path) -> Ontology:
             exact = (SYNONYM.match(value) for tag, value in tags if tag == "synonym")
             synonyms += [(text[1], term) for text in exact if text]
     if not names:
-        raise InputError(
-            "bad-ontology", f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again"
-        )
+        found = f"no [Term] in {path}"
+        raise InputError("bad-ontology", found, "a file in OBO format such as cl-basic.obo", "download it again")
     version = VERSION.search(head)
     return Ontology(version[1] if version else "", names, parents, _ids_of(names, synonyms, packaged_ontology().ids))
 
@@ -140,7 +139,7 @@ def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tupl
         return list(given), None
     ontology = packaged_ontology() if source == PACKAGED_TERMS else read_obo(source)
     pairs = zip(labels, given, strict=True)
-    return [(ontology.term(label) or own) if own == UNKNOWN_TERM else own for label, own in pairs], ontology
+    return [(ontology.term(label) or term) if term == UNKNOWN_TERM else term for label, term in pairs], ontology
 
 
 def joined_by_terms(
@@ -157,12 +156,12 @@ def joined_by_terms(
     node_of: dict[frozenset[int], str] = {}  # nested groups, small ones first
     for group, term in sorted(term_of.items(), key=lambda item: (len(item[0]), item[1])):
         if all(smaller < group or smaller.isdisjoint(group) for smaller in node_of):
-            same = [labels[place] for place in group if terms[place] == term]
+            same = [labels[index] for index in group if terms[index] == term]
             same = [label for label in same if not by_name or ontology.term(label) == term]
             name = ontology.names[term]
             is_other_label = name in labels and terms[labels.index(name)] != term
             node_of[group] = same[0] if len(same) == 1 else f"{name} ({term})" if is_other_label else name
-    single_labels = ((frozenset([place]), label) for place, label in enumerate(labels))
+    single_labels = ((frozenset([index]), label) for index, label in enumerate(labels))
     parents: dict[str, str] = {}
     for group, node in (*single_labels, *node_of.items()):
         parent = next((above for larger, above in node_of.items() if group <= larger and above != node), None)
@@ -175,9 +174,9 @@ def joined_by_terms(
 def _most_specific_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontology) -> dict[frozenset[int], str]:
     """Return the groups of two or more labels, but not all, that a term joins, each with its most specific term."""
     joined: dict[str, set[int]] = {}  # indices of the labels under each term
-    for place, term in enumerate(terms):
+    for index, term in enumerate(terms):
         for ancestor in ontology.ancestors(term) - TOO_GENERAL if term in ontology.names else ():
-            joined.setdefault(ancestor, set()).add(place)
+            joined.setdefault(ancestor, set()).add(index)
     term_of: dict[frozenset[int], str] = {}
     for term in sorted(joined, key=lambda term: (len(ontology.ancestors(term)), term)):  # the most specific last
         if 1 < len(joined[term]) < len(labels) and term in ontology.names:

@@ -53,9 +53,8 @@ def require_no_containers(values: pd.Series) -> None:
     """Refuse a column that holds lists, sets, dictionaries or the like."""
     if (container := first_container(values)) is not None:
         found = f"a {type(container).__name__} in column '{values.name}' (e.g. {shortened(container)})"
-        raise InputError(
-            "container-values", found, "a text or a number for each cell", "convert the column, for example to strings"
-        )
+        expected = "a text or a number for each cell"
+        raise InputError("container-values", found, expected, "convert the column, for example to strings")
 
 
 def means_no_label(text: str) -> bool:

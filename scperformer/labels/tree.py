@@ -93,10 +93,10 @@ class LabelTree:
         The labels are added one by one, in the same order for all nodes. Thus rounding never makes a node more probable
         than its parent, and the sums of a cell do not depend on the other cells, as in a matrix product they would.
         """
-        place = {node: column for column, node in enumerate(self.nodes)}
-        sums = np.zeros((len(proba), len(place)))
+        column_of = {node: column for column, node in enumerate(self.nodes)}
+        sums = np.zeros((len(proba), len(column_of)))
         for label, values in zip(self.labels, proba.T, strict=True):
-            sums[:, [place[node] for node in self.path(label)]] += values[:, None]
+            sums[:, [column_of[node] for node in self.path(label)]] += values[:, None]
         return np.minimum(sums, 1).astype(np.float32)
 
     def call(self, proba: np.ndarray, best: np.ndarray, min_confidence: float) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,5 @@
-"""Load a saved model into a network."""
+"""The network of a saved model."""
 
-import logging
-import os
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,19 +7,13 @@ from torch.overrides import TorchFunctionMode
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem
-from scperformer.base.errors import InputError
-from scperformer.base.messages import listed
-from scperformer.base.progress import progress
 from scperformer.config.options import checked
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.folder import damaged_model, parts_of, read_model, require_annotator, resolve_model
+from scperformer.model.folder import damaged_model
 from scperformer.model.imported import ImportedNetwork, imported_network
-from scperformer.model.inference import torch_state_kept
-from scperformer.model.network import CellTypeModel, LinearModel
+from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import Performer
-from scperformer.model.saved_model import SavedModel, encoder_is_silent
-
-log = logging.getLogger(__name__)
+from scperformer.model.saved_model import SavedModel
 
 # Prefixes of the names of weights in a model folder.
 NETWORK_PREFIX = "model."
@@ -41,46 +31,6 @@ class _NothingDrawn(TorchFunctionMode):
             kwargs.pop("generator", None)
             function = torch.empty
         return function(*args, **kwargs)
-
-
-@dataclass(repr=False)
-class Model:
-    """A trained model that can annotate: what was saved, and the network in eval mode.
-
-    A model of several studies has no network but `members`, a model of each study, whose probabilities are joined.
-    """
-
-    saved: SavedModel
-    path: Path
-    own_network: CellTypeModel | ImportedNetwork | None = None
-    members: "list[Model]" = field(default_factory=list)
-    adapted: "dict[str, Model]" = field(default_factory=dict)  # models refitted to files, by the key of the coverage
-
-    @property
-    def network(self) -> CellTypeModel | ImportedNetwork:
-        """The network, a plain torch module; a model of several studies is refused."""
-        if self.own_network is None:
-            remedy = f"name the model of a study, such as model_path={self.members[0].path}"
-            found = f"the model {self.saved.name} of {len(self.members)} studies"
-            raise InputError("joint-model", found, "a model of one study in this place", remedy)
-        return self.own_network
-
-    @property
-    def tokens(self) -> TokensConfig:
-        """The options of its tokens; imported networks have no tokens."""
-        return TokensConfig(**self.saved.config.get("tokens", {}))
-
-    @cached_property
-    def baseline(self) -> LinearModel | None:
-        """Logistic regression; None: an imported model without labelled cells, or several studies."""
-        weight = self.saved.weights.get("baseline.weight")
-        bias = self.saved.weights.get("baseline.bias")
-        return None if weight is None or bias is None else LinearModel(weight, bias)
-
-    def __repr__(self) -> str:
-        fold = self.saved.metrics.get("out_of_fold")
-        expected = f"; expected accuracy {fold['accuracy']:.3f} on cells like its reference" if fold else ""
-        return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
 
 
 def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer | ImportedNetwork:
@@ -129,36 +79,3 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
         reason = f": {error}" if isinstance(error, ValueError) else ""
         raise damaged_model(path, f"its weights do not fit its configuration{reason}") from error
     return network
-
-
-@progress("loading the model")
-@torch_state_kept()
-def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
-    """Load a model folder; None: $SCPERFORMER_MODEL, else the packaged pbmc3k, of blood. Refuse one without labels."""
-    path, why = resolve_model(None if model_path is None else os.fspath(model_path))
-    saved = read_model(path)
-    if why == "imported":  # it is called what its user calls it
-        saved = replace(saved, name=path.name)
-    require_annotator(saved, path)
-    text = "model %s (%s, %s): %s genes, %d labels: %s"
-    log.info(text, saved.name, why, saved.hash[:12], f"{len(saved.genes):,}", len(saved.labels), listed(saved.labels))
-    if saved.studies:
-        log.info("its reference has %d studies: %s", len(saved.studies), listed(study.name for study in saved.studies))
-    model = as_model(saved, path)
-    if saved.lacks:
-        text = "model %s was imported from %s without: %s"
-        log.info(text, saved.name, saved.imported["tool"], ", ".join(saved.lacks))
-    if encoder_is_silent(saved.scales):
-        log.info("the encoder has no influence in this model: its labels come from the linear branch alone")
-    return model
-
-
-def as_model(saved: SavedModel, path: Path) -> Model:
-    """Build the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
-    if saved.studies:
-        return Model(saved, path, members=[as_model(part, place) for part, place in parts_of(saved, path)])
-    network = rebuild(saved, path)
-    assert isinstance(network, CellTypeModel | ImportedNetwork)
-    if isinstance(network, CellTypeModel) and network.only_sums and encoder_is_silent(saved.scales):
-        network.encoder = None  # a third of the time of a prediction
-    return Model(saved, path, network.eval())

@@ -59,6 +59,17 @@ class SavedModel:
         return bool(self.labels)
 
     @property
+    def is_tissue(self) -> bool:
+        """Whether it is the profiles of a tissue (model/tissues.py), before they are fitted to a file."""
+        return "profiles" in self.provenance and not self.weights
+
+    @property
+    def can_be_refitted(self) -> bool:
+        """Whether it, or the model of one of its studies, has stored cells of the reference."""
+        own = self.has_reference_cells or self.reference_cells is not None
+        return own or any(study.saved.can_be_refitted for study in self.studies)
+
+    @property
     def tissue(self) -> str | None:
         """The tissue of the reference as its author named it, or None."""
         return self.provenance.get("tissue")

@@ -80,19 +80,19 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
     """
     read = []
     for sample, chosen in zip(samples, rows, strict=True):
-        record = sample.facts["input"]
-        source = str(record["source"])
+        record = sample.record.input
+        source = str(record.source)
         with open_cells(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
             findings = Findings(
                 source=source,
-                kind=str(record["kind"]),
-                total=None if np.isnan(record["total"]) else float(record["total"]),
-                log_base=float(record["log_base"]),
-                relative=bool(record["relative"]),
+                kind=str(record.kind),
+                total=None if np.isnan(record.total) else float(record.total),
+                log_base=float(record.log_base),
+                relative=bool(record.relative),
                 num_cells=cells.n_obs,
                 num_genes=cells.n_vars,
                 id_kind="",
-                is_gene=None if "is_gene" not in record else np.asarray(record["is_gene"], dtype=bool),
+                is_gene=None if record.is_gene is None else np.asarray(record.is_gene, dtype=bool),
             )
             places = {"X": cells.X, "raw": cells.raw} | {f"layers/{name}": x for name, x in cells.layers.items()}
             num_features = cells.n_vars if source != "raw" or cells.raw is None else len(cells.raw.var)

@@ -18,24 +18,25 @@ from anndata import AnnData
 
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.coverage import find_coverage
+from scperformer.annotation.record import to_uns
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.messages import shortened
 from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches
-from scperformer.cells.detect import Findings, gene_table
+from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import IN_MEMORY, OpenedCells, open_cells
 from scperformer.cells.profiles import has_profiles, reference_with_profiles
 from scperformer.cells.quality import measure_quality
-from scperformer.cells.query import Query, find_expression, map_to_model, require_fit
+from scperformer.cells.query import Query, align_to_model, require_fit
 from scperformer.cells.reference_labels import label_columns, require_labels
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions, TissueOptions
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
-from scperformer.io.h5ad import BackedH5ad
-from scperformer.io.read import default_output, open_cells, read_cells
+from scperformer.io.read import default_output, read_cells
 from scperformer.io.safety import reading
 from scperformer.model.folder import names_model, read_model, require_annotator, resolve_model
 from scperformer.model.saved_model import SavedModel
@@ -44,7 +45,6 @@ Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/form
 
 SPECIES = {"unknown": "species unknown", "other": "another species"}
 INDENT = 15  # columns before the text of a row
-IN_MEMORY = "the data"  # cells in memory have no path
 COMMANDS = ("ok", "try")  # rows with commands, which stay on one line so that they can be copied
 
 
@@ -86,7 +86,7 @@ def check_all(
             name = default_output(source, "").name if isinstance(source, str) else IN_MEMORY
             shown.set_description_str(f"checking {name}", refresh=False)
             result = checker.check(source)
-            text = in_words(result)
+            text = text_of(result)
             checks.files.append(result)
             checks.text += f"{text}\n"
             shown.update()
@@ -95,7 +95,7 @@ def check_all(
     return checks
 
 
-def in_words(result: Checked) -> str:
+def text_of(result: Checked) -> str:
     """Return the findings about a file as text that fits the terminal, except for commands."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     rows = [(name, text) for name, texts in result["rows"].items() for text in texts]
@@ -133,20 +133,18 @@ class Checker:
         result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "rows": {}, "notes": []}
         step, ending = ("predict", ".annotated.h5ad") if self.label_key is None else ("train", ".model")
         output = default_output(path, ending)
-        cells: AbstractContextManager[AnnData | BackedH5ad]
         try:
             # As the next step does: `train` reads whole files, `predict` leaves matrices on disk.
-            if isinstance(source, AnnData):
-                cells = nullcontext(source)
-            elif self.label_key is not None:
-                cells = nullcontext(read_cells(source, self.options.orientation))
+            if self.label_key is not None and isinstance(source, str):
+                adata = read_cells(source, self.options.orientation)
+                opened: AbstractContextManager[OpenedCells] = nullcontext(OpenedCells(adata, self._predict(path), path))
             else:
-                cells = open_cells(source, self.options.orientation)
-            with cells as opened:
-                self._describe_tables(opened, path, result)
+                opened = open_cells(source, self._predict(path))
+            with opened as cells:
+                self._describe_tables(cells, result)
                 if output.exists():
                     result["notes"].append(f"{output} exists: {step} needs output=..., or overwrite=true to replace it")
-                self._check_expression(opened, path, result)
+                self._check_expression(cells, result)
             if isinstance(source, str) and not output.exists():
                 require_absent(output, overwrite=False)  # refuses a folder that cannot be written
         except (InputError, MemoryError) as error:
@@ -159,6 +157,11 @@ class Checker:
             result["fixes"] = [self._next_command(step, path, *more, fix) for fix in result["fixes"]]
             result["command"] = self._next_command(step, path, *more) if result["problem"] is None else None
         return result
+
+    def _predict(self, path: str) -> AnnotationOptions:
+        """Return the options with which `predict` would open a file."""
+        own = {name: getattr(self.options, name) for name in ("tissue", "genes", "min_overlap")}
+        return AnnotationOptions(inputs=[path], **self._shared_with(ExpressionOptions), **own)
 
     def _shared_with(self, kind: type[ExpressionOptions]) -> dict[str, Any]:
         """Return the options that a step with options of this kind has, too."""
@@ -175,15 +178,15 @@ class Checker:
         file = f"./{path}" if path.startswith("-") else path
         return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in texts.items())])
 
-    def _describe_tables(self, cells: AnnData | BackedH5ad, path: str, result: Checked) -> None:
+    def _describe_tables(self, cells: OpenedCells, result: Checked) -> None:
         """Add the findings that do not need the expression: cells, genes and the columns of obs."""
-        names = list(map(str, cells.var.index))
+        names = list(map(str, cells.adata.var.index))
         result["num_cells"] = cells.n_obs
         result["rows"]["cells"] = [f"{cells.n_obs:,}"]
         species = guess_species(names) if self.options.species == "auto" else self.options.species
-        self._add_genes(result, cells.n_vars, id_kind(names), species)
+        self._add_genes(result, len(names), id_kind(names), species)
         try:
-            with reading(path):
+            with reading(cells.path):
                 columns = label_columns(cells.obs)
         except InputError:  # predict works without obs
             result["label_columns"] = None
@@ -200,7 +203,7 @@ class Checker:
                 result["rows"]["batches"] = [f"perhaps {key}: predict corrects each of them apart by batch_key={key}"]
             return
         with suppress(InputError):  # make_reference raises the same error later
-            labels = require_labels(cells.obs, self.label_key, path)
+            labels = require_labels(cells.obs, self.label_key, cells.path)
             text = f"{labels.nunique()} in {self.label_key}, {labels.notna().sum():,} cells"
             if num := int(labels.isna().sum()):
                 text += f"; {num:,} cells without a label"
@@ -210,33 +213,25 @@ class Checker:
         result |= {"num_genes": num_genes, "id_kind": kind, "species": species}
         result["rows"]["genes"] = [f"{num_genes:,}, {KIND_NAMES[kind]}, {SPECIES.get(species, species)}"]
 
-    def _check_expression(self, cells: AnnData | BackedH5ad, path: str, result: Checked) -> None:
+    def _check_expression(self, cells: OpenedCells, result: Checked) -> None:
         """Add the findings about the expression, and check it as `predict` or, with `label_key`, `train` does."""
-        shared = self._shared_with(ExpressionOptions) | {"inputs": [path]}
-        predict = AnnotationOptions(tissue=self.options.tissue, min_overlap=self.options.min_overlap, **shared)
-        findings, rows = find_expression(cells, predict, path)
+        findings = cells.findings
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
-        with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-            var = gene_table(cells, findings)
-            self._add_expression(result, findings, measure_quality(rows, var, findings))
+        with cells.reading():
+            self._add_expression(result, findings, measure_quality(cells.rows, cells.var, findings))
         if self.label_key is not None:
-            assert isinstance(cells, AnnData), "train reads the whole file"
-            sample = Sample(cells, Path(path), findings=findings)
-            options = ReferenceOptions(label_key=self.label_key, **shared)
-            if has_profiles(cells, options, sample.path):
-                result["notes"].append("rows are profiles, from which train simulates cells")
-            reference_with_profiles(sample, [], options)
+            self._check_reference(cells, result)
             return
         model, model_text = self.model, self.model_text
         if model is None:
             from scperformer.annotation.tissue_model import find_tissue  # imports torch
 
-            found, record = find_tissue(cells, predict, path, (findings, rows))
+            found, tissue = find_tissue(cells, self.options.tissue)
             # JSON has no arrays.
-            result["tissue"] = {name: np.asarray(value).tolist() for name, value in record.items()}
+            result["tissue"] = {name: np.asarray(value).tolist() for name, value in to_uns(tissue).items()}
             model, model_text = found.saved, f"profiles of {found.saved.name}"
-            result["rows"]["tissue"] = [tissue_text(result["tissue"])]
-        plan = map_to_model(var, findings, model, self.options, path)
+            result["rows"]["tissue"] = [tissue_text(tissue)]
+        plan = align_to_model(cells, model)
         overlap = plan.overlap
         result["overlap"] = asdict(overlap)
         text = f"{model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found "
@@ -246,9 +241,18 @@ class Checker:
         result["rows"]["model"] = [text]
         result["notes"] += overlap.notes
         self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
-        require_fit(var, plan, model, predict, path)
-        find_coverage(Query(path, rows, plan, var, self.options))  # refuses damaged cells as predict does
-        require_not_annotated(cells, AnnotationOptions.key_added, path)
+        require_fit(cells, plan, model)
+        find_coverage(Query(cells, plan, cells.path))  # refuses damaged cells as predict does
+        require_not_annotated(cells, AnnotationOptions.key_added)
+
+    def _check_reference(self, cells: OpenedCells, result: Checked) -> None:
+        """Check a file as `train` does."""
+        sample = Sample(cells.to_adata(), Path(cells.path), findings=cells.findings)
+        shared = self._shared_with(ExpressionOptions) | {"inputs": [cells.path]}
+        options = ReferenceOptions(label_key=self.label_key, **shared)
+        if has_profiles(cells.adata, options, sample.path):
+            result["notes"].append("rows are profiles, from which train simulates cells")
+        reference_with_profiles(sample, [], options)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
         """Add the used and unused matrices, genes, counts and mitochondrial expression."""

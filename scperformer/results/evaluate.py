@@ -181,7 +181,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     unknown = {"known_labels": cells["unknown"][~is_foreign], "other_labels": cells["unknown"][is_foreign]}
     metrics = {
         "truth_key": truth_key,
-        "model_hash": samples[0].facts["model"]["hash"],
+        "model_hash": samples[0].record.model.hash,
         "labels": labels,
         "num_cells": len(cells),
         "num_without_truth": len(all_cells) - len(cells),
@@ -240,9 +240,9 @@ def evaluate_samples(samples: list[Annotated], truth_key: str, truth_path: list[
     evaluation = compare(samples, truths, truth_key)
     evaluation.metrics["samples_without_truth"] = without
     for sample in samples:
-        repeats = sample.facts["repeats"]
-        if repeats["num_cells"]:
-            share = in_percent(repeats["num_cells"] / repeats["num_seen"])
+        repeats = sample.record.repeats
+        if repeats.num_cells:
+            share = in_percent(repeats.num_cells / repeats.num_seen)
             text = "%s: %s of the cells are cells of the reference, so the scores are too high"
             log.warning(text, sample.name, share)
     _log_scores(evaluation.metrics)

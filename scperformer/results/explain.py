@@ -3,40 +3,38 @@
 import json
 import logging
 import warnings
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.annotation.adapt import Adapted, adapt_model, with_encoder_weight
+from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.annotate import without_slashes
-from scperformer.annotation.coverage import BatchShifts, Coverage, find_coverage, reduced
-from scperformer.annotation.tissue_model import recorded_resemblance, tissue_model
+from scperformer.annotation.coverage import Coverage, reduced
+from scperformer.annotation.fitted import Model
+from scperformer.annotation.load import load_model
+from scperformer.annotation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder
-from scperformer.cells.batches import read_query_batches
+from scperformer.cells.opened import open_cells
 from scperformer.cells.quality import technical
 from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions, checked
-from scperformer.io.h5ad import BackedH5ad, nullable_strings_allowed
-from scperformer.io.read import open_cells
+from scperformer.io.h5ad import nullable_strings_allowed
 from scperformer.io.writing import write_anndata
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import best_labels
 from scperformer.model.folder import load_reference_cells
 from scperformer.model.inference import predict_cells, torch_state_kept
-from scperformer.model.load import Model, load_model
 from scperformer.model.minibatches import Cells
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
 from scperformer.results import explanation_page as page
-from scperformer.results.contributions import SUM_TOLERANCE, find_contributions
+from scperformer.results.contributions import SUM_TOLERANCE, Contributions, find_contributions
 from scperformer.results.read_annotations import Annotated, find_model
 
 log = logging.getLogger(__name__)
@@ -99,35 +97,30 @@ def explain_cells(
     By default, expression is read as `predict` read it, the model of the annotation (None) is loaded, and of the label
     of each cell the logit is explained. `num_cells` are cells of each label; None: all.
     """
-    facts = annotated.facts
+    record = annotated.record
     key = annotated.key
+    path = annotated.path
     model = model or _model_of(annotated)
     labels = model.saved.labels
-    if model.saved.hash != facts["model"]["hash"]:
-        found = f"{annotated.path} annotated by the {annotated.model_id}"
-        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
-        remedy = "leave model_path out" if "tissue" in facts else "set model_path to the model of the calls"
-        raise InputError("other-model", found, expected, remedy)
+    _require_same_model(annotated, model)
     if label is not None and label not in labels:
-        raise InputError(
-            "unknown-label", f"label={label}", f"one of {', '.join(labels)}", "choose a label of the model"
-        )
-    in_memory = annotated.cells
-    source = open_cells(annotated.path, options.orientation) if in_memory is None else nullcontext(in_memory)
-    with source as cells:
-        adapted = _adapt_as_predict(model, cells, annotated, options)
+        expected = f"one of {', '.join(labels)}"
+        raise InputError("unknown-label", f"label={label}", expected, "choose a label of the model")
+    predict = _options_of_predict(annotated, options)
+    with open_cells(str(path) if annotated.cells is None else annotated.cells, predict) as cells:
+        cells.path = str(path)
+        adapted = model.adapt(find_query(cells, model.saved), predict, record=record)
         with torch_state_kept(threads=1):
             rows, x, own, proba = _draw_sample(adapted, annotated, num_cells, seed)
             explained = own if label is None else np.full(len(rows), labels.index(label))
             network = adapted.model.network
             if not network.only_sums:
                 text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
-                log.info(text, annotated.path, len(rows))
+                log.info(text, path, len(rows))
             measured = adapted.query.measured
             contributions = find_contributions(network, Cells(x, adapted.model.tokens, measured=measured), explained)
             deletion = delete_genes(adapted.model, x, contributions.genes, explained, seed, measured)
             names = cells.obs_names[rows].astype(str)
-    genes = adapted.model.saved.genes
     obs = {
         f"{key}_label": pd.Categorical.from_codes(own, labels).remove_unused_categories(),
         f"{key}_probability": proba[np.arange(len(rows)), explained],
@@ -135,124 +128,92 @@ def explain_cells(
         f"{key}_bias": contributions.bias,
         f"{key}_error": contributions.errors,
     }
+    genes = adapted.saved.genes
     var = pd.DataFrame({"listed": ~technical(genes)}, index=pd.Index(genes, dtype=object))
     made = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
     made.layers["expression"] = x
     present = [labels[code] for code in np.unique(own)]
-    columns: dict[str, Any] = {"index": made.var_names, "columns": without_slashes(present)}
-    by_label = [own == code for code in np.unique(own)]
-    for name, values in {"contributions": contributions.genes, "attention": contributions.attention}.items():
-        if values is not None:
-            means = [values[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
-            made.varm[f"{key}_{name}"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
-    ranks = rank_markers(model, adapted.model.saved)
+    ranks = marker_ranks(model, adapted.saved)
+    for name, values in _label_means(contributions, own).items():
+        made.varm[f"{key}_{name}"] = _gene_table(made, values, present)
     if ranks is None:
         log.info("the model stores no reference cells, so its marker genes are unknown")
     else:
-        first = [explained[has_label][0] for has_label in by_label]  # all cells of a label have the same explained one
-        made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, first], **columns)
+        first = [explained[own == code][0] for code in np.unique(own)]  # the same for all cells of a label
+        made.varm[f"{key}_marker_ranks"] = _gene_table(made, ranks[:, first], present)
     made.uns[key] = {
         "model": {
-            "name": adapted.model.saved.name,
+            "name": adapted.saved.name,
             "hash": model.saved.hash,
-            "adapted": adapted.record["adapted"],
-            "tissue": facts.get("tissue", {}).get("title", ""),
+            "adapted": adapted.record.adapted,
+            "tissue": "" if record.tissue is None else record.tissue.title,
         },
         "label": label or "",
         "num_cells": len(annotated.obs),
         "labels": np.array(present, dtype=object),  # labels of the cells, as the columns of varm
         "deletion": deletion,
-        "versions": facts["versions"],
+        "versions": record.versions,
     }
-    _log_explanation(made, key, annotated.path)
+    _log_explanation(made, key, path)
     return Explanation(made, key)
+
+
+def _label_means(contributions: Contributions, own: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the mean contributions and the mean attention of the cells of each label, float32 genes x labels."""
+    parts = {"contributions": contributions.genes, "attention": contributions.attention}
+    return {
+        name: np.concatenate([values[own == code].mean(axis=0, dtype=np.float64) for code in np.unique(own)]).T.astype(
+            np.float32
+        )
+        for name, values in parts.items()
+        if values is not None
+    }
+
+
+def _gene_table(explanation: AnnData, values: np.ndarray, labels: list[str]) -> pd.DataFrame:
+    return pd.DataFrame(values, index=explanation.var_names, columns=without_slashes(labels))
+
+
+def _require_same_model(annotated: Annotated, model: Model) -> None:
+    """Refuse a model that did not make an annotation."""
+    if model.saved.hash != annotated.record.model.hash:
+        found = f"{annotated.path} annotated by the {annotated.model_id}"
+        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
+        is_tissue = annotated.record.tissue is not None
+        remedy = "leave model_path out" if is_tissue else "set model_path to the model of the predictions"
+        raise InputError("other-model", found, expected, remedy)
 
 
 def _model_of(annotated: Annotated) -> Model:
     """Return the model of an annotation: the profiles of its tissue, or the one in the folder that it names."""
-    tissue = annotated.facts.get("tissue")
-    if tissue is None:
-        return load_model(find_model(annotated.facts))
-    model = tissue_model(collection().find(str(tissue["name"]), None), bool(tissue["in_capitals"]))
-    if annotated.facts["model"]["hash"] != model.saved.hash:
-        found = f"{annotated.path} annotated by other profiles ({annotated.facts['model']['hash'][:12]})"
-        raise InputError(
-            "other-profiles",
-            found,
-            f"the profiles of this version ({model.saved.hash[:12]})",
-            "annotate its cells again",
-        )
+    record = annotated.record
+    if record.tissue is None:
+        return load_model(find_model(record.model))
+    model = tissue_model(collection().find(str(record.tissue.name), None), bool(record.tissue.in_capitals))
+    if record.model.hash != model.saved.hash:
+        found = f"{annotated.path} annotated by other profiles ({record.model.hash[:12]})"
+        expected = f"the profiles of this version ({model.saved.hash[:12]})"
+        raise InputError("other-profiles", found, expected, "annotate its cells again")
     return model
 
 
-def _adapt_as_predict(
-    model: Model, cells: AnnData | BackedH5ad, annotated: Annotated, options: ExpressionOptions
-) -> Adapted:
-    """Refit a model to annotated cells as in the run of `predict`; it stays as it is if it was not refitted then."""
+def _options_of_predict(annotated: Annotated, options: ExpressionOptions) -> AnnotationOptions:
+    """Return the options with which `predict` read the expression, of which `options` replace some."""
     path = str(annotated.path)
-    facts = annotated.facts
     try:
-        run = json.loads(facts["config_json"])
-        read = {name: run[name] for name in EXPRESSION_OPTIONS if name in run}
+        run = json.loads(annotated.record.config_json)
+        recorded = {name: run[name] for name in EXPRESSION_OPTIONS if name in run}
     except (TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
-        raise InputError(
-            "damaged-annotation", found, f"uns['{annotated.key}'] as predict wrote it", "annotate the file again"
-        ) from error
+        expected = f"uns['{annotated.key}'] as predict wrote it"
+        raise InputError("damaged-annotation", found, expected, "annotate the file again") from error
     given = {name: getattr(options, name) for name in EXPRESSION_OPTIONS if hasattr(options, name)}
-    read |= {name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)}
+    recorded |= {name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)}
     # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
-    adapt = str(bool(annotated.adapted)).lower()
-    read |= {"inputs": [path], "adapt": adapt, "min_overlap": 0.0}
-    predict: AnnotationOptions = checked(AnnotationOptions, read, "")
-    query = find_query(cells, model.saved, predict, path)
-    coverage = None
-    if annotated.adapted:
-        # The recorded depth, because cells may have been left out since; without a part in the coverage, if it was not
-        # below the depth of the reference cells.
-        depth = float(facts["coverage"]["depth"])
-        measured = find_coverage(query, with_depth=False)
-        conditions = [replace(measured, depth=None if np.isnan(depth) else depth), measured]
-        coverage = next((coverage for coverage in conditions if coverage.key == annotated.adapted), None)
-        if coverage is None:
-            remedy = "explain the file with all genes that it had, or name their place with source=..."
-            raise InputError(
-                "other-genes", f"other genes in {path} than when it was annotated", "the same genes", remedy
-            )
-    adapted = adapt_model(model, query, predict, coverage)
-    share = float(facts["coverage"].get("thinned_to", 1.0))
-    if not 0 < share <= 1:
-        found = f"coverage/thinned_to of {share:g}, in uns['{annotated.key}'] of {path}"
-        raise InputError("damaged-annotation", found, "a share of the counts above 0", "annotate the file again")
-    adapted = replace(adapted, query=replace(adapted.query, share=share))
-    shift = facts.get("shift", {})
-    weight = float(shift.get("encoder_weight", 1.0))
-    # Not estimated anew, because cells may have been left out since.
-    factors = facts.get("profiles", shift).get("gene_factors")
-    num_genes = len(adapted.model.saved.genes)
-    if factors is not None and not (len(factors) == num_genes and np.isfinite(factors).all() and (factors > 0).all()):
-        found = f"gene_factors that are not {num_genes} positive numbers, in uns['{annotated.key}'] of {path}"
-        raise InputError("damaged-annotation", found, "an annotation as predict writes it", "annotate the file again")
-    adapted = replace(adapted, model=with_encoder_weight(adapted.model, weight), gene_factors=factors)
-    if (recorded := facts.get("batches")) is not None:
-        factors = np.asarray(recorded["gene_factors"])
-        names = list(map(str, recorded["name"]))
-        if factors.shape != (len(names), num_genes) or not (np.isfinite(factors).all() and (factors > 0).all()):
-            found = f"batches/gene_factors that are not {len(names)} x {num_genes} positive numbers"
-            found += f", in uns['{annotated.key}'] of {path}"
-            raise InputError(
-                "damaged-annotation", found, "an annotation as predict writes it", "annotate the file again"
-            )
-        batches = read_query_batches(cells, str(recorded["key"]), path, names)
-        adapted = replace(adapted, batches=BatchShifts(batches, [], np.ones(len(names)), factors))
-    if adapted.resemblance is None:
-        return adapted
-    known = {name: np.asarray(facts["profiles"][name], dtype=np.float64) for name in ("centre", "shares")}
-    if len(known["centre"]) != num_genes or len(known["shares"]) != len(model.saved.labels):
-        found = f"profiles/centre and profiles/shares that do not fit, in uns['{annotated.key}'] of {path}"
-        raise InputError("damaged-annotation", found, "an annotation as predict writes it", "annotate the file again")
-    assert coverage is not None
-    return replace(adapted, resemblance=recorded_resemblance(model.saved, coverage, **known))
+    adapt = "true" if annotated.record.coverage.adapted else "false"
+    values = recorded | {"inputs": [path], "orientation": options.orientation, "adapt": adapt, "min_overlap": 0.0}
+    made: AnnotationOptions = checked(AnnotationOptions, values, "")
+    return made
 
 
 def _draw_sample(
@@ -267,11 +228,11 @@ def _draw_sample(
     path = annotated.path
     codes = pd.Index(adapted.model.saved.labels).get_indexer(pd.Index(annotated.labels))
     rng = np.random.default_rng(seed)
-    candidates = codes[query.cells]
+    candidates = codes[query.cell_rows]
     drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num_cells] for code in np.unique(candidates)]
-    rows = query.cells[np.sort(np.concatenate(drawn))]
+    rows = query.cell_rows[np.sort(np.concatenate(drawn))]
     as_measured = query.some(rows)
-    x = adapted.corrected(as_measured, rows)
+    x = adapted.correct(as_measured, rows)
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
         raise InputError(
@@ -281,12 +242,10 @@ def _draw_sample(
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)
     proba = predict_cells(adapted.model.network, cells, batch_size=64).proba
-    families = adapted.model.saved.families
-    if adapted.resemblance is not None and families is not None:
-        proba = adapted.resemblance.joined(proba, as_measured[is_expressed], families)
-    if constraints := annotated.facts.get("constraints"):
-        proba = reweighted(proba, np.asarray(constraints["weights"]))
-    is_same = best_labels(proba, families) == codes[rows]
+    proba, _ = adapted.judge(proba, as_measured[is_expressed])
+    if (constraints := annotated.record.constraints) is not None:
+        proba = reweighted(proba, np.asarray(constraints.weights))
+    is_same = best_labels(proba, adapted.saved.families) == codes[rows]
     most = MAX_OTHER if query.share == 1 else MAX_OTHER_THINNED
     if (num_other := int((~is_same).sum())) > most * len(rows):
         found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{annotated.key}_label'"
@@ -297,7 +256,7 @@ def _draw_sample(
     return rows[is_same], x[is_same], codes[rows[is_same]], proba[is_same]
 
 
-def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
+def marker_ranks(model: Model, saved: SavedModel) -> np.ndarray | None:
     """Rank genes as markers of each label in the reference cells that a model keeps, by scanpy's t-test.
 
     Wilcoxon's test finds about the same genes and takes a hundred times as long. `saved` has the genes to rank: `model`

@@ -15,6 +15,7 @@ from anndata.io import read_elem
 from natsort import natsorted
 
 from scperformer.annotation.columns import REQUIRED_COLUMNS
+from scperformer.annotation.record import ModelRecord, Record
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256
 from scperformer.base.outputs import FAILED_SUFFIX
@@ -26,11 +27,11 @@ from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder
-from scperformer.results.facts import require_facts
 
 log = logging.getLogger(__name__)
 
 MAX_REASON = 5000  # characters
+NUMBER_COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details
 UMAP = "X_umap"  # entry of obsm in which scanpy keeps a UMAP
 SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
@@ -44,14 +45,8 @@ class Annotated:
     key: str  # prefix of the annotation
     obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
     umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"]; None without
-    facts: dict[str, Any]  # uns[key]: model, coverage, input, genes, baseline, versions
+    record: Record  # uns[key]
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
-
-    @property
-    def adapted(self) -> str:
-        """Key of the coverage to which the model was adapted; empty if it was not adapted."""
-        coverage = self.facts.get("coverage", {})
-        return str(coverage["key"]) if coverage.get("adapted") else ""
 
     def column(self, name: str) -> pd.Series:
         """Return the annotation column `obs["KEY_name"]`."""
@@ -70,20 +65,19 @@ class Annotated:
     @property
     def model_labels(self) -> list[str]:
         """The labels of the model."""
-        return [str(label) for label in self.facts["model"]["labels"]]
+        return list(map(str, self.record.model.labels))
 
     @property
     def terms(self) -> dict[str, str]:
         """The Cell Ontology ids of labels and their parents, of those that have one."""
-        tree = self.facts.get("tree", {})
-        pairs = zip(tree.get("nodes", ()), tree.get("ontology_term_ids", ()), strict=True)
+        tree = self.record.tree
+        pairs = [] if tree is None else zip(tree.nodes, tree.ontology_term_ids, strict=True)
         return {str(node): str(term) for node, term in pairs if str(term) in packaged_ontology().names}
 
     @property
     def model_id(self) -> str:
         """Name and short hash of the model that annotated the sample."""
-        model = self.facts["model"]
-        return f"model {model['name']} ({model['hash'][:12]})"
+        return f"model {self.record.model.name} ({self.record.model.hash[:12]})"
 
 
 def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
@@ -115,15 +109,17 @@ def all_labels(samples: Sequence[Annotated]) -> list[str]:
 
 def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
     """Return the label tree that all samples share; None if the model has none, or the trees or the labels differ."""
-    trees = [sample.facts.get("tree", {"nodes": [], "parents": []}) for sample in samples]
-    pairs = [list(zip(map(str, tree["nodes"]), map(str, tree["parents"]), strict=True)) for tree in trees]
+    trees = [sample.record.tree for sample in samples]
+    pairs = [
+        [] if tree is None else list(zip(map(str, tree.nodes), map(str, tree.parents), strict=True)) for tree in trees
+    ]
     if not pairs[0] or any(other != pairs[0] for other in pairs) or all_labels(samples) != samples[0].model_labels:
         return None
     with reading(samples[0].path):
         return LabelTree(all_labels(samples), {node: parent for node, parent in pairs[0] if parent})
 
 
-def sample_names(paths: Sequence[Path]) -> list[str]:
+def names_of_samples(paths: Sequence[Path]) -> list[str]:
     """Return a short unique name for each file: `sample` for `sample.annotated.h5ad`, or more of the path."""
     files = [path.resolve() for path in paths]
     stems = [file.name for file in files]
@@ -161,12 +157,25 @@ def _annotated(
             remedy = f"add key_added={other}, the key of the annotation in this file"
         raise InputError("not-annotated", f"no {missing[0]} in {path}", "an annotated file", remedy)
     obs = with_details(obs, obsm[f"{key}_details"], key)
-    require_facts(facts, obs, key, path)
+    record = _record_of(facts, obs, key, path)
     umap = obsm[UMAP]
     if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
         umap = None
     xy = None if umap is None else np.asarray(umap, np.float32)
-    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, facts=facts, cells=cells)
+    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, record=record, cells=cells)
+
+
+def _record_of(facts: Any, obs: pd.DataFrame, key: str, path: object) -> Record:
+    """Return the record of an annotation; refuse one that `predict` would not write."""
+    try:
+        for column in (f"{key}_{name}" for name in NUMBER_COLUMNS):
+            if column in obs and obs[column].dtype.kind != "f":
+                raise ValueError(f"obs column '{column}' is of type {obs[column].dtype}")
+        return Record.from_uns(facts, key)
+    except ValueError as error:
+        remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
+        expected = "an annotation as predict writes it"
+        raise InputError("damaged-annotation", f"{error} in {path}", expected, remedy) from error
 
 
 def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
@@ -178,11 +187,11 @@ def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
     return obs
 
 
-def find_model(facts: dict[str, Any]) -> Path | None:
+def find_model(model: ModelRecord) -> Path | None:
     """Return the folder of the model with the recorded hash; without any, the recorded folder if it exists."""
-    recorded = Path(str(facts["model"]["path"])).expanduser()
+    recorded = Path(model.path).expanduser()
     for folder in (recorded, PACKAGED_MODEL, *imported_models(library_folder())):
-        if (folder / INFO).is_file() and sha256(folder / INFO) == facts["model"]["hash"]:
+        if (folder / INFO).is_file() and sha256(folder / INFO) == model.hash:
             return folder
     return recorded if recorded.is_dir() else None
 
@@ -229,7 +238,7 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
     samples: list[Annotated] = []
     errors: list[InputError] = []
     files = [Path(path) for path in paths]
-    pairs = list(zip(sample_names(files), files, strict=True))
+    pairs = list(zip(names_of_samples(files), files, strict=True))
     log.info("reading %d annotated file%s", len(paths), "" if len(paths) == 1 else "s")
     with progress("reading annotations", total=len(files), unit="samples") as shown:
         for name, path in pairs if failed is None else natsorted(pairs, key=lambda pair: pair[0]):
@@ -251,7 +260,7 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
         log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
     first = samples[0]
     for sample in samples[1:]:
-        if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:
+        if sample.record.model.hash != first.record.model.hash:
             found = f"{first.path} was annotated by {first.model_id}, {sample.path} by {sample.model_id}"
             remedy = "annotate them again with the same model_path, or give one file at a time"
             raise InputError("several-models", found, "files annotated by one model", remedy)

@@ -64,18 +64,18 @@ def render(
     sizes = cells["call"].value_counts()
     first = [label for label in called if label.name != NO_CALL][:NUM_FIRST_LABELS]
     in_model = [label for label in labels if label.in_model]
-    facts = samples[0].facts
-    dates = sorted(sample.facts["run"]["date"] for sample in samples if "run" in sample.facts)
+    record = samples[0].record
+    dates = sorted(sample.record.run.date for sample in samples if sample.record.run is not None)
     content = {
-        "model": facts["model"],
-        "versions": dict(sorted(facts["versions"].items())),
+        "model": record.model,
+        "versions": dict(sorted(record.versions.items())),
         "key": samples[0].key,
         "dates": list(dict.fromkeys(dates[:1] + dates[-1:])),
         "samples": summaries,
         "failed": failed,
         "num_cells": len(cells),
         "num_unknown": int(cells["unknown"].sum()),
-        "num_backed_off": sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
+        "num_backed_off": sum(int(sample.record.tree.num_backed_off) for sample in samples if sample.record.tree),
         "median": float(cells["confidence"].median()),
         "labels": {label.name: label for label in labels},
         "num_labels": len(in_model),
@@ -142,7 +142,7 @@ def require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated]) -
     """Refuse an evaluation of other samples, or of annotations by another model."""
     names = [sample.name for sample in samples]
     found = next((f"'{name}'" for name in evaluation.metrics["samples"] if name not in names), "")
-    if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
+    if evaluation.metrics["model_hash"] != samples[0].record.model.hash:
         found = "another model"
     if found:
         expected = f"an evaluation of {', '.join(names)} only, by {samples[0].model_id}"

@@ -11,7 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 from natsort import natsorted
 
-from scperformer.annotation.columns import MANY_UNKNOWN, lost_cells
+from scperformer.annotation.columns import lost_cells
+from scperformer.annotation.expectation import MANY_UNKNOWN
+from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
@@ -19,10 +21,9 @@ from scperformer.base.pictures import colour_of
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
-from scperformer.results.facts import expected_accuracy
 from scperformer.results.figures import symbol_of
 from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
-from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE
+from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary
 
 UNKNOWN_COLOUR = "#5F6770"  # no label has a grey
 UNKNOWN_SYMBOL = "x"
@@ -83,21 +84,40 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
 
 
-def tissue_groups(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
+@dataclass(kw_only=True)
+class TissueGroup:
+    """Samples that were annotated by the profiles of one tissue."""
+
+    title: str
+    found: str  # how the tissue was found
+    samples: str
+    labels: list[str]
+    studies: str
+    is_undetermined: bool
+
+
+def tissue_groups(samples: Sequence[Annotated]) -> list[TissueGroup]:
     """Return the tissues whose profiles annotated samples: how they were found, their labels and studies."""
-    groups: dict[str, list[Annotated]] = {}
+    groups: dict[str, list[tuple[Annotated, TissueRecord]]] = {}
     for sample in samples:
-        if tissue := sample.facts.get("tissue"):
-            groups.setdefault(str(tissue["title"]), []).append(sample)
+        if (tissue := sample.record.tissue) is not None:
+            groups.setdefault(str(tissue.title), []).append((sample, tissue))
     made = []
     for title, alike in groups.items():
-        found = [sample.facts["tissue"] for sample in alike]
-        texts = list(dict.fromkeys(how_found(tissue) for tissue in found))
-        if len(texts) > 1:
-            texts = [f"by {listed(dict.fromkeys(str(tissue['how']) for tissue in found))}"]
-        group: dict[str, Any] = {"title": title, "found": texts[0], "samples": listed(sample.name for sample in alike)}
-        group["is_undetermined"] = is_undetermined(found[0]) and found[0]["how"] != GIVEN
-        made.append(group | {"labels": alike[0].model_labels, "studies": alike[0].facts["model"]["trained_on"]})
+        tissues = [tissue for _, tissue in alike]
+        ways = list(dict.fromkeys(map(how_found, tissues)))
+        if len(ways) > 1:
+            ways = [f"by {listed(dict.fromkeys(str(tissue.how) for tissue in tissues))}"]
+        first = alike[0][0]
+        group = TissueGroup(
+            title=title,
+            found=ways[0],
+            samples=listed(sample.name for sample, _ in alike),
+            labels=first.model_labels,
+            studies=first.record.model.trained_on,
+            is_undetermined=is_undetermined(tissues[0]) and tissues[0].how != GIVEN,
+        )
+        made.append(group)
     return made
 
 
@@ -122,46 +142,45 @@ def sample_of_cells(
     return np.concatenate([as_text(sample.obs[sample_key]) for sample in samples])
 
 
-def summarise(sample: Annotated, cells: pd.DataFrame) -> dict[str, Any]:
+def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     """Summarise a sample from the table of all cells."""
     cells = cells[cells["sample"] == sample.name]
-    facts = sample.facts
-    lowest, highest = expected_accuracy(facts)
-    others = not_named(facts, cells)
+    record = sample.record
+    lowest, highest = record.expected_accuracy
+    others = not_named(record.tissue, cells)
     lost = lost_cells(cells["label"].to_numpy(), cells["unknown"].to_numpy())
     expected = f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
-    bins = facts.get("calibration", {}).get("bins")  # of out-of-fold predictions
+    bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
-    return {
-        "name": sample.name,
-        "num_cells": len(cells),
-        "num_unknown": int(cells["unknown"].sum()),
-        "lost": {label: nums for label, nums in lost.items() if label not in others},
-        "not_named": others,
-        "median": float(cells["confidence"].median()),
-        "mean": float(cells["confidence"].mean()),
-        "mean_held_out": math.nan if bins is None else float(np.average(bins["confidence"], weights=bins["num_cells"])),
-        "agreement": agreement(cells),
-        "num_decided": facts.get("encoder", {}).get("num_decided"),  # labels that the encoder changed
-        "facts": facts,
-        "kind": _kind(facts, float(cells["unknown"].mean()), highest),
-        "expected": None if math.isnan(lowest) else expected,
+    return Summary(
+        name=sample.name,
+        num_cells=len(cells),
+        num_unknown=int(cells["unknown"].sum()),
+        lost={label: nums for label, nums in lost.items() if label not in others},
+        not_named=others,
+        median=float(cells["confidence"].median()),
+        mean=float(cells["confidence"].mean()),
+        mean_held_out=math.nan if bins is None else float(np.average(bins.confidence, weights=bins.num_cells)),
+        agreement=agreement(cells),
+        record=record,
+        kind=_trust_kind(record, float(cells["unknown"].mean()), highest),
+        expected=None if math.isnan(lowest) else expected,
         **{name: None if flag is None else int(flag.sum()) for name, flag in flags.items()},
-    }
+    )
 
 
-def _kind(facts: Mapping[str, Any], unknown_share: float, highest: float) -> str | None:
-    """Return the kind of distribution shift, or of calls by profiles."""
-    if "tissue" not in facts:
-        return facts.get("shift", {}).get("kind")
-    if is_undetermined(facts["tissue"]):
+def _trust_kind(record: Record, unknown_share: float, highest: float) -> str | None:
+    """Return the kind of distribution shift, or of predictions by profiles."""
+    if record.tissue is None:
+        return None if record.shift is None else record.shift.kind
+    if is_undetermined(record.tissue):
         return UNDETERMINED
     return UNLIKE if unknown_share >= MANY_UNKNOWN or highest < LOW_EXPECTED else PROFILES
 
 
-def not_named(facts: Mapping[str, Any], cells: pd.DataFrame) -> dict[str, int]:
+def not_named(tissue: TissueRecord | None, cells: pd.DataFrame) -> dict[str, int]:
     """Return the types that common types know but do not name, with the number of their unknown cells, most first."""
-    if not is_undetermined(facts.get("tissue", {})):
+    if tissue is None or not is_undetermined(tissue):
         return {}
     counts = cells["label"][cells["unknown"]].value_counts()
     return {str(label): int(num) for label, num in counts.items() if label in collection().others}
@@ -172,7 +191,7 @@ def agreement(cells: pd.DataFrame) -> float | None:
     return float((cells["label"] == cells["baseline"]).mean()) if "baseline" in cells else None
 
 
-def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], evaluation: Evaluation | None) -> Table:
+def sample_table(summaries: Sequence[Summary], failed: Sequence[Failed], evaluation: Evaluation | None) -> Table:
     """Return the table of samples; samples that failed have a row with the reason."""
     kinds = {"Sample": "text", "Status": "text", "Tissue": "text", "Cells": "count", "Unknown": "share"}
     kinds |= {"Distribution shift": "text"}
@@ -181,38 +200,37 @@ def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], 
     kinds |= {"Accuracy": "share"}
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
-    for row in summaries:
-        tissue = row["facts"].get("tissue")
-        is_refitted = tissue is None and row["facts"].get("coverage", {}).get("adapted")
-        values = [row["name"], "annotated by a refitted model" if is_refitted else "annotated"]
-        values += [tissue and tissue_text(tissue), row["num_cells"], row["num_unknown"] / row["num_cells"]]
-        values += [row[name] for name in ("kind", "expected", "median", "agreement", "num_decided")]
-        values += [row["doublet"], row["low_quality"], scores.get(row["name"], {}).get("model", {}).get("accuracy")]
+    for each in summaries:
+        tissue = each.record.tissue
+        is_refitted = tissue is None and each.record.coverage.adapted
+        values: list[Any] = [each.name, "annotated by a refitted model" if is_refitted else "annotated"]
+        values += [tissue and tissue_text(tissue), each.num_cells, each.num_unknown / each.num_cells]
+        values += [each.kind, each.expected, each.median, each.agreement, each.num_decided]
+        values += [each.doublet, each.low_quality, scores.get(each.name, {}).get("model", {}).get("accuracy")]
         rows.append(values)
     rows += [[sample.name, f"failed: {sample.reason}", *[None] * (len(kinds) - 2)] for sample in failed]
     return _table("samples-table", "Status and scores", kinds, rows)
 
 
-def input_table(summaries: Sequence[dict[str, Any]]) -> Table:
+def input_table(summaries: Sequence[Summary]) -> Table:
     """Return how the expression of each sample was read, which genes of the model it has, and its batch effect."""
     kinds = {"Sample": "text", "File": "text", "Cells": "count", "Values": "text", "In": "text"}
     kinds |= {"Genes in the file": "count", "Genes of the model": "count", "Share of the model’s genes": "share"}
     kinds |= {"Missing genes": "text", "Relative novelty": "number", "Batch effect": "number", "Resemblance": "number"}
     kinds |= {"Batch effect of each batch": "text", "SHA-256": "text"}
     rows = []
-    for summary in summaries:
-        values = summary["facts"]["input"]
-        genes = summary["facts"]["genes"]
-        shift = summary["facts"].get("shift", {})
-        row = [summary["name"], Path(str(values["file"])).name, summary["num_cells"], values["kind"], values["source"]]
-        row += [genes["num_file"], genes["num_shared"], genes["share_of_model"]]
-        row += [", ".join([*genes["absent"][:3], "…"]) if len(genes["absent"]) else None]
-        row += [shift.get("relative_novelty"), shift.get("batch_effect")]
-        batches = summary["facts"].get("batches", {})
-        effects = zip(batches.get("name", []), batches.get("batch_effect", []), strict=False)
-        of_each = ", ".join(f"{name} {effect:.2f}" for name, effect in effects)
-        row += [summary["facts"].get("profiles", {}).get("resemblance"), of_each or None, str(values["sha256"])[:12]]
-        rows.append(row)
+    for each in summaries:
+        file, genes, shift, batches = each.record.input, each.record.genes, each.record.shift, each.record.batches
+        row: list[Any] = [each.name, Path(str(file.file)).name, each.num_cells, file.kind, file.source]
+        row += [genes.num_file, genes.num_shared, genes.share_of_model]
+        row += [", ".join([*genes.absent[:3], "…"]) if len(genes.absent) else None]
+        row += [None, None] if shift is None else [shift.relative_novelty, shift.batch_effect]
+        of_each = ""
+        if batches is not None and batches.batch_effect is not None:
+            pairs = zip(batches.name, batches.batch_effect, strict=True)
+            of_each = ", ".join(f"{name} {effect:.2f}" for name, effect in pairs)
+        profiles = each.record.profiles
+        rows.append([*row, profiles and profiles.resemblance, of_each or None, str(file.sha256)[:12]])
     return _table("inputs-table", "Expression and genes of each sample", kinds, rows)
 
 
@@ -257,17 +275,17 @@ def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> T
     return _table("markers-table", "Markers of each call", {"Call": "label", "Cells": "count", "Markers": "text"}, rows)
 
 
-def trust_table(summaries: Sequence[dict[str, Any]]) -> Table | None:
+def trust_table(summaries: Sequence[Summary]) -> Table | None:
     """Return the evidence for confidences and unknown flags; samples without out-of-fold predictions have no row."""
     kinds = {"Sample": "text", "Out-of-fold cells": "count", "Calibration error": "score"}
     kinds |= {"Mean confidence out of fold": "number", "Mean confidence": "number"}
     kinds |= {"Share unknown": "share", "Expected false positives": "share"}
     rows = []
-    for summary in summaries:
-        if calibration := summary["facts"].get("calibration"):
-            row = [summary["name"], int(calibration["num_cells"]), float(calibration["error"])]
-            row += [summary["mean_held_out"], summary["mean"], summary["num_unknown"] / summary["num_cells"]]
-            rows.append([*row, float(summary["facts"]["novelty"]["unknown_fpr"])])
+    for each in summaries:
+        calibration, novelty = each.record.calibration, each.record.novelty
+        if calibration is not None and novelty is not None:
+            row = [each.name, int(calibration.num_cells), float(calibration.error), each.mean_held_out, each.mean]
+            rows.append([*row, each.num_unknown / each.num_cells, float(novelty.unknown_fpr)])
     return _table("trust-table", "Evidence on reference cells", kinds, rows) if rows else None
 
 

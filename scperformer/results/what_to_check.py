@@ -1,11 +1,12 @@
 """Whether the labels of samples can be trusted, and what to check: each cause once, whatever number of samples."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from natsort import natsorted
 
-from scperformer.annotation.columns import CLUSTER_ENTRIES, MANY_UNKNOWN
+from scperformer.annotation.expectation import MANY_UNKNOWN
+from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import close_tissues
 from scperformer.base.messages import listed
 from scperformer.results.evaluate import Evaluation
@@ -43,112 +44,152 @@ VERDICTS = {
 }
 
 
-def trust_groups(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+@dataclass(kw_only=True)
+class Summary:
+    """The numbers of a sample; what is not known is None or NaN."""
+
+    name: str
+    num_cells: int
+    num_unknown: int
+    record: Record
+    kind: str | None  # of its distribution shift, or of predictions by profiles
+    expected: str | None  # accuracy, as in "80% to 90%"
+    mean: float  # confidence
+    median: float
+    mean_held_out: float  # confidence of out-of-fold cells of the reference
+    agreement: float | None  # share of cells to which logistic regression gives the same label
+    lost: dict[str, tuple[int, int]]  # labels that lose many cells to unknown: unknown and all cells
+    not_named: dict[str, int]  # types that common types know but do not name: unknown cells
+    doublet: int | None = None  # likely doublets
+    low_quality: int | None = None
+
+    @property
+    def num_decided(self) -> int | None:
+        """The number of labels that the encoder changed."""
+        return None if self.record.encoder is None else self.record.encoder.get("num_decided")
+
+
+@dataclass(kw_only=True)
+class TrustGroup:
+    """Samples of one distance to the reference, and what this means for their labels."""
+
+    grade: str
+    title: str
+    advice: str
+    num_samples: int
+    num_cells: int
+    num_unknown: int
+    expected: str
+    samples: str
+
+
+def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
     """Return the samples by their distance to the reference, and what this means for their labels."""
     groups = []
     for kind, (grade, title, advice) in VERDICTS.items():
-        alike = [each for each in summaries if (each["kind"] if each["kind"] in VERDICTS else None) == kind]
+        alike = [each for each in summaries if (each.kind if each.kind in VERDICTS else None) == kind]
         if not alike:
             continue
-        ends = natsorted({end for each in alike if each["expected"] for end in each["expected"].split(" to ")})
-        group = {
-            "grade": grade,
-            "title": title,
-            "advice": advice,
-            "num_samples": len(alike),
-            "num_cells": sum(each["num_cells"] for each in alike),
-            "num_unknown": sum(each["num_unknown"] for each in alike),
-            "expected": " to ".join(dict.fromkeys([ends[0], ends[-1]])) if ends else "",
-            "samples": listed([each["name"] for each in alike]),
-        }
+        ends = natsorted({end for each in alike if each.expected for end in each.expected.split(" to ")})
+        group = TrustGroup(
+            grade=grade,
+            title=title,
+            advice=advice,
+            num_samples=len(alike),
+            num_cells=sum(each.num_cells for each in alike),
+            num_unknown=sum(each.num_unknown for each in alike),
+            expected=" to ".join(dict.fromkeys([ends[0], ends[-1]])) if ends else "",
+            samples=listed([each.name for each in alike]),
+        )
         groups.append(group)
     return groups
 
 
-def cluster_notes(summaries: Sequence[dict[str, Any]]) -> list[str]:
+def cluster_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return how many clusters are to be checked, or why none is, with the samples where they differ."""
     found: dict[str, list[str]] = {}
     for each in summaries:
-        if text := str(each["facts"].get("check", {}).get("text", "")):
-            found.setdefault(f"{text[0].upper()}{text[1:]}", []).append(each["name"])
+        if (check := each.record.check) is not None and check.text:
+            found.setdefault(f"{check.text[0].upper()}{check.text[1:]}", []).append(each.name)
     return [f"{text}{f' ({listed(names)})' if len(found) > 1 else ''}." for text, names in found.items()]
 
 
-def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation | None) -> list[str]:
+def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None) -> list[str]:
     """Return sentences about what to check before using the labels, each with the samples that it concerns."""
     found: dict[str, list[str]] = {}
-
-    def warn(text: str, sample: dict[str, Any], value: str = "") -> None:
-        found.setdefault(text, []).append(f"{sample['name']} ({value})" if value else sample["name"])
-
     for each in summaries:
-        facts = each["facts"]
-        model = facts["model"]
-        coverage = facts.get("coverage", {})
-        kind = each["kind"]
-        if num_repeated := facts["repeats"]["num_cells"]:
-            text = "Some cells are cells of the reference, and their confidence is too high"
-            warn(text, each, f"{num_repeated / facts['repeats']['num_seen']:.0%}")
-        if coverage.get("expected_accuracy", 1.0) < LOW_EXPECTED:
-            text = "Low accuracy on reference cells that were reduced to the genes and the depth of the sample"
-            warn(text, each, f"{coverage['expected_accuracy']:.0%}")
-        overlap = facts["genes"].get("informative_share", facts["genes"]["share_of_model"])
-        if overlap < LOW_OVERLAP and not coverage.get("adapted"):
-            text = "Many informative genes of the model are missing and count as not expressed; present"
-            warn(text, each, f"{overlap:.0%}")
-        if "droplets" in facts:  # shares of barcodes, most of which are empty droplets, mean nothing
-            warn("Unfiltered matrix: most barcodes are empty droplets", each)
-            continue
-        if len(lacks := list(model.get("lacks", []))):
-            text = f"The model was imported from {model['imported']['tool']} without {', '.join(lacks)}"
-            warn(f"{text}: a cell of another type gets one of its labels all the same", each)
-        clusters = (map(str, facts.get("check", {}).get(name, [])) for name in CLUSTER_ENTRIES)
-        for label, looks_like, num_cells, _, *genes in zip(*clusters, strict=True):
-            too_high, too_low = (", ".join(names.split(", ")[:NUM_GENES]) for names in genes)
-            text = f"Cells called {label} look like {looks_like}"
-            warn(text, each, f"{num_cells} cells; too much {too_high}; too little {too_low}")
-        if num_foreign := int(facts.get("other_species", {}).get("num_cells", 0)):
-            warn("Cells of another species, or of several, are unknown", each, f"{num_foreign:,}")
-        unknown = (each["num_unknown"] - num_foreign) / max(1, each["num_cells"] - num_foreign)
-        if each["lost"] and kind != FAR and unknown <= MAX_UNKNOWN:
-            texts = [f"{num:,} of {size:,} {label}" for label, (num, size) in each["lost"].items()]
-            lost = ", ".join(texts[:NUM_LOST]) + (f" and {len(texts) - NUM_LOST} more" if texts[NUM_LOST:] else "")
-            warn("More than a fifth of a label is unknown", each, lost)
-        if tissue := facts.get("tissue"):
-            if close := close_tissues(tissue):
-                warn("Another tissue fits, too; compare with tissue=NAME", each, close)
-            if unknown - sum(each["not_named"].values()) / max(1, each["num_cells"]) >= MANY_UNKNOWN:
-                warn(
-                    "Many cells resemble no type of the profiles: malignant cells, or types that the profiles lack",
-                    each,
-                    f"{unknown:.0%}",
-                )
-            if kind == UNLIKE and unknown < MANY_UNKNOWN:
-                text = "The expected accuracy is low; is it the right tissue? Name another one by tissue=NAME"
-                warn(text, each, each["expected"])
-            for label, num in each["not_named"].items():
-                if num >= NOT_NAMED * each["num_unknown"]:
-                    text = f"Unknown cells are most like {label}, a type that is named only in its tissue"
-                    warn(text, each, f"{num:,} of {each['num_unknown']:,}")
-            continue
-        batches = facts.get("batches", {})
-        far = [
-            name
-            for name, of_batch in zip(batches.get("name", []), batches.get("kind", []), strict=False)
-            if of_batch == FAR
-        ]
-        if far:
-            warn("Batches of another tissue, whose labels are not to be used", each, listed(far))
-        if unknown > MAX_UNKNOWN or kind == FAR:
-            text = f"Most cells look like none of the {len(model['labels'])} labels. Is it the right tissue?"
-            text += f" The model was trained on {model['tissue']}." if model.get("tissue") else ""
-            warn(f"{text} Unknown", each, f"{unknown:.0%}")
-        if kind not in (OTHER, FAR) and unsure_text(each["mean"], each["mean_held_out"]):
-            text = "The mean confidence is far below the out-of-fold confidence of the reference"
-            warn(text, each, f"{each['mean']:.2f}")
-        if each["agreement"] is not None and each["agreement"] < LOW_AGREEMENT and kind != FAR:
-            warn("Logistic regression gives many cells another label; agreement", each, f"{each['agreement']:.0%}")
+        for text, value in _warnings(each):
+            found.setdefault(text, []).append(f"{each.name} ({value})" if value else each.name)
     foreign = evaluation.metrics["truth_labels_not_in_model"] if evaluation else []
     if foreign:
         found["The model does not have these true labels, so their cells count as errors"] = foreign
     return [f"{text}: {listed(names)}." for text, names in found.items()]
+
+
+def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
+    """Yield what is to be checked in a sample, and the value of the sample; "" without one."""
+    record, coverage = sample.record, sample.record.coverage
+    if num_repeated := record.repeats.num_cells:
+        text = "Some cells are cells of the reference, and their confidence is too high"
+        yield text, f"{num_repeated / record.repeats.num_seen:.0%}"
+    if coverage.expected_accuracy < LOW_EXPECTED:
+        text = "Low accuracy on reference cells that were reduced to the genes and the depth of the sample"
+        yield text, f"{coverage.expected_accuracy:.0%}"
+    overlap = record.genes.informative_share
+    if overlap < LOW_OVERLAP and not coverage.adapted:
+        text = "Many informative genes of the model are missing and count as not expressed; present"
+        yield text, f"{overlap:.0%}"
+    if record.droplets is not None:  # shares of barcodes, most of which are empty droplets, mean nothing
+        yield "Unfiltered matrix: most barcodes are empty droplets", ""
+        return
+    model = record.model
+    if model.imported and model.lacks is not None and len(model.lacks):
+        text = f"The model was imported from {model.imported['tool']} without {', '.join(model.lacks)}"
+        yield f"{text}: a cell of another type gets one of its labels all the same", ""
+    if record.check is not None:
+        for row in record.check.clusters.itertuples():
+            too_high, too_low = (", ".join(genes.split(", ")[:NUM_GENES]) for genes in (row.too_high, row.too_low))
+            value = f"{row.num_cells} cells; too much {too_high}; too little {too_low}"
+            yield f"Cells called {row.label} look like {row.looks_like}", value
+    num_foreign = int((record.other_species or {}).get("num_cells", 0))
+    if num_foreign:
+        yield "Cells of another species, or of several, are unknown", f"{num_foreign:,}"
+    unknown = (sample.num_unknown - num_foreign) / max(1, sample.num_cells - num_foreign)
+    if sample.lost and sample.kind != FAR and unknown <= MAX_UNKNOWN:
+        parts = [f"{num:,} of {size:,} {label}" for label, (num, size) in sample.lost.items()]
+        lost = ", ".join(parts[:NUM_LOST]) + (f" and {len(parts) - NUM_LOST} more" if parts[NUM_LOST:] else "")
+        yield "More than a fifth of a label is unknown", lost
+    yield from _of_model(sample, unknown) if record.tissue is None else _of_tissue(sample, record.tissue, unknown)
+
+
+def _of_tissue(sample: Summary, tissue: TissueRecord, unknown: float) -> Iterator[tuple[str, str]]:
+    """Yield what is to be checked in a sample that was annotated by the profiles of a tissue."""
+    if close := close_tissues(tissue):
+        yield "Another tissue fits, too; compare with tissue=NAME", close
+    if unknown - sum(sample.not_named.values()) / max(1, sample.num_cells) >= MANY_UNKNOWN:
+        text = "Many cells resemble no type of the profiles: malignant cells, or types that the profiles lack"
+        yield text, f"{unknown:.0%}"
+    if sample.kind == UNLIKE and unknown < MANY_UNKNOWN:
+        text = "The expected accuracy is low; is it the right tissue? Name another one by tissue=NAME"
+        yield text, sample.expected or ""
+    for label, num in sample.not_named.items():
+        if num >= NOT_NAMED * sample.num_unknown:
+            text = f"Unknown cells are most like {label}, a type that is named only in its tissue"
+            yield text, f"{num:,} of {sample.num_unknown:,}"
+
+
+def _of_model(sample: Summary, unknown: float) -> Iterator[tuple[str, str]]:
+    """Yield what is to be checked in a sample that was annotated by a model with cells of its reference."""
+    model, batches, kind = sample.record.model, sample.record.batches, sample.kind
+    kinds = () if batches is None or batches.kind is None else zip(batches.name, batches.kind, strict=True)
+    if far := [name for name, of_batch in kinds if of_batch == FAR]:
+        yield "Batches of another tissue, whose labels are not to be used", listed(far)
+    if unknown > MAX_UNKNOWN or kind == FAR:
+        text = f"Most cells look like none of the {len(model.labels)} labels. Is it the right tissue?"
+        text += f" The model was trained on {model.tissue}." if model.tissue else ""
+        yield f"{text} Unknown", f"{unknown:.0%}"
+    if kind not in (OTHER, FAR) and unsure_text(sample.mean, sample.mean_held_out):
+        text = "The mean confidence is far below the out-of-fold confidence of the reference"
+        yield text, f"{sample.mean:.2f}"
+    if sample.agreement is not None and sample.agreement < LOW_AGREEMENT and kind != FAR:
+        yield "Logistic regression gives many cells another label; agreement", f"{sample.agreement:.0%}"

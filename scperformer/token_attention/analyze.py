@@ -1,5 +1,7 @@
 """Analyses of the attention of a trained model on real cells: the rank of its softmax maps, errors of approximations.
 
+Source: Wang et al. 2020 (Linformer), arXiv 2006.04768.
+
 Shape letters: H heads, L tokens, E head width.
 """
 
@@ -9,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +23,20 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from scperformer.annotation.annotate import describe_run
+from scperformer.annotation.annotate import input_record, model_record, software_versions
+from scperformer.annotation.fitted import Model
+from scperformer.annotation.load import load_model
+from scperformer.annotation.record import to_uns
 from scperformer.attention.base import Sizes
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import all_mechanisms, make_attention
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
 from scperformer.base.pictures import png
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.io.read import default_output, read_cells, require_readable
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.load import Model, load_model
 from scperformer.model.minibatches import Cells
 
 if TYPE_CHECKING:
@@ -59,11 +64,9 @@ class HeadInputs:
     positions_L: torch.Tensor
 
     def exact_map(self, shared_qk: bool = False) -> torch.Tensor:
-        """Return softmax(Q K^T / sqrt(E)) of each head, H x L x L float64 (Vaswani et al. 2017, arXiv 1706.03762, eq.
-        1).
+        """Return softmax(Q K^T / sqrt(E)) of each head, H x L x L float64 (Vaswani et al. 2017, arXiv 1706.03762).
 
-        With `shared_qk`, keys are the queries and no token attends to itself (Kitaev et al. 2020, arXiv 2001.04451,
-        section 2); this needs two tokens or more.
+        With `shared_qk`, keys are the queries and no token attends to itself (Kitaev et al. 2020, arXiv 2001.04451).
         """
         q_HLE = self.q_HLE.double()
         k_HLE = (self.q_HLE if shared_qk else self.k_HLE).double()
@@ -80,35 +83,31 @@ Layers = Iterable[list[HeadInputs]]  # for each layer, the inputs of each cell
 def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int) -> Layers:
     """Yield the inputs of attention of each layer of an encoder in eval mode, for the cells in `rows`.
 
-    Hidden states are computed from all tokens of a cell. At most `max_tokens` of them are returned, a random sample
-    that is the same for every layer.
+    Hidden states are computed from all tokens of a cell; `max_tokens` random ones are returned, the same in all layers.
     """
     batches = [cells.batch([row]) for row in rows]  # one cell each, so that there is no padding
     inputs = [encoder.attention_inputs(batch) for batch in batches]
     lengths = [batch.keep_BL.shape[1] for batch in batches]
-    chosen = []
-    for row, length in zip(rows, lengths, strict=True):
-        drawn = np.random.default_rng([seed, int(row)]).permutation(length)[:max_tokens]
-        chosen.append(torch.from_numpy(np.sort(drawn)))
+    orders = (np.random.default_rng([seed, int(row)]).permutation(n) for row, n in zip(rows, lengths, strict=True))
+    chosen = [torch.from_numpy(np.sort(order[:max_tokens])) for order in orders]
     if num_long := sum(length > max_tokens for length in lengths):
         message = "%d of %d cells have more than %d tokens (up to %d): a random sample of %d is used of each"
         log.info(message, num_long, len(lengths), max_tokens, max(lengths), max_tokens)
     if encoder.mechanisms[0].is_causal:
         log.info("the model's attention is causal; here every token attends to all tokens")
-    for _ in encoder.stack:
-        layer = []
-        for cell_inputs, batch, tokens in zip(inputs, batches, chosen, strict=True):
-            q_HLE, k_HLE, v_HLE = (x_1HLE[0, :, tokens] for x_1HLE in next(cell_inputs))
-            layer.append(HeadInputs(q_HLE, k_HLE, v_HLE, batch.genes_BL[0, tokens]))
-        yield layer
+    for layer in zip(*inputs, strict=True):
+        cells_of_layer = []
+        for qkv, batch, tokens in zip(layer, batches, chosen, strict=True):
+            q_HLE, k_HLE, v_HLE = (x_1HLE[0, :, tokens] for x_1HLE in qkv)
+            cells_of_layer.append(HeadInputs(q_HLE, k_HLE, v_HLE, batch.genes_BL[0, tokens]))
+        yield cells_of_layer
 
 
 def find_spectrum(layers: Layers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the cumulative singular values of the exact softmax maps, largest first, as shares of their sum.
+    """Return the cumulative singular values of the exact softmax maps, as shares of their sum (Wang et al. 2020).
 
     The result is their means over cells, layers x heads x indices, where cells with fewer singular values count as 1;
-    the values at index 128, layers x heads x cells; and the number of tokens of each cell. Source: Wang et al. 2020,
-    arXiv 2006.04768, section 3 and figure 1.
+    the values at index 128, layers x heads x cells; and the number of tokens of each cell.
     """
     curves = []
     at_index = []
@@ -159,25 +158,31 @@ def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) 
     return png(figure)
 
 
-def analyze_spectrum(layers: Layers, model: Model, seed: int) -> tuple[dict, dict[str, Any]]:
-    """Return the files of `analyze spectrum` by name, and its entries in the summary."""
+@dataclass
+class Analysis:
+    """The files of an analysis by name, and its entries in the summary."""
+
+    files: dict[str, pd.DataFrame | bytes]
+    numbers: dict[str, object] = field(default_factory=dict)
+
+
+def analyze_spectrum(layers: Layers, model: Model, seed: int) -> Analysis:
+    """Compute the spectrum of the attention in each layer."""
     curves, at_index, tokens = find_spectrum(layers)
     layer, head, index = (axis.ravel() + 1 for axis in np.indices(curves.shape))
     curve_table = pd.DataFrame({"layer": layer, "head": head, "index": index, "cumulative": curves.ravel()})
-    layer, head = (axis.ravel() + 1 for axis in np.indices(at_index.shape[:2]))
-    values = at_index.reshape(len(layer), -1)
-    index_table = pd.DataFrame({"layer": layer, "head": head, "index": np.minimum(INDEX, tokens.max())}).assign(
+    index_table = curve_table[index == 1].reset_index(drop=True)
+    values = at_index.reshape(len(index_table), -1)
+    index_table = index_table.assign(
+        index=np.minimum(INDEX, tokens.max()),
         cumulative=values.mean(axis=1),
         sd=values.std(axis=1),
         num_cells=len(tokens),
         num_cells_of_at_most_128_tokens=int((tokens <= INDEX).sum()),
     )
-    files = {
-        "spectrum.csv": curve_table,
-        "index128.csv": index_table,
-        "spectrum.png": draw_spectrum(curves, at_index, tokens),
-    }
-    return files, {"tokens": tokens.tolist(), "mean_at_index_128": float(at_index.mean())}
+    picture = draw_spectrum(curves, at_index, tokens)
+    files = {"spectrum.csv": curve_table, "index128.csv": index_table, "spectrum.png": picture}
+    return Analysis(files, {"tokens": tokens.tolist(), "mean_at_index_128": float(at_index.mean())})
 
 
 def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float]:
@@ -191,9 +196,7 @@ def low_rank(map_HLL: torch.Tensor, v_HLE: torch.Tensor, seed: int) -> Iterator[
 
     Of all maps of rank k, P_low, of the k largest singular values s, is nearest: ||P_low V - P V|| <= s_k+1 ||V||.
     P Rᵀ R V, with k x L Gaussian numbers R of variance 1 / k, is wrong by at most e ||P|| ||V|| with a probability that
-    tends to 1 in L, if k (e^2 - e^3) = 5 ln L. For small k, no e below 2/3 solves this.
-
-    Source: Wang et al. 2020, arXiv 2006.04768, theorem 1.
+    tends to 1 in L, if k (e^2 - e^3) = 5 ln L (Wang et al. 2020, theorem 1). For small k, no e below 2/3 solves this.
     """
     length = map_HLL.shape[1]
     norm_H = v_HLE.flatten(1).norm(dim=1)
@@ -216,8 +219,8 @@ def low_rank(map_HLL: torch.Tensor, v_HLE: torch.Tensor, seed: int) -> Iterator[
 def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame:
     """Return errors relative to exact softmax attention: of mechanisms that are not quadratic and have a size.
 
-    Mechanisms have their initial parameters, are drawn several times for cells of `length` positions, and have the
-    defaults of other options. The table has a row per mechanism and size, then the rows of `low_rank`.
+    Untrained mechanisms are drawn several times for cells of `length` positions. The table has a row for each mechanism
+    and size, then the rows of `low_rank`.
     """
     known = all_mechanisms()
     mechanisms = {name: kind.size_option for name, kind in known.items() if kind.size_option and not kind.quadratic}
@@ -257,8 +260,8 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
     return pd.DataFrame(found).reset_index().astype({"size": "Int64"})
 
 
-def analyze_approximation(layers: Layers, model: Model, seed: int) -> tuple[dict, dict[str, Any]]:
-    """Return the files of `analyze approximation` by name, and its entries in the summary (none)."""
+def analyze_approximation(layers: Layers, model: Model, seed: int) -> Analysis:
+    """Compute the errors of mechanisms that approximate softmax attention."""
     table = approximation_errors(layers, len(model.saved.genes) + 1, seed)
     log.info("relative error of the output by size %s:", ", ".join(map(str, SIZES)))
     for name, rows in table.groupby("mechanism", sort=False):
@@ -266,7 +269,7 @@ def analyze_approximation(layers: Layers, model: Model, seed: int) -> tuple[dict
         if rows["bound"].notna().any():
             note = f" (bounds: {' '.join(f'{bound:.3f}' for bound in rows['bound'])})"
         log.info("  %-20s %s%s", name, " ".join(f"{mean:.3f}" for mean in rows["mean"]), note)
-    return {"approximation.csv": table}, {}
+    return Analysis({"approximation.csv": table})
 
 
 ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation}
@@ -287,43 +290,37 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     encoder = model.network.encoder
     if not isinstance(encoder, Encoder) or not encoder.stack:
         found = f"model {model.saved.name} without layers of attention between tokens"
-        raise InputError(
-            "no-attention-layers",
-            found,
-            "a model trained with model=tiny, base or scbert",
-            "choose another model_path=...",
-        )
-    query = find_query(adata, model.saved, cfg, path)
+        expected = "a model trained with model=tiny, base or scbert"
+        raise InputError("no-attention-layers", found, expected, "choose another model_path=...")
+    query = find_query(OpenedCells(adata, cfg, path), model.saved)
     cells = Cells(query.all_cells(), model.tokens)
-    rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]
+    rows = query.cell_rows[np.diff(cells.x.indptr)[query.cell_rows] > 0]
     if len(rows) == 0:
-        raise InputError(
-            "no-expression", f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells"
-        )
+        found = f"no cell of {path} expresses a gene of the model"
+        raise InputError("no-expression", found, "at least one", "choose other cells")
     rows = np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.cells])
     log.info("%s: %d of %d cells, %d layers", path, len(rows), len(cells), len(encoder.stack))
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
-        files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg.seed)
-    ran = describe_run(query, model)
-    about = {name: value for name, value in ran["model"].items() if name != "path"}  # folders of a user are private
+        analysis = ANALYSES[str(cfg.analysis)](layers, model, cfg.seed)
+    about = to_uns(model_record(model.saved, model.path))
+    del about["path"]  # folders of a user are private
     summary = {
         "analysis": cfg.analysis,
         "cells": adata.obs_names[rows].tolist(),
-        **numbers,
+        **analysis.numbers,
         "model": about | {"config": model.saved.config},
-        "input": {name: value for name, value in ran["input"].items() if name not in ("total", "log_base")},
-        "genes": ran["genes"],
+        "input": to_uns(replace(input_record(query), total=None, log_base=None)),  # type: ignore[arg-type]
+        "genes": asdict(query.overlap),
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
-        "versions": ran["versions"],
+        "versions": software_versions(),
     }
     text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
-    files[SUMMARY] = f"{text}\n".encode()
+    files = analysis.files | {SUMMARY: f"{text}\n".encode()}
     with new_folder(output, ANALYSIS, cfg.overwrite) as folder:
         for name, content in files.items():
-            if isinstance(content, bytes):
-                (folder / name).write_bytes(content)
-            else:
-                content.to_csv(folder / name, index=False, float_format="%.6g")
+            if isinstance(content, pd.DataFrame):
+                content = content.to_csv(index=False, float_format="%.6g").encode()
+            (folder / name).write_bytes(content)
     log.info("written in %.1f s: %s (%s)", time.perf_counter() - start, output, ", ".join(files))
     return output

@@ -22,12 +22,14 @@ ROUNDING_OF_BF16 = 0.05  # it has 8 bits, and weights, values and outputs are ro
 ROUNDING_OF_DIFFERENCES = 1e-5  # of central differences with steps of 1e-5 in float64
 MAX_GROWTH = 2.5  # of the operations with twice as many tokens
 
-Found = tuple[bool, str]  # whether a property holds, and the number that shows it
-Cells = tuple[Tensor, ...]  # arguments of `Attention.forward`: queries, keys, values, kept tokens and positions
+Result = tuple[bool, str]  # whether a property holds, and the number that shows it
+AttentionInputs = tuple[
+    Tensor, ...
+]  # arguments of `Attention.forward`: queries, keys, values, kept tokens and positions
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MechanismCase:
     """The class of a mechanism and its options."""
 
     kind: type[Attention]
@@ -41,11 +43,11 @@ class Candidate:
         return made.eval()
 
     def output(self, *cells: Tensor) -> Tensor:
-        """Return the outputs of real tokens by a new mechanism; of `random_cells` if no cells are given."""
+        """Return the outputs of real tokens by a new mechanism, by default for `random_cells`."""
         return output(self.make(), cells or random_cells())
 
 
-def random_cells() -> Cells:
+def random_cells() -> AttentionInputs:
     """Return the same random queries, keys, values, kept tokens and positions in each call."""
     generator = torch.Generator().manual_seed(0)
     q_BHLE, k_BHLE, v_BHLE = torch.randn(3, B, H, L, E, generator=generator, dtype=torch.float64)
@@ -54,17 +56,17 @@ def random_cells() -> Cells:
     return q_BHLE, k_BHLE, v_BHLE, keep_BL, torch.arange(L).expand(B, L)
 
 
-def output(made: Attention, cells: Cells) -> Tensor:
+def output(made: Attention, cells: AttentionInputs) -> Tensor:
     """Return the outputs of real tokens; the others are arbitrary."""
     return made(*cells).transpose(1, 2)[cells[3]]
 
 
-def with_vectors(cells: Cells, change: Callable[[Tensor], Tensor]) -> Cells:
+def with_vectors(cells: AttentionInputs, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
     """Return cells with changed queries, keys and values."""
     return *map(change, cells[:3]), *cells[3:]
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> Found:
+def close(actual: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> Result:
     """Compare tensors: the largest difference, relative to the largest number."""
     largest = ((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
     return largest <= tolerance, f"relative difference {largest:.1e}"
@@ -75,14 +77,14 @@ def weighted(out: Tensor) -> Tensor:
     return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum()
 
 
-def gradients(made: Attention, cells: Cells) -> tuple[list[Tensor], list[Tensor | None]]:
+def gradients(made: Attention, cells: AttentionInputs) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return queries, keys, values and trained parameters, and the gradients of a weighted sum of the output."""
     cells = with_vectors(cells, lambda x: x.clone().requires_grad_())
-    inputs = [*cells[:3], *(each for each in made.parameters() if each.requires_grad)]
+    inputs = [*cells[:3], *(parameter for parameter in made.parameters() if parameter.requires_grad)]
     return inputs, list(torch.autograd.grad(weighted(output(made, cells)), inputs, allow_unused=True))
 
 
-Check = Callable[[Candidate], Found]
+Check = Callable[[MechanismCase], Result]
 PROPERTIES: dict[Check, dict[str, bool]] = {}  # the claims of the mechanisms that promise each property
 
 
@@ -97,50 +99,50 @@ def promised(**claims: bool) -> Callable[[Check], Check]:
 
 
 @promised()
-def output_is_like_the_values(candidate: Candidate) -> Found:
+def output_is_like_the_values(case: MechanismCase) -> Result:
     """The output is finite, with the shape and the dtype of the values."""
     _, _, v_BHLE, keep_BL, _ = cells = random_cells()
-    out = candidate.make()(*cells)
+    out = case.make()(*cells)
     num_finite = int(out.transpose(1, 2)[keep_BL].isfinite().sum())
     fits = (out.shape, out.dtype) == (v_BHLE.shape, v_BHLE.dtype) and num_finite == keep_BL.sum() * H * E
     return fits, f"{tuple(out.shape)}, {out.dtype}, {num_finite} finite numbers of real tokens"
 
 
 @promised()
-def bfloat16_differs_by_rounding(candidate: Candidate) -> Found:
+def bfloat16_differs_by_rounding(case: MechanismCase) -> Result:
     """In bfloat16, it differs by rounding."""
     rounded = with_vectors(random_cells(), Tensor.bfloat16)
-    expected = candidate.output(*with_vectors(rounded, Tensor.double))
+    expected = case.output(*with_vectors(rounded, Tensor.double))
     with torch.autocast("cpu", torch.bfloat16):
-        actual = output(candidate.make().float(), rounded)
+        actual = output(case.make().float(), rounded)
     holds, figure = close(actual, expected, ROUNDING_OF_BF16)
     return holds and actual.dtype == torch.bfloat16, f"{figure}, {actual.dtype}"
 
 
 @promised()
-def predictions_repeat(candidate: Candidate) -> Found:
+def predictions_repeat(case: MechanismCase) -> Result:
     """With eval() it depends on the inputs alone."""
-    made = candidate.make()
+    made = case.make()
     return close(output(made, random_cells()), output(made, random_cells()), 0)
 
 
 @promised()
-def randomness_is_of_the_generator(candidate: Candidate) -> Found:
+def randomness_is_of_the_generator(case: MechanismCase) -> Result:
     """All randomness is from the generator of the constructor."""
     before = torch.get_rng_state()
-    holds, figure = close(candidate.output(), candidate.output(), 0)
+    holds, figure = close(case.output(), case.output(), 0)
     return holds and torch.equal(torch.get_rng_state(), before), figure
 
 
 @promised()
-def padding_has_no_influence(candidate: Candidate) -> Found:
+def padding_has_no_influence(case: MechanismCase) -> Result:
     """Padding has no influence, on gradients neither."""
     cells = random_cells()
     dropped_B1L1 = ~cells[3][:, None, :, None]
     full, empty = (
         with_vectors(cells, partial(torch.masked_fill, mask=dropped_B1L1, value=value)) for value in (1e4, torch.nan)
     )
-    made = candidate.make()
+    made = case.make()
     found = [close(output(made, changed), output(made, cells), 0) for changed in (full, empty)]
     pairs = zip(gradients(made, full)[1], gradients(made, cells)[1], strict=True)
     found += [close(actual, expected, 0) for actual, expected in pairs if actual is not None and expected is not None]
@@ -148,24 +150,24 @@ def padding_has_no_influence(candidate: Candidate) -> Found:
 
 
 @promised()
-def other_cells_have_no_influence(candidate: Candidate) -> Found:
+def other_cells_have_no_influence(case: MechanismCase) -> Result:
     """Other cells have no influence."""
-    alone = [candidate.output(*(x[i : i + 1] for x in random_cells())) for i in range(B)]
-    return close(torch.cat(alone), candidate.output())
+    alone = [case.output(*(x[i : i + 1] for x in random_cells())) for i in range(B)]
+    return close(torch.cat(alone), case.output())
 
 
 @promised()
-def saved_weights_are_all(candidate: Candidate) -> Found:
+def saved_weights_are_all(case: MechanismCase) -> Result:
     """Saved weights give the same output."""
-    loaded = candidate.make(seed=1)
-    loaded.load_state_dict(candidate.make().state_dict())
-    return close(output(loaded, random_cells()), candidate.output(), 0)
+    loaded = case.make(seed=1)
+    loaded.load_state_dict(case.make().state_dict())
+    return close(output(loaded, random_cells()), case.output(), 0)
 
 
 @promised()
-def gradients_equal_differences(candidate: Candidate) -> Found:
+def gradients_equal_differences(case: MechanismCase) -> Result:
     """Gradients of the inputs and of all parameters equal differences."""
-    made = candidate.make()
+    made = case.make()
     inputs, found = gradients(made, random_cells())
     if missing := sum(each is None for each in found[3:]):
         return False, f"{missing} parameters without one"
@@ -180,77 +182,77 @@ def gradients_equal_differences(candidate: Candidate) -> Found:
                 x += sign * step
             outputs.append(weighted(output(made, (*inputs[:3], *random_cells()[3:]))))
     holds, figure = close((outputs[1] - outputs[0]) / 2, expected, ROUNDING_OF_DIFFERENCES)
-    if candidate.kind.exact_gradients:
+    if case.kind.exact_gradients:
         return holds, figure
     return bool(expected.isfinite()), f"{figure}, as a stabiliser has none"
 
 
 @promised(order_sensitive=False, is_causal=False)
-def permuted_tokens_permute_the_output(candidate: Candidate) -> Found:
+def permuted_tokens_permute_the_output(case: MechanismCase) -> Result:
     """Permuted tokens permute the output (order_sensitive is false)."""
     order = torch.randperm(L, generator=torch.Generator().manual_seed(1))
     *vectors, keep_BL, positions_BL = random_cells()
-    permuted = candidate.make()(*(x[:, :, order] for x in vectors), keep_BL[:, order], positions_BL[:, order])
-    return close(permuted[:, :, order.argsort()].transpose(1, 2)[keep_BL], candidate.output())
+    permuted = case.make()(*(x[:, :, order] for x in vectors), keep_BL[:, order], positions_BL[:, order])
+    return close(permuted[:, :, order.argsort()].transpose(1, 2)[keep_BL], case.output())
 
 
 @promised(fixed_length=False)
-def weights_fit_all_numbers_of_genes(candidate: Candidate) -> Found:
+def weights_fit_all_numbers_of_genes(case: MechanismCase) -> Result:
     """Weights fit all numbers of genes (fixed_length is false)."""
-    few, many = ([x.shape for x in candidate.make(length).state_dict().values()] for length in (L, 20 * L))
+    few, many = ([x.shape for x in case.make(length).state_dict().values()] for length in (L, 20 * L))
     return few == many, f"{sum(map(torch.Size.numel, few))} numbers, {sum(map(torch.Size.numel, many))} for more genes"
 
 
 @promised(quadratic=False)
-def work_is_linear(candidate: Candidate) -> Found:
+def work_is_linear(case: MechanismCase) -> Result:
     """The work is linear in the tokens (quadratic is false)."""
     work = []
     for length in (512, 1024):
         x = torch.randn(1, H, length, E, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         with FlopCounterMode(display=False) as counter:
-            candidate.make(length)(x, x, x, torch.ones(1, length, dtype=torch.bool), torch.arange(length)[None])
+            case.make(length)(x, x, x, torch.ones(1, length, dtype=torch.bool), torch.arange(length)[None])
         work.append(counter.get_total_flops())
     growth = work[1] / max(work[0], 1)
     return growth <= MAX_GROWTH, f"{growth:.2f} times the products with twice as many tokens"
 
 
 @promised(causal=True)
-def later_tokens_have_no_influence(candidate: Candidate) -> Found:
+def later_tokens_have_no_influence(case: MechanismCase) -> Result:
     """Later tokens have no influence (causal is true)."""
-    kind: Any = candidate.kind.Options  # with an option `causal`
-    options = candidate.options if candidate.options.causal else kind(causal=True)
+    kind: Any = case.kind.Options  # with an option `causal`
+    options = case.options if case.options.causal else kind(causal=True)
     cells = random_cells()
     half = L // 2
     changed = with_vectors(cells, lambda x: torch.cat([x[:, :, :half], x[:, :, half:] + 1], dim=2))
-    made = replace(candidate, options=options).make()
+    made = replace(case, options=options).make()
     before, after = (made(*each)[:, :, :half].transpose(1, 2)[cells[3][:, :half]] for each in (cells, changed))
     return close(after, before)
 
 
 @promised(shared_qk=True)
-def keys_are_the_queries(candidate: Candidate) -> Found:
+def keys_are_the_queries(case: MechanismCase) -> Result:
     """Keys are ignored (shared_qk is true)."""
     q_BHLE, k_BHLE, *others = random_cells()
-    return close(candidate.output(q_BHLE, k_BHLE + 1, *others), candidate.output(), 0)
+    return close(case.output(q_BHLE, k_BHLE + 1, *others), case.output(), 0)
 
 
 @promised(sums_over_keys=True, is_causal=False)
-def sums_over_keys_can_be_added(candidate: Candidate) -> Found:
-    """Sums over keys can be added (additive is true)."""
-    made: Any = candidate.make()
+def sums_over_keys_can_be_added(case: MechanismCase) -> Result:
+    """Sums over keys can be added (sums_over_keys is true)."""
+    made: Any = case.make()
     q, k, v, keep, _ = random_cells()
     first, last = (made.key_sums(k[:, :, part], v[:, :, part], keep[:, part]) for part in (slice(9), slice(9, L)))
     sums = first + last
     if made.can_subtract:
         sums = sums + -first + first
-    return close(made.read(q, sums).transpose(1, 2)[keep], candidate.output())
+    return close(made.read(q, sums).transpose(1, 2)[keep], case.output())
 
 
 @promised(uses_cross_attention=True)
-def reading_genes_is_a_weighted_mean(candidate: Candidate) -> Found:
+def reading_genes_is_a_weighted_mean(case: MechanismCase) -> Result:
     """Genes are read as their weights say (uses_cross_attention is true)."""
     x_BG = torch.rand(B, L, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    made = candidate.make()
+    made = case.make()
     q_BHLE, k_BHLE, v_BHLE, *_ = random_cells()
     genes = k_BHLE[0, 0], v_BHLE[0, 0]
     table = made.gene_table(*genes)
@@ -266,18 +268,17 @@ def check_contract(attention: dict[str, Any]) -> Iterator[tuple[str, bool, str]]
     InputError
         The mechanism ends with an error.
     """
-    candidate = Candidate(*attention_options(attention))
+    case = MechanismCase(*attention_options(attention))
     for check, claims in PROPERTIES.items():
         name = (check.__doc__ or "").removesuffix(".")
         try:
-            made = candidate.make()
+            made = case.make()
             is_promised = all(getattr(made, claim) is value for claim, value in claims.items())
-            found = check(candidate) if is_promised else None
+            result = check(case) if is_promised else None
         except Exception as error:  # any error may occur: the mechanism is the user's own program
             reason = one_line(f"{type(error).__name__}: {error}")
             remedy = "correct it; SCPERFORMER_DEBUG=1 shows where it happened"
-            raise InputError(
-                "contract-broken", f"attention={attention['name']} fails ({reason})", name, remedy
-            ) from error
-        if found is not None:
-            yield name, *found
+            found = f"attention={attention['name']} fails ({reason})"
+            raise InputError("contract-broken", found, name, remedy) from error
+        if result is not None:
+            yield name, *result

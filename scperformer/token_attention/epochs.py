@@ -28,20 +28,14 @@ from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig
-from scperformer.model.minibatches import (
-    POOL_BATCHES,
-    Cells,
-    drop_genes,
-    prefetch,
-    seed_of,
-    seed_sequence,
-    shuffled_batches,
-)
+from scperformer.model import minibatches
+from scperformer.model.minibatches import Cells, drop_genes, prefetch, seed_of, seed_sequence
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, Loader, SeededLearner, run_trainer
 
 log = logging.getLogger(__name__)
 
-BLOCK_CELLS = 64  # consecutive cells that are read together
+CELLS_READ_TOGETHER = 64  # consecutive cells that are read together
+BEST = "best"  # name of the checkpoint of the best epoch
 MIN_BUFFER_CELLS = 4096  # cells of 64 random blocks that are mixed with each other
 
 Labelled = tuple[Batch, torch.Tensor]
@@ -72,17 +66,17 @@ class StreamedCells:
 
         rng = np.random.default_rng(seed_sequence("blocks", seed, epoch))
         rows = np.roll(np.arange(len(self)), rng.integers(len(self)))  # so that the blocks differ between epochs
-        num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
-        blocks = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))
+        num_whole = len(rows) // CELLS_READ_TOGETHER * CELLS_READ_TOGETHER
+        blocks = rng.permutation(rows[:num_whole].reshape(-1, CELLS_READ_TOGETHER))
         order = np.concatenate([blocks.ravel(), rows[num_whole:]])
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
-        size = max(MIN_BUFFER_CELLS, POOL_BATCHES * batch_size) // batch_size * batch_size
+        size = max(MIN_BUFFER_CELLS, minibatches.POOL_BATCHES * batch_size) // batch_size * batch_size
         passed, first = divmod(first, size // batch_size)  # buffers to skip, and steps of the next one
         starts = range(passed * size, len(mine), size)
         buffers = prefetch((read(mine[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
-            for cells in shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
+            for cells in minibatches.shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
                 yield buffer.labelled_batch(cells)
             first = 0
 
@@ -175,10 +169,10 @@ class EpochLog(Callback):
         self.shown = shown
         self.epochs: list[dict[str, float]] = []  # the rows of the table; epochs are numbered from 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, list[dict[str, float]]]:
         return {"epochs": self.epochs}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, list[dict[str, float]]]) -> None:
         self.epochs = state_dict["epochs"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -203,33 +197,36 @@ class EpochLog(Callback):
                 pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
 
 
-def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkOptions, folder: Path) -> int | None:
-    """Train an `EncoderLearner`, leave the weights of the best epoch in its network, and return this epoch, from 1.
+def run_epochs(
+    learner: EncoderLearner, train: Cells | StreamedCells, val: Cells, cfg: NetworkOptions, folder: Path
+) -> None:
+    """Train an encoder in this process and its helpers; `load_best` gives its network the weights of the best epoch.
 
-    None in the helping processes of a distributed run. The run is interrupted and continued as in `run_trainer`, from
-    the last whole epoch or the step where a signal stopped it.
+    The run is interrupted and continued as in `run_trainer`, from the last whole epoch or the step where a signal
+    stopped it.
     """
     options = cfg.trainer
-    where = folder / CHECKPOINTS
+    checkpoints = folder / CHECKPOINTS
     steps = math.ceil(math.ceil(len(train) / options.batch_size) / (options.devices * options.num_nodes))
     learner.num_steps = options.max_epochs * steps
-    watched = {"monitor": learner.monitor, "mode": learner.mode}
-    best = ModelCheckpoint(where, filename="best", **watched, save_top_k=1, enable_version_counter=False)
+    watched: dict[str, Any] = {"monitor": learner.monitor, "mode": learner.mode}
+    best = ModelCheckpoint(checkpoints, filename=BEST, **watched, save_top_k=1, enable_version_counter=False)
     stop = EarlyStopping(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`, so that the remaining patience is saved.
-    last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    last = ModelCheckpoint(checkpoints, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     bar = progress("training", total=options.max_epochs * len(train), unit="cells")
     with patch.dict(os.environ), bar as shown:  # restored, as the next training starts helpers of its own
         callbacks = [best, stop, EpochLog(folder, len(train), shown), last]
         make = partial(loaders, train=train, val=val, cfg=cfg)
         try:
-            trainer = run_trainer(learner, make, cfg, folder, callbacks, processes_from(options))
+            run_trainer(learner, make, cfg, folder, callbacks, processes_from(options))
         finally:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
-    if not trainer.is_global_zero:
-        return None
-    saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
-    network = learner.network.cpu()
-    network.load_state_dict({name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()})
+
+
+def load_best(network: torch.nn.Module, folder: Path) -> int:
+    """Give a network the weights of the best epoch of a run, and return the number of this epoch, from 1."""
+    saved = torch.load(folder / CHECKPOINTS / f"{BEST}.ckpt", map_location="cpu", weights_only=True)
+    network.cpu().load_state_dict({name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()})
     return int(saved["epoch"]) + 1

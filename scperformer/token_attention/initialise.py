@@ -50,11 +50,10 @@ class Init:
     mode: str  # the part of the encoder that is trained further: full, last_layer or head
     species: str  # of the reference's genes, for matching them to the encoder's
 
-    def provenance(self, num_known_genes: int) -> dict[str, Any]:
+    def provenance(self, num_known_genes: int) -> dict[str, object]:
         """Return the entry `init` of the provenance of the model that is trained."""
-        names = {"name": self.saved.name, "hash": self.saved.hash}
         licence = {"licence": self.saved.provenance["licence"]} if self.saved.imported else {}
-        return names | {"num_known_genes": num_known_genes} | licence
+        return {"name": self.saved.name, "hash": self.saved.hash, "num_known_genes": num_known_genes, **licence}
 
 
 def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") -> Init | None:
@@ -72,9 +71,8 @@ def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") ->
         raise InputError("no-encoder", found, "a model with an encoder", "choose another, or leave init out")
     if model.get("positions") == "coexpression":
         found = f"model=performer or pooled in init='{cfg.init}'"
-        raise InputError(
-            "encoder-kind", found, "a model with attention between tokens, such as model=tiny", "leave init out"
-        )
+        expected = "a model with attention between tokens, such as model=tiny"
+        raise InputError("encoder-kind", found, expected, "leave init out")
     rebuild(saved, folder)  # refuses a damaged model
     return Init(cfg.init, saved, mode, species)
 
@@ -94,9 +92,8 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     """Take the encoder's options from `init`; refuse other values than its own or the defaults."""
     cfg = replace(cfg, attention=with_source(cfg.attention))
     if not cfg.model.encoder:
-        raise InputError(
-            "encoder-options", "model.encoder=false with init", "an encoder to start", "leave one of the two out"
-        )
+        found = "model.encoder=false with init"
+        raise InputError("encoder-options", found, "an encoder to start", "leave one of the two out")
     saved = init.saved
     tokens = TokensConfig(**saved.config["tokens"])
     model = ModelConfig(**saved.config["model"])
@@ -117,13 +114,9 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
         if value not in (default[option], theirs.get(option)):
             expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
+            expected += f", as the encoder of init='{init.path}' has it"
             remedy = "leave the options of the encoder out: they are taken from init"
-            raise InputError(
-                "encoder-options",
-                f"{option}={value}",
-                f"{expected}, as the encoder of init='{init.path}' has it",
-                remedy,
-            )
+            raise InputError("encoder-options", f"{option}={value}", expected, remedy)
     log.info("encoder of %s (%s): its options are taken from there", saved.name, saved.hash[:12])
     shape = {name: getattr(model, name) for name in SHAPE}
     data = replace(cfg.data, target_sum=target_sum)
@@ -144,9 +137,8 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
         choose = "use an encoder of the same species, or train without init"
         examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
         found = f"{len(here)} of {len(genes)} genes of the reference in init='{init}' {examples}"
-        raise InputError(
-            "few-genes", found, f"at least {MIN_KNOWN_SHARE:.0%} of them", choose if kind == wanted else convert
-        )
+        expected = f"at least {MIN_KNOWN_SHARE:.0%} of them"
+        raise InputError("few-genes", found, expected, choose if kind == wanted else convert)
     return here, mapping.target[here].tolist()
 
 
@@ -166,9 +158,8 @@ def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: st
         wanted = ours if axis is None else ours.index_select(axis, new)
         if part.shape != wanted.shape:  # some defaults of mechanisms depend on the number of genes
             found = f"weights '{name}' of {tuple(part.shape)} in init='{init}'"
-            raise InputError(
-                "encoder-shape", found, f"{tuple(wanted.shape)}", "use an encoder with about as many genes"
-            )
+            remedy = "use an encoder with about as many genes"
+            raise InputError("encoder-shape", found, f"{tuple(wanted.shape)}", remedy)
         if axis is None:
             ours.copy_(part)
         else:

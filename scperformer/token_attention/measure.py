@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from scperformer.annotation.fitted import Model
+from scperformer.annotation.load import load_model
 from scperformer.annotation.predict import annotate_cells
 from scperformer.base.metrics import score
 from scperformer.cells.reference_labels import deepest_labels, joined_labels
@@ -19,7 +21,6 @@ from scperformer.config.training import TrainOptions
 from scperformer.io.read import read_cells
 from scperformer.labels.texts import label_texts
 from scperformer.model.folder import load_reference_cells
-from scperformer.model.load import Model, load_model
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
@@ -64,7 +65,7 @@ def size_of(model: Model) -> dict[str, float]:
 
     The cell is one that the model stores: without stored cells there are no `gflops`.
     """
-    network = model.own_network
+    network = getattr(model, "own_network", None)
     if not isinstance(network, CellTypeModel):  # several studies
         return {}
     found: dict[str, float] = {"parameters": sum(each.numel() for each in network.parameters())}

@@ -35,16 +35,10 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.minibatches import Cells, gene_means, row_subset, seed_of
 from scperformer.model.saved_model import SavedModel
-from scperformer.token_attention.epochs import (
-    EncoderLearner,
-    Labelled,
-    StreamedCells,
-    process_factor,
-    run_epochs,
-    validation_batches,
-)
+from scperformer.token_attention import epochs
+from scperformer.token_attention.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.token_attention.initialise import Init, adopt_options, load_init, start_attention, start_encoder
-from scperformer.training.run_folder import Diverged, Run, training_run
+from scperformer.training.run_folder import Diverged, RunFolder, training_run
 from scperformer.training.train import settled
 from scperformer.training.trainer import device_of
 
@@ -181,7 +175,7 @@ class MaskedLearner(EncoderLearner):
         hidden, chosen_BL = hide_values(tokens, self.tokens, HIDDEN_SHARE, seed)
         true_K = tokens.values_BL[chosen_BL]
         num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
-        loss = hidden_loss(self.network(hidden, chosen_BL), true_K) * process_factor(num_hidden)
+        loss = hidden_loss(self.network(hidden, chosen_BL), true_K) * epochs.process_factor(num_hidden)
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
@@ -197,6 +191,14 @@ class MaskedLearner(EncoderLearner):
         num_hidden = torch.tensor(float(len(true_K)), device=means.device)
         return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
 
+    def mean_losses(self, val: Cells, batch_size: int) -> dict[str, float]:
+        """Return the losses on validation cells; measured anew, as a run resumed after its end has not validated."""
+        self.cpu().eval()
+        batches = enumerate(epochs.validation_batches(val, batch_size))
+        with torch.no_grad():
+            sums = torch.stack([self.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
+        return {"loss": float(sums[0] / sums[2]), "naive_loss": float(sums[1] / sums[2])}
+
     def on_validation_epoch_start(self) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64)
 
@@ -211,25 +213,7 @@ class MaskedLearner(EncoderLearner):
         return self.scheduled([{"params": self.network.parameters(), "weight_decay": self.optim.weight_decay}])
 
 
-def train_masked(
-    learner: MaskedLearner, train: Cells | StreamedCells, val: Cells, cfg: PretrainOptions, run_folder: Path
-) -> dict[str, Any] | None:
-    """Pretrain, and leave the weights of the best epoch in the network of `learner`; return it and its losses.
-
-    In all processes but the first, return None.
-    """
-    best_epoch = run_epochs(learner, train, val, cfg, run_folder)
-    if best_epoch is None:
-        return None
-    # Measured again: a run that was resumed after its last epoch has not validated.
-    learner.cpu().eval()
-    with torch.no_grad():
-        batches = enumerate(validation_batches(val, cfg.trainer.batch_size))
-        sums = torch.stack([learner.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
-    return {"loss": float(sums[0] / sums[2]), "naive_loss": float(sums[1] / sums[2]), "best_epoch": best_epoch}
-
-
-def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | None) -> SavedModel | None:
+def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init | None) -> SavedModel | None:
     """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
     # The loader gives a label with every cell: here it is the cell's file.
@@ -238,7 +222,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | Non
     cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens)
     network, num_known_genes = new_masked_model(corpus, train, cfg, init)
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
-    facts = {"corpus": corpus.files, "num_cells": corpus.num_cells}
+    facts: dict[str, Any] = {"corpus": [vars(file) for file in corpus.files], "num_cells": corpus.num_cells}
     if init is not None:
         facts["init"] = init.provenance(num_known_genes)
     recorded = run.record(cfg, facts)
@@ -246,9 +230,11 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: Run, init: Init | Non
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
     learner = MaskedLearner(network, train, cfg)
-    result = train_masked(learner, cells, val, cfg, run.folder)
-    if result is None:
+    epochs.run_epochs(learner, cells, val, cfg, run.folder)
+    if not run.is_first:
         return None
+    best_epoch = epochs.load_best(network, run.folder)
+    result = learner.mean_losses(val, cfg.trainer.batch_size) | {"best_epoch": best_epoch}
     if not math.isfinite(result["loss"]):
         raise Diverged("loss", cfg)
     log.info("best epoch %(best_epoch)d: validation loss %(loss).4f, naive guess %(naive_loss).4f", result)

@@ -70,7 +70,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     missing = [name for name in OUTSIDE if name not in theirs]
     if missing or not any(LAYER.match(name) for name in theirs):
         raise ValueError(f"other weights than scBERT's (no {missing[0] if missing else 'layers'})")
-    weights = _renamed(theirs)
+    weights = _our_weights(theirs)
     asked = [("genes", len(theirs["pos_emb.emb.weight"]) - 1, "positions", "the gene order file of the checkpoint")]
     if any(name in theirs for name in HEAD):
         asked.append(("labels", len(theirs.get("to_out.fc3.bias", ())), "outputs", "the label_dict of the checkpoint"))
@@ -79,9 +79,8 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
         raise InputError("scbert-labels", found, "a fine-tuned checkpoint, which has labels", "leave labels out")
     for option, number, parts, where in asked:
         if option not in names:
-            raise InputError(
-                "scbert-names", f"{number} {option} that the {parts} of {path} do not name", where, f"add {option}=FILE"
-            )
+            found = f"{number} {option} that the {parts} of {path} do not name"
+            raise InputError("scbert-names", found, where, f"add {option}=FILE")
         if len(names[option]) != number:
             found = f"{len(names[option])} names in {option}={getattr(cfg, option)}"
             raise InputError("scbert-names", found, f"{number}, one for each of the {parts} of {path}", f"name {where}")
@@ -95,7 +94,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict
     }
 
 
-def _renamed(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _our_weights(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weights by our names, in float32; the projections of queries, keys and values become one."""
     ours: dict[str, np.ndarray] = {}
     stacked: dict[str, dict[str, np.ndarray]] = {}

@@ -20,18 +20,11 @@ from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.token_attention.epochs import EncoderLearner, Labelled, StreamedCells, process_factor, run_epochs
-from scperformer.token_attention.initialise import (
-    INIT_LR,
-    adopt_options,
-    load_init,
-    shared_rows,
-    start_attention,
-    start_encoder,
-    start_head,
-)
+from scperformer.token_attention import epochs, initialise
+from scperformer.token_attention.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.training.scales import branch_scales
-from scperformer.training.train import Training, settled
+from scperformer.training.strategies import Training
+from scperformer.training.train import settled
 from scperformer.training.trainer import loss_weights
 
 # Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
@@ -52,7 +45,7 @@ class Learner(EncoderLearner):
         self.label_weights: torch.Tensor
         counts = np.bincount(labels, minlength=network.num_labels)
         self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
-        self.encoder_lr_factor = 1.0 if cfg.init is None else INIT_LR
+        self.encoder_lr_factor = 1.0 if cfg.init is None else initialise.INIT_LR
         if network.linear is not None:  # it was fitted and is not trained further
             network.linear.requires_grad_(False)
 
@@ -63,7 +56,7 @@ class Learner(EncoderLearner):
         if self.network.has_both:
             # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
             loss = loss + self.loss(encoder_BC, labels_B)
-        loss = loss * process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
+        loss = loss * epochs.process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
 
@@ -106,26 +99,25 @@ class Learner(EncoderLearner):
 
 
 def train_network(
-    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainOptions, run_folder: Path
-) -> int | None:
-    """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`."""
-    learner = Learner(network, train.known_labels, cfg)
-    return run_epochs(learner, train, val, cfg, run_folder)
+    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainOptions, folder: Path
+) -> None:
+    """Train the encoder of a network in the run folder, as `run_epochs`."""
+    epochs.run_epochs(Learner(network, train.known_labels, cfg), train, val, cfg, folder)
 
 
 class TokenEncoder:
     """Attention between tokens for a training, from new weights or those of `init`."""
 
     def __init__(self, cfg: TrainOptions):
-        self.init = load_init(cfg, cfg.init_mode, cfg.species)
-        self.cfg = settled(cfg) if self.init is None else adopt_options(cfg, self.init)
+        self.init = initialise.load_init(cfg, cfg.init_mode, cfg.species)
+        self.cfg = settled(cfg) if self.init is None else initialise.adopt_options(cfg, self.init)
         self.init_hash = "" if self.init is None else self.init.saved.hash
 
     def ordered(self, reference: Reference) -> Reference:
         """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
         if self.init is None:
             return reference
-        here, there = shared_rows(reference.genes, self.init.saved.genes, self.init.path, self.init.species)
+        here, there = initialise.shared_rows(reference.genes, self.init.saved.genes, self.init.path, self.init.species)
         place = dict(zip(here, there, strict=True))
         order = sorted(range(len(reference.genes)), key=lambda gene: (gene not in place, place.get(gene, gene)))
         target = np.argsort(order)
@@ -140,18 +132,21 @@ class TokenEncoder:
         network = training.network
         train = training.train
         assert isinstance(network.encoder, Encoder)
-        num_known_genes = start_encoder(network.encoder, training.reference.genes, self.cfg, self.init)
+        num_known_genes = initialise.start_encoder(network.encoder, training.reference.genes, self.cfg, self.init)
         network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))
         learner = Learner(network, train.known_labels, training.cfg)
-        start_attention(network.encoder, train, training.cfg)
-        start_head(learner, train, training.cfg)
+        initialise.start_attention(network.encoder, train, training.cfg)
+        initialise.start_head(learner, train, training.cfg)
         if self.init is None:
             return {}
         return {"init": self.init.provenance(num_known_genes) | {"mode": self.init.mode}}
 
-    def train(self, training: Training, folder: Path) -> int | None:
-        """Train the layers, and return the best epoch, from 1; None in all processes but the first."""
+    def train(self, training: Training, folder: Path) -> None:
+        """Train the layers, in all processes of a distributed run."""
         stream = training.reference.stream
-        train = training.train
-        cells = train if stream is None else StreamedCells(stream, training.cfg.tokens)
-        return train_network(training.network, cells, training.val, training.cfg, folder)
+        train = training.train if stream is None else StreamedCells(stream, training.cfg.tokens)
+        train_network(training.network, train, training.val, training.cfg, folder)
+
+    def load_best(self, training: Training, folder: Path) -> int:
+        """Give the network the weights of the best epoch, and return its number, from 1."""
+        return epochs.load_best(training.network, folder)

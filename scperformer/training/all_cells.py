@@ -41,5 +41,4 @@ def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Pat
             fitted = fit_components(features, labels, branch.options.c, weights, device)
     finally:
         file.unlink(missing_ok=True)
-    fitted = branch.views.model(branch.axes @ fitted.weight, fitted.bias)
-    return {"weight": fitted.weight, "bias": fitted.bias}
+    return vars(branch.views.model(branch.axes @ fitted.weight, fitted.bias))

@@ -30,8 +30,8 @@ STEPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("c", (1.0,)),
     ("class_weights", ("balanced",)),
 )
-MIN_GAIN = 0.1  # of the loss
-MIN_ERRORS = 2.0  # standard errors of the gain
+MIN_RELATIVE_GAIN = 0.1  # of the loss
+MIN_STANDARD_ERRORS = 2.0  # standard errors of the gain
 
 
 def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Callable[..., np.ndarray | None]:
@@ -40,7 +40,7 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
     The logits have the scale with the lowest loss, as those of the model. The second argument are the losses of other
     options: if these are lower in the first fold, the rest is left out, and the result is None.
     """
-    kept: dict[int, tuple[object, Design, np.ndarray]] = {}
+    designs: dict[int, tuple[object, Design, np.ndarray]] = {}
     dealt = folds >= 0
 
     def scaled_losses(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -49,11 +49,11 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
     def design_without(fold: int, options: LinearOptions) -> tuple[Design, np.ndarray]:
         """Return the design of the cells of the other folds, and the features of its own cells."""
         key = (options.powers, options.weighting)
-        if fold not in kept or kept[fold][0] != key:
+        if fold not in designs or designs[fold][0] != key:
             side = folds != fold
             design = branch_design(x[side], labels[side], options)
-            kept[fold] = (key, design, design.features_of(x[~side]))
-        return kept[fold][1:]
+            designs[fold] = (key, design, design.features_of(x[~side]))
+        return designs[fold][1:]
 
     def losses(options: LinearOptions, others: np.ndarray | None = None) -> np.ndarray | None:
         logits = np.zeros((len(labels), labels.max() + 1))
@@ -86,20 +86,21 @@ def choose_linear_options(
         assert lowest is not None
         for name, values in STEPS:
             shown.update()
-            found = {value: losses(replace(best, **{name: value}), lowest) for value in values}
-            tried = {value: loss for value, loss in found.items() if loss is not None}
-            if not tried:
+            alternatives = [replace(best, **{name: value}) for value in values]
+            tried = [(options, losses(options, lowest)) for options in alternatives]
+            better = [(options, loss) for options, loss in tried if loss is not None]
+            if not better:
                 continue
-            value = min(tried, key=lambda value: tried[value].mean())
-            gain = lowest - tried[value]
+            options, loss = min(better, key=lambda pair: pair[1].mean())
+            gain = lowest - loss
             error = gain.std() / len(gain) ** 0.5
-            if gain.mean() > max(MIN_GAIN * lowest.mean(), MIN_ERRORS * error):
-                best, lowest = replace(best, **{name: value}), tried[value]
-    log.info("linear branch: %s, chosen by the loss of held-out cells", in_words(best))
+            if gain.mean() > max(MIN_RELATIVE_GAIN * lowest.mean(), MIN_STANDARD_ERRORS * error):
+                best, lowest = options, loss
+    log.info("linear branch: %s, chosen by the loss of held-out cells", describe_options(best))
     return best
 
 
-def in_words(options: LinearOptions) -> str:
+def describe_options(options: LinearOptions) -> str:
     """Return the options in words, such as "powers 0.5 and 2, gene weights 'signal', C 0.1, class weights 'none'"."""
     powers = " and ".join(f"{power:g}" for power in options.powers)
     values = asdict(options)

@@ -63,8 +63,8 @@ def fit_components(
     """Fit multinomial logistic regression to components: float N x K, also a file; `labels` is int64, N.
 
     The penalty is that of scikit-learn with the inverse strength `c`. Components differ a thousandfold in variance, so
-    the optimiser (L-BFGS) sees each weight divided by the root of the curvature of its loss: a tenth of the steps. It
-    runs on the CPU; the loss and its slope are computed on the device, which holds all components if it is a GPU.
+    the optimiser (L-BFGS, on the CPU) sees each weight divided by the root of the curvature of its loss. The loss and
+    its slope are computed on the device, which holds all components if it is a GPU.
     """
     from scipy.optimize import minimize
 
@@ -98,7 +98,7 @@ def fit_components(
     options = {"gtol": TOLERANCE, "maxiter": MAX_ITERATIONS}
     with progress(f"fitting, at most {MAX_ITERATIONS} iterations", total=MAX_ITERATIONS, unit="iterations") as shown:
         more = {"options": options, "callback": lambda _: shown.update()}
-        found = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x.reshape(-1, num_labels)
-    weight_KC = found[:-1] * step_K1.cpu().numpy()
-    bias_C = found[-1] - mean_K.cpu().numpy() @ weight_KC
+        best = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x.reshape(-1, num_labels)
+    weight_KC = best[:-1] * step_K1.cpu().numpy()
+    bias_C = best[-1] - mean_K.cpu().numpy() @ weight_KC
     return LinearModel(weight_KC.astype(np.float32), bias_C.astype(np.float32))

@@ -12,7 +12,7 @@ from scperformer.cells.reference_labels import deepest_labels
 from scperformer.cells.splits import MAX_LOADED_CELLS, MAX_VAL_CELLS
 from scperformer.config.training import TrainOptions
 from scperformer.training.fit_linear import MAX_DUAL
-from scperformer.training.folds import CHOICE_CELLS, CHOICE_LABELS, MAX_FIT_CELLS
+from scperformer.training.folds import CHOICE_CELLS, CHOICE_LABELS, MAX_FOLD_FIT_CELLS
 
 DENSE_SHARE = 0.1  # of the entries of a dense matrix that are not 0
 
@@ -31,7 +31,7 @@ def training_cost(cells: int, genes: int, labels: int, values: float, on_disk: b
         seconds += 3.2e-8 * labels * cells**2 + 0.9e-10 * cells**3
         size += 16 * cells**2
     else:
-        fitted = 5 * min(cells, MAX_FIT_CELLS) + cells
+        fitted = 5 * min(cells, MAX_FOLD_FIT_CELLS) + cells
         seconds += 4e-6 * min(labels, cells / 20) * fitted  # fits to fewer cells of a label end earlier
     cost = f"about {in_time(round(seconds, -1))} on one CPU core, {size / 2**30:.1f} GiB of memory"
     return seconds, f"{cells:,} cells, {labels:,} labels: {cost}"
@@ -43,9 +43,8 @@ def cost_of_files(cfg: TrainOptions) -> str:
     values, genes = 0.0, 0
     for path in paths:
         if not (matrices := stored_matrices(path)):
-            raise InputError(
-                "storage", f"--estimate for {path}", "h5ad or zarr, stored by rows", "leave --estimate out"
-            )
+            expected = "h5ad or zarr, stored by rows"
+            raise InputError("storage", f"--estimate for {path}", expected, "leave --estimate out")
         values += max(x.num_values * (DENSE_SHARE if hasattr(x.matrix, "chunks") else 1) for x in matrices)
         genes = max(genes, *(x.shape[1] for x in matrices))
     labels = deepest_labels(pd.concat(read_obs(paths, cfg), ignore_index=True), cfg, paths[0])

@@ -1,7 +1,7 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.performer import Performer
 from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design
-from scperformer.training.folds import Folds, evidence_folds, no_folds
+from scperformer.training.folds import Folds, no_folds
 from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.scales import branch_scale, scaled_score, scales_if_significant, score_alone
 from scperformer.trust.batch_effect import batch_effect
@@ -54,104 +54,121 @@ class FittedBranch:
 
 
 @dataclass
-class Fitted:
-    """Fitted branches (None: the branch is off), the scales of their logits, and the evidence for these."""
+class Evidence:
+    """Out-of-fold scores of a model, and of parts of it."""
 
-    linear: LinearModel | None
-    encoder: FittedEncoder | None
-    scales: dict[str, float]  # of `linear` and `encoder`; empty without evidence
-    evidence: dict[str, Any]  # cross-validated scores; empty without evidence
-    held_out: HeldOut | None  # the cross-validated calls, with scaled logits; None without evidence
+    num_cells: int
+    accuracy: float
+    macro_f1: float
+    weighted_f1: float
+    loss: float
+    branches: dict[str, dict[str, float]]  # the scores of each branch alone
+    baseline: dict[str, float] | None = field(default=None, init=False)
+    batches: dict[str, Any] | None = field(default=None, init=False)  # the accuracy of each, and the largest effect
+
+    def record(self) -> dict[str, Any]:
+        """Return the scores that are known, as a model stores them."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass
+class FitPlan:
+    """How the branches are fitted, and what they learn from beside the labelled cells."""
+
+    cfg: NetworkOptions
+    linear: LinearOptions | None  # if None, there is no linear branch
+    draws: Sequence[csr_matrix] = ()  # the same cells, thinned with other random numbers: the encoder learns from them
+    unlabelled: csr_matrix | None = None  # cells with the same genes, from which gene vectors are learned, too
+    vectors: np.ndarray | None = None  # gene vectors, G x D; if None, they are learned
+    tests_baseline: bool = True  # by cross-validation, as the branches
+    folder: Path | None = None  # the run folder, for logs and checkpoints
+    kept: KeptFits = field(default_factory=KeptFits)  # the finished fits of an interrupted run
+
+    def device(self, num_cells: int) -> str:
+        """Return the device of sums over genes and linear fits; few cells stay on the CPU."""
+        if num_cells <= MAX_DUAL:
+            return "cpu"
+        from scperformer.training.trainer import device_of  # Lightning takes a while to import
+
+        return device_of(self.cfg.trainer).of_sums
+
+
+@dataclass
+class Fitted:
+    """Fitted branches, and what their cross-validation shows."""
+
+    linear: LinearModel | None = None  # if None, the branch is off, and so below
+    encoder: FittedEncoder | None = None
     baseline: LinearModel | None = None  # plain logistic regression
     branch: FittedBranch | None = None  # how the linear branch was fitted, to fit it to further cells
+    scales: dict[str, float] = field(default_factory=dict)  # of the logits of both branches; empty without folds
+    evidence: Evidence | None = None  # None without folds
+    held_out: HeldOut | None = None  # out-of-fold predictions, with scaled logits; None without folds
 
 
 @progress("fitting the branches of the model")
-def fit_branches(
-    x: csr_matrix,
-    labels: np.ndarray,
-    *,
-    linear_options: LinearOptions | None,
-    cfg: NetworkOptions,
-    draws: Sequence[csr_matrix] = (),
-    unlabelled: csr_matrix | None = None,
-    vectors: np.ndarray | None = None,
-    batches: np.ndarray | None = None,
-    with_evidence: bool = True,
-    tests_baseline: bool = True,
-    folder: Path | None = None,
-    kept: KeptFits | None = None,
-) -> Fitted:
-    """Fit the branches that are on to cells: CSR float32 N x G, ln(1 + cp10k), labels int64 N, each of 0..C-1 occurs.
+def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> Fitted:
+    """Fit the branches to all cells, and calibrate them by out-of-fold predictions.
 
-    Up to 4,000 cells, the same share of each label, are dealt to 5 folds, and each is called by fits to the others: the
-    scales have the lowest loss of these calls. The branches themselves are fitted to all cells. Without evidence, or if
-    no label has a second cell, there are no scales and no scores; the baseline has scores only if it `tests_baseline`.
-
-    `draws` are the same cells, thinned with other random numbers: the encoder learns from them, too. Gene vectors are
-    learned also from `unlabelled` cells with the same genes, unless they are given as `vectors`, G x D. With `batches`,
-    the index of the batch of each cell, int64 N, whole batches are dealt to the folds. `folder` is the run folder for
-    logs and checkpoints; `kept` has the finished fits of an interrupted run.
+    `x` is CSR float32 N x G, ln(1 + cp10k); of `labels`, int64 N, each of 0..C-1 occurs. The cells of each fold are
+    predicted by fits to the others, and the scales of the logits have the lowest loss of these predictions. Without
+    cells in `folds`, there are no scales and no scores.
     """
-    folds = evidence_folds(labels, cfg.data.seed_of_split(cfg.seed), batches) if with_evidence else no_folds(labels)
-    kept = KeptFits(None) if kept is None else kept
-    device = "cpu" if len(labels) <= MAX_DUAL else _device(cfg)
-    num_labels = int(labels.max()) + 1
-    linear = encoder = branch = None
-    logits = dict.fromkeys(("linear", "encoder"), np.zeros((len(folds.rows), num_labels), dtype=np.float32))
+    cfg = plan.cfg
+    device = plan.device(len(labels))
+    fitted = Fitted()
+    logits = {}  # out-of-fold, N x C
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
-        called = folds if tests_baseline else no_folds(labels)
 
         def fit_baseline() -> Arrays:
             design = Design(x, labels, Views(), cfg.seed, device)
-            return _fit_linear(design, called, design.baseline_c, "none")
+            return _fit_linear(design, folds if plan.tests_baseline else no_folds(labels), design.baseline_c, "none")
 
-        of_baseline = kept.of("baseline", fit_baseline)
-        baseline = LinearModel(of_baseline["weight"], of_baseline["bias"])
-        if (options := linear_options) is not None:
+        baseline = plan.kept.load_or_make("baseline", fit_baseline)
+        fitted.baseline = LinearModel(baseline["weight"], baseline["bias"])
+        if (options := plan.linear) is not None:
 
             def fit_branch() -> Arrays:
                 design = branch_design(x, labels, options, cfg.seed, device)
                 return _fit_linear(design, folds, options.c, options.class_weights)
 
-            made = kept.of("linear", fit_branch)
-            linear, logits["linear"] = LinearModel(made["weight"], made["bias"]), made["logits"]
-            if "axes" in made:
-                branch = FittedBranch(Views(options.powers, tuple(made["scales"])), made["axes"], options)
+            arrays = plan.kept.load_or_make("linear", fit_branch)
+            fitted.linear, logits["linear"] = LinearModel(arrays["weight"], arrays["bias"]), arrays["logits"]
+            if "axes" in arrays:
+                fitted.branch = FittedBranch(Views(options.powers, tuple(arrays["scales"])), arrays["axes"], options)
         if cfg.model.uses_cross_attention:
-            encoder, logits["encoder"] = _fit_encoder(
-                x, labels, folds, device, cfg=cfg, draws=draws, unlabelled=unlabelled, vectors=vectors, folder=folder
-            )
+            fitted.encoder, logits["encoder"] = _fit_encoder(x, labels, plan, folds)
         if not folds.is_dealt.any():
-            return Fitted(linear, encoder, {}, {}, None, baseline, branch)
-        profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
-    truth = labels[folds.rows][folds.is_dealt]
-    logits = {name: each[folds.is_dealt] for name, each in logits.items()}
-    of_linear, of_encoder, _ = scales_if_significant(**logits, labels=truth, min_errors=0)
-    both = zip(("linear", "encoder"), (linear, encoder), (of_linear, of_encoder), strict=True)
-    scales = {name: scale for name, branch, scale in both if branch is not None}
-    scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
-    evidence: dict[str, Any] = {"num_cells": len(truth), **scaled_score(scaled, truth)}
-    evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
-    if tests_baseline:
-        alone = of_baseline["logits"][folds.is_dealt]
-        evidence["baseline"] = scaled_score(branch_scale(alone, truth) * alone, truth)
-    if batches is not None:
-        is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[folds.rows[folds.is_dealt]])
+            return fitted
+        rows = folds.rows
+        novelty_model, novelty = fit_novelty(x[rows], labels[rows], folds.fold_of_row, cfg.seed)
+    truth = labels[rows][folds.is_dealt]
+    logits = {name: branch[folds.is_dealt] for name, branch in logits.items()}
+    scaled, evidence = _calibrate(fitted, logits, truth)
+    if plan.tests_baseline:
+        alone = baseline["logits"][folds.is_dealt]
+        evidence.baseline = scaled_score(branch_scale(alone, truth) * alone, truth)
+    if (batches := folds.batches) is not None:
+        is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[folds.is_dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
-        evidence["batches"] = {
+        evidence.batches = {
             "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None: few cells, or none
             "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
         }
-    held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
-    return Fitted(linear, encoder, scales, evidence, held_out, baseline, branch)
+    fitted.evidence = evidence
+    fitted.held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(novelty_model))
+    return fitted
 
 
-def _device(cfg: NetworkOptions) -> str:
-    """Return the device of many cells; fewer need no GPU, nor Lightning, which takes a while to import."""
-    from scperformer.training.trainer import device_of
-
-    return device_of(cfg.trainer).of_sums
+def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarray) -> tuple[np.ndarray, Evidence]:
+    """Scale the branches by their out-of-fold logits, N x C; return the sum of the scaled logits, and the scores."""
+    off = np.zeros_like(next(iter(logits.values())))
+    both = {name: logits.get(name, off) for name in ("linear", "encoder")}
+    of_linear, of_encoder, _ = scales_if_significant(**both, labels=truth, min_errors=0)
+    fitted.scales = {name: scale for name, scale in (("linear", of_linear), ("encoder", of_encoder)) if name in logits}
+    scaled = sum((scale * logits[name] for name, scale in fitted.scales.items()), off)
+    branches = {name: score_alone(both, name, truth) for name in logits}
+    return scaled, Evidence(len(truth), **scaled_score(scaled, truth), branches=branches)
 
 
 def _fit_linear(design: Design, folds: Folds, c: float, class_weights: str) -> Arrays:
@@ -164,47 +181,41 @@ def _fit_linear(design: Design, folds: Folds, c: float, class_weights: str) -> A
     logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
     with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
         for fold in folds.numbers:
-            is_called = folds.fold_of_row == fold
+            in_fold = folds.fold_of_row == fold
             fitted = design.fit(c, class_weights, folds.others(fold, design.labels))
-            logits[is_called] = design.features[folds.rows[is_called]] @ fitted.weight + fitted.bias
+            logits[in_fold] = design.features[folds.rows[in_fold]] @ fitted.weight + fitted.bias
             shown.update()
-    made = {"weight": final.weight, "bias": final.bias, "logits": logits}
+    arrays = {"weight": final.weight, "bias": final.bias, "logits": logits}
     if design.axes is not None and design.views.powers:
-        made |= {"axes": design.axes, "scales": np.array(design.views.scales)}
-    return made
+        arrays |= {"axes": design.axes, "scales": np.array(design.views.scales)}
+    return arrays
 
 
-def _fit_encoder(
-    x: csr_matrix,
-    labels: np.ndarray,
-    folds: Folds,
-    device: str,
-    *,
-    cfg: NetworkOptions,
-    draws: Sequence[csr_matrix],
-    unlabelled: csr_matrix | None,
-    vectors: np.ndarray | None,
-    folder: Path | None,
-) -> tuple[FittedEncoder, np.ndarray]:
+def _fit_encoder(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> tuple[FittedEncoder, np.ndarray]:
     """Fit the Performer to all cells; also the logits of each fold's cells by a copy that did not see them, N x C."""
     # Lightning takes a while to import.
     from scperformer.training.fit_performer import gene_vectors, scaled_vectors, start_performer, train_readouts
 
-    every = vstack([x, *draws], "csr") if draws else x
-    every = every[stratified_sample(np.tile(labels, 1 + len(draws)), MAX_STATISTICS_CELLS, cfg.seed)]
-    seen = every if unlabelled is None else vstack([every, unlabelled], "csr")
-    vectors = gene_vectors(seen, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, seen)
-    performer = start_performer(vectors, every, cfg)
-    sums = np.concatenate([performer.sums_of(draw, device) for draw in (x, *draws)])
-    # The first copy is trained on all cells, and each other on no draw of the cells of a fold, which it calls.
-    sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], 1 + len(draws))
-    repeated = np.tile(labels, 1 + len(draws))
-    readouts = train_readouts(performer, sums, repeated, sides, int(labels.max()) + 1, cfg, folder)
+    cfg = plan.cfg
+    draws = [x, *plan.draws]
+    repeated = np.tile(labels, len(draws))
+    pool = vstack(draws, "csr") if plan.draws else x
+    sample = pool[stratified_sample(repeated, MAX_STATISTICS_CELLS, cfg.seed)]
+    cells = sample if plan.unlabelled is None else vstack([sample, plan.unlabelled], "csr")
+    if plan.vectors is None:
+        vectors = gene_vectors(cells, cfg.model.dim, cfg.seed)
+    else:
+        vectors = scaled_vectors(plan.vectors, cells)
+    performer = start_performer(vectors, sample, cfg)
+    sums = np.concatenate([performer.sums_of(draw, plan.device(len(labels))) for draw in draws])
+    # The first copy is trained on all cells, and each other on no draw of the cells of a fold, which it predicts.
+    sides = np.tile([folds.fold_of_cell != fold for fold in (-2, *folds.numbers)], len(draws))
+    readouts = train_readouts(performer, sums, repeated, sides, cfg, plan.folder)
     encoder, *copies = (FittedEncoder(performer, readout) for readout in readouts)
     logits = np.zeros((len(folds.rows), int(labels.max()) + 1), dtype=np.float32)
     for fold, copy in zip(folds.numbers, copies, strict=True):
-        is_called = folds.fold_of_row == fold
-        logits[is_called] = copy.logits(sums[folds.rows[is_called]])
+        in_fold = folds.fold_of_row == fold
+        logits[in_fold] = copy.logits(sums[folds.rows[in_fold]])
     return encoder, logits
 
 

@@ -4,8 +4,7 @@ The linear branch sees views of the expression with weighted genes. A view is th
 cell scaled to the same length. A low power shows which genes a cell expresses, a high power which few genes dominate
 it. Plain logistic regression on logarithms lies between, and is less accurate where two studies differ in that.
 
-Fits are exact up to 7,000 cells. Of more cells, components are fitted (components.py): that takes seconds instead of
-minutes, and loses no accuracy within a study, but some between studies (docs/large_references.md).
+Fits are exact up to 7,000 cells. Of more cells, components are fitted (components.py, docs/large_references.md).
 """
 
 import math
@@ -21,10 +20,10 @@ from scperformer.model.linear import power_transform, sums_over_genes
 from scperformer.model.network import LinearModel
 from scperformer.training.components import cells_for_axes, fit_components, fitted_axes
 
-MAX_ITERATIONS = 1000
+MAX_LOGISTIC_ITERATIONS = 1000
 MAX_LINE_SEARCH = 50  # evaluations of one step of the optimiser; this and the next as in scikit-learn
 PRECISION = 64 * np.finfo(float).eps  # relative change of the loss below which the optimiser stops
-BLOCK_CELLS = 256  # whose features are multiplied at a time: zeros of triangular features are left out between blocks
+PRODUCT_CELLS = 256  # whose features are multiplied at a time: zeros of triangular features are left out between blocks
 SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
 ROUGH = 5e-3  # of fits that only show how good a fit is
 PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch, unless another one is better
@@ -33,8 +32,8 @@ SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without
 MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitted by components
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
 OFTEN = 0.02  # share of cells that express a gene, above which it is multiplied as dense
-BLOCK_GENES = 4096  # genes that are dense at a time
-POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of the number of its cells in the weight of a label
+PRODUCT_GENES = 4096  # genes that are dense at a time
+POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of 1 / the number of its cells, in the weight of a label
 JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
 
@@ -55,21 +54,10 @@ def fit_logistic(
 ) -> LinearModel:
     """Fit multinomial logistic regression to features of N cells, float N x K; with its defaults, it is the baseline.
 
-    The optimum is scikit-learn's. This takes half to two thirds of its time, as it leaves out the zeros of a triangular
-    `x`, such as the features of `compact`.
-
-    Parameters
-    ----------
-    labels
-        int64, N, with every one of 0..C-1, also among `rows`.
-    c
-        Inverse strength of the L2 penalty.
-    class_weights
-        The weight of a label's cells is 1 (`none`), inverse to their number (`balanced`) or the root of that (`sqrt`).
-    tolerance
-        The optimiser stops when no entry of the gradient of the mean loss is larger.
-    rows
-        The cells to fit to, ascending; None: all.
+    The optimum is scikit-learn's. This is faster, as it leaves out the zeros of a triangular `x`, such as the features
+    of `compact`. `labels` are int64, N, with every one of 0..C-1, also among `rows`, the ascending numbers of the cells
+    to fit to (by default, all). `c` is the inverse strength of the L2 penalty. `class_weights` are as in `POWERS`. The
+    optimiser stops when no entry of the gradient of the mean loss is larger than `tolerance`.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
@@ -80,7 +68,7 @@ def fit_logistic(
     # Of two labels, scikit-learn penalises the difference of their weights: twice the sum of their squares.
     penalty = (2 if len(weight_of) == 2 else 1) / (c * total)
     blocks = []
-    for part in np.array_split(rows, len(rows) // BLOCK_CELLS + 1):
+    for part in np.array_split(rows, len(rows) // PRODUCT_CELLS + 1):
         block = x[part]
         width = int(np.flatnonzero(block.any(axis=0)).max(initial=0)) + 1
         weights = (weight_of[labels[part]] / total).astype(x.dtype)
@@ -106,7 +94,7 @@ def fit_logistic(
         return loss, slope.ravel()
 
     start = np.zeros((len(weight_of), x.shape[1] + 1))
-    options = {"gtol": tolerance, "ftol": PRECISION, "maxiter": MAX_ITERATIONS, "maxls": MAX_LINE_SEARCH}
+    options = {"gtol": tolerance, "ftol": PRECISION, "maxiter": MAX_LOGISTIC_ITERATIONS, "maxls": MAX_LINE_SEARCH}
     with threadpool_limits(1):  # the products are small: with threads that wait for each other, ten times slower
         found = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     parameters = found.x.reshape(start.shape).astype(np.float32)
@@ -168,12 +156,12 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
 def inner_products(x: csr_matrix, other: csr_matrix) -> np.ndarray:
     """Return the inner products of N and M cells with the same genes, CSR: float32 N x M.
 
-    Only genes that many cells express are multiplied as dense blocks: a third of the time of either kind alone.
+    Only genes that many cells express are multiplied as dense blocks.
     """
     columns, others = x.tocsc(), other.tocsc()
     is_often = np.diff(columns.indptr) > OFTEN * x.shape[0]
     products = (columns[:, ~is_often].tocsr() @ others[:, ~is_often].tocsr().T).toarray()
-    for genes in np.array_split(np.flatnonzero(is_often), is_often.sum() // BLOCK_GENES + 1):
+    for genes in np.array_split(np.flatnonzero(is_often), is_often.sum() // PRODUCT_GENES + 1):
         block = columns[:, genes].toarray(order="F")
         products += block @ (block if other is x else others[:, genes].toarray(order="F")).T
     return np.asarray(products)
@@ -183,9 +171,8 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     """Return dense features of N cells with the inner products of `x`, N x G, and two functions.
 
     One turns weights of features into weights of genes; the other returns the features of other cells, CSR M x G. With
-    more genes than cells the features are N x N, the Cholesky factor of the inner products. A penalised fit to them is
-    the same fit, as its weights of genes are sums over cells (the representer theorem; Kimeldorf and Wahba 1970, Ann.
-    Math. Stat. 41:495).
+    more genes than cells the features are N x N, the Cholesky factor of the inner products: a penalised fit to them is
+    the same fit (the representer theorem; Kimeldorf and Wahba 1970, Ann. Math. Stat. 41:495).
     """
     from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
@@ -267,11 +254,7 @@ class Design:
         return 1.0 if self.axes is None else 0.1
 
     def fit(
-        self,
-        c: float,
-        class_weights: str,
-        rows: np.ndarray | None = None,
-        tolerance: float = ROUGH,
+        self, c: float, class_weights: str, rows: np.ndarray | None = None, tolerance: float = ROUGH
     ) -> LinearModel:
         """Fit a linear model of the features to all cells or to some `rows`, which have all labels."""
         if self.axes is None:

@@ -126,7 +126,6 @@ def train_readouts(
     sums: np.ndarray,
     labels: np.ndarray,
     sides: np.ndarray,
-    num_labels: int,
     cfg: NetworkOptions,
     folder: Path | None = None,
 ) -> list[Readout]:
@@ -141,7 +140,7 @@ def train_readouts(
     for _ in sides:
         reader = CrossAttention(len(performer.vectors_GD), cfg.model, cfg.attention, torch.Generator())
         reader.start_like(performer.reader)
-        copies.append(Readout(reader, Head(reader.dim, num_labels, cfg.head)))
+        copies.append(Readout(reader, Head(reader.dim, int(labels.max()) + 1, cfg.head)))
     sums_NX = torch.from_numpy(sums)
     labels_N = torch.from_numpy(labels)
     rows_of = [np.flatnonzero(side) for side in sides]

@@ -1,12 +1,12 @@
-"""Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
+"""Cells that are dealt to folds, each of which is predicted by fits to the cells of the others."""
 
 import numpy as np
 
 from scperformer.cells.splits import stratified_sample
 
 EVIDENCE_FOLDS = 5
-EVIDENCE_CELLS = 4000  # that are called
-MAX_FIT_CELLS = 20_000  # of the fit by which a fold is called
+EVIDENCE_CELLS = 4000  # that are predicted
+MAX_FOLD_FIT_CELLS = 20_000  # of the fit by which a fold is predicted
 CHOICE_FOLDS = 3
 CHOICE_CELLS = 1500  # of the choice of options, in all; more cells would not change it
 CHOICE_LABELS = 300  # of the choice of options, whose time grows with the labels
@@ -16,10 +16,8 @@ MAX_CELLS_PER_LABEL = 200
 def most_of_a_label(labels: np.ndarray, num_cells: int) -> int:
     """Return how many cells of each label at most are `num_cells` in all: at least one for each fold, at most 200."""
     counts = np.bincount(labels)
-    fits = [
-        most for most in range(CHOICE_FOLDS, MAX_CELLS_PER_LABEL + 1) if np.minimum(counts, most).sum() <= num_cells
-    ]
-    return max(fits, default=CHOICE_FOLDS)
+    limits = range(CHOICE_FOLDS, MAX_CELLS_PER_LABEL + 1)
+    return max((limit for limit in limits if np.minimum(counts, limit).sum() <= num_cells), default=CHOICE_FOLDS)
 
 
 def label_folds(labels: np.ndarray, seed: int, num_folds: int, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,19 +64,20 @@ def choice_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = Non
 
 
 class Folds:
-    """Cells that are dealt to folds, each of which is called by fits to the cells of the others."""
+    """Cells that are dealt to folds, each of which is predicted by fits to the cells of the others."""
 
-    def __init__(self, rows: np.ndarray, fold_of_cell: np.ndarray):
+    def __init__(self, rows: np.ndarray, fold_of_cell: np.ndarray, batches: np.ndarray | None = None):
         self.rows = rows  # numbers of the cells
-        self.fold_of_cell = fold_of_cell  # also of those that are not called; -1: in the fits of all folds
+        self.fold_of_cell = fold_of_cell  # also of those that are not predicted; -1: in the fits of all folds
         self.fold_of_row = fold_of_cell[rows]
+        self.batches = batches  # index of the batch of each cell, whole batches being dealt; None: of single cells
         self.numbers = range(int(self.fold_of_row.max(initial=-1)) + 1)
         self.is_dealt = self.fold_of_row >= 0
 
     def others(self, fold: int, labels: np.ndarray) -> np.ndarray:
-        """Return the cells of the fit by which a fold is called: all others, or 20,000 of them."""
+        """Return the cells of the fit by which a fold is predicted: all others, or 20,000 of them."""
         rows = np.flatnonzero(self.fold_of_cell != fold)
-        return rows[stratified_sample(labels[rows], MAX_FIT_CELLS, fold)]
+        return rows[stratified_sample(labels[rows], MAX_FOLD_FIT_CELLS, fold)]
 
 
 def no_folds(labels: np.ndarray) -> Folds:
@@ -92,11 +91,11 @@ def evidence_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = N
     The only cell of a label is not held out, nor are the cells of a label that occurs in a single fold of batches.
     """
     rows = stratified_sample(labels, EVIDENCE_CELLS, seed)
-    if batches is not None:
-        fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
-        fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
-    else:
+    if batches is None:
         fold_of_cell = np.full(len(labels), -1)
         order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
         fold_of_cell[rows[order]] = dealt
-    return Folds(rows, fold_of_cell)
+    else:
+        fold_of_cell = batch_folds(batches, EVIDENCE_FOLDS)
+        fold_of_cell[np.isin(labels, labels_of_one_fold(fold_of_cell[rows], labels[rows]))] = -1
+    return Folds(rows, fold_of_cell, batches)

@@ -16,17 +16,17 @@ Arrays = dict[str, np.ndarray]
 class KeptFits:
     """Arrays by the name of a fit; without a folder, nothing is kept."""
 
-    def __init__(self, folder: Path | None):
+    def __init__(self, folder: Path | None = None):
         self.folder = None if folder is None else folder / FITS
 
-    def of(self, name: str, make: Callable[[], Arrays]) -> Arrays:
+    def load_or_make(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         """Return the arrays of a fit, of an earlier run if they are there and not damaged; else make and keep them."""
         if self.folder is None:
             return make()
         file = self.folder / f"{name}.npz"
         try:
-            with np.load(file, allow_pickle=False) as kept:
-                return dict(kept)
+            with np.load(file, allow_pickle=False) as file_of_arrays:
+                return dict(file_of_arrays)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             arrays = make()
         self.folder.mkdir(exist_ok=True)

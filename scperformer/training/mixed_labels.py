@@ -22,15 +22,15 @@ from scperformer.trust.batch_effect import mean_counts
 
 log = logging.getLogger(__name__)
 
-MAX_CELLS = 20_000  # that are looked at, the same share of each label
-NUM_MARKERS = 5  # of a type
+MAX_SAMPLED_CELLS = 20_000  # that are looked at, the same share of each label
+MAX_MARKERS = 5  # of a type
 MIN_FACTOR = 5.0  # of a marker between the type and all types of the label's family
 MIN_MARKER = 0.5  # counts per 10,000 of a marker in its type
 PSEUDO = 0.05  # counts per 10,000, added before the quotient is taken
-MIN_CELLS = 10
+MIN_EXCESS_CELLS = 10
 # Cells above the expected number: their share of a label, and their standard deviations. In PBMC 3k, .048 and 8 or
 # more for the labels with CD8 T cells, up to .024 and 2.7 for the others.
-MIN_SHARE = 0.04
+MIN_EXCESS_SHARE = 0.04
 MIN_DEVIATIONS = 5.0
 
 
@@ -43,14 +43,9 @@ class Carriers:
     markers: np.ndarray  # int: their genes
 
     @property
-    def excess(self) -> float:
-        """The number above the expected one."""
-        return self.num - self.expected
-
-    @property
     def deviations(self) -> float:
-        """The excess in standard deviations of the expected number."""
-        return self.excess / math.sqrt(self.expected + 1)
+        """The number above the expected one, in standard deviations of this."""
+        return (self.num - self.expected) / math.sqrt(self.expected + 1)
 
 
 def mixed_labels(
@@ -58,16 +53,10 @@ def mixed_labels(
 ) -> list[str]:
     """Return a sentence for each label whose cells carry the markers of another type, and log it.
 
-    Parameters
-    ----------
-    x
-        ln(1 + counts per 10,000), CSR, N cells x G genes.
-    labels, names
-        The label of each cell, int64, N; the names of the labels, C.
-    tissue
-        A packaged tissue; another name, or None: the tissue that the labels resemble.
+    `x` is ln(1 + cp10k), CSR N x G; `labels` are indices of `names`. If `tissue` is none of the packaged ones, it is
+    the tissue that the labels resemble.
     """
-    rows = stratified_sample(labels, MAX_CELLS, seed)
+    rows = stratified_sample(labels, MAX_SAMPLED_CELLS, seed)
     x, labels = x[rows], labels[rows]
     means_CG = np.stack([mean_counts(x[labels == label]) for label in range(len(names))])
     profiles = find_profiles([tissue], genes, means_CG)
@@ -79,16 +68,19 @@ def mixed_labels(
     is_on = (x[:, compared] > 0).tocsc()
     notes = []
     for label, name in enumerate(names):
-        own = profiles.families == profiles.families[profiles.of_labels[label]]
-        factors_PG = logs_PG - logs_PG[own].max(axis=0)
+        in_family = profiles.families == profiles.families[profiles.of_labels[label]]
+        factors_PG = logs_PG - logs_PG[in_family].max(axis=0)
         is_marker = (factors_PG > np.log(MIN_FACTOR)) & (logs_PG > np.log(MIN_MARKER + PSEUDO))
         cells = is_on[labels == label]
-        least = max(MIN_CELLS, MIN_SHARE * cells.shape[0])
-        found = [_carriers(cells, np.where(is_marker[row], factors_PG[row], 0)) for row in np.flatnonzero(~own)]
-        best = max(range(len(found)), key=lambda place: found[place].deviations, default=None)
-        if best is None or found[best].excess < least or found[best].deviations < MIN_DEVIATIONS:
+        others = np.flatnonzero(~in_family)
+        if not len(others):
             continue
-        carriers, other = found[best], profiles.labels[~own][best]
+        counted = [_carriers(cells, np.where(is_marker[row], factors_PG[row], 0)) for row in others]
+        carriers, row = max(zip(counted, others, strict=True), key=lambda pair: pair[0].deviations)
+        least = max(MIN_EXCESS_CELLS, MIN_EXCESS_SHARE * cells.shape[0])
+        if carriers.num - carriers.expected < least or carriers.deviations < MIN_DEVIATIONS:
+            continue
+        other = profiles.labels[row]
         shown = ", ".join(genes[compared[marker]] for marker in carriers.markers)
         note = f"{carriers.num} of {cells.shape[0]:,} cells labelled {name} express two or more markers of {other} "
         note += f"({shown}), where {carriers.expected:.0f} are expected by chance"
@@ -99,7 +91,7 @@ def mixed_labels(
 
 def _carriers(is_on: csc_matrix, factors_G: np.ndarray) -> Carriers:
     """Count the cells that express two or more of the genes with the highest factors, from N x G; 0 is no marker."""
-    markers = np.argsort(-factors_G, kind="stable")[:NUM_MARKERS]
+    markers = np.argsort(-factors_G, kind="stable")[:MAX_MARKERS]
     markers = markers[factors_G[markers] > 0]
     cells = is_on[:, markers].toarray()
     numbers = np.ones(1)  # probabilities of 0, 1, 2... markers in a cell

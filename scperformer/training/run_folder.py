@@ -1,5 +1,7 @@
 """The run of a training: its folder beside the model, with records, logs and checkpoints; it can be resumed."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
@@ -51,95 +53,72 @@ class Diverged(InputError):
 
 
 @dataclass
-class Run:
-    """A training that is under way, with its folder."""
+class RunFolder:
+    """A training that is under way, with its folder `<output>.run`."""
 
     cfg: NetworkOptions
     output: Path
     folder: Path
-    data: str  # checksum of the data
     is_first: bool  # whether this is the process of a distributed training that writes and logs
+    data: str = ""  # checksum of the data
 
-    def read(self) -> dict[str, Any]:
-        """Return the record of this run or of an earlier one in the folder, {} without one."""
-        try:
-            record = json.loads((self.folder / RECORD).read_text("utf-8"))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
-
-    def remember(self, **values: Any) -> None:
-        """Add values to the record, which a resumed run finds there."""
-        if self.is_first:
-            _write_json(self.folder / RECORD, self.read() | values)
+    @property
+    def earlier(self) -> Path:
+        """The folder of an earlier run, under the name that it has until this run has ended."""
+        return self.folder.with_name(f".scperformer-old-{self.folder.name}")
 
     @property
     def is_whole(self) -> bool:
         """Whether this is no part of a training of several studies."""
         return self.folder.name == f"{self.output.name}.run"
 
-    def part(self, name: str) -> "Run":
+    @property
+    def may_be_finished(self) -> bool:
+        """Whether the output is there, and the run is to be resumed."""
+        return self.cfg.resume and (self.output / INFO).is_file()
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether there is a checkpoint or a finished fit, from which the run can be continued."""
+        return (self.folder / CHECKPOINTS / LAST).is_file() or has_fits(self.folder)
+
+    def part(self, name: str) -> RunFolder:
         """Return the run of a part of this training, in a folder within its folder."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         return replace(self, folder=folder)
 
-    def record(self, cfg: NetworkOptions, facts: dict[str, Any]) -> dict[str, Any]:
-        """Write the options and the provenance (`facts`, and what reproduces the model); return both for the model."""
-        recorded = _run_options(cfg)
-        for option in PATHS:
-            group, _, name = option.rpartition(".")
-            part = recorded[group] if group else recorded
-            if part.get(name):
-                part[name] = _without_folders(part[name])
-        provenance = facts | {"seed": cfg.seed, "options": recorded, "versions": versions()}
-        if cfg.model.encoder:
-            device = device_of(cfg.trainer)
-            provenance["device"] = f"{device.kind} ({device.why}), {device.precision}"
-        if self.is_first:
-            with outputs.new_file(self.folder / "config.yaml", overwrite=True) as temporary:
-                text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
-                temporary.write_text(text, encoding="utf-8")
-            _write_json(self.folder / "provenance.json", provenance)
-        has_labels = isinstance(cfg, TrainOptions)
-        groups = ("tokens", "model", "attention", *(["head"] if has_labels else []))
-        config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
-        if has_labels and cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again
-            steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
-            config["training"] = {"optim": asdict(cfg.optim), **steps}
-        if cfg.genes_path is not None:
-            config["own_totals"] = True
-        if cfg.model.gene2vec_path is not None:
-            config["model"]["gene2vec_path"] = _without_folders(cfg.model.gene2vec_path)
-        return {"provenance": provenance, "config": config}
+    def require_place(self) -> None:
+        """Refuse an output that exists, unless it is replaced, and a run folder in which other files are."""
+        if not self.is_first:
+            return
+        folder = self.folder
+        outputs.require_absent(self.output, self.cfg.overwrite, MODEL)
+        why = "is a file" if folder.is_file() else None
+        if folder.is_dir() and any(folder.iterdir()):
+            why = outputs.why_not_ours(folder, RUN)
+        if why is not None:
+            expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
+            raise InputError("run-folder", f"{folder} {why}", expected, "move it away, or choose another output=...")
 
-    def write(self, saved: SavedModel) -> None:
-        """Write the model folder, with its picture and table."""
-        _write_json(self.folder / "metrics.json", saved.metrics)
-        more = {}
-        if saved.is_annotator and saved.metrics["best_epoch"]:  # branches that were fitted have no epochs
-            more[EPOCHS_TABLE] = (self.folder / EPOCHS_TABLE).read_bytes()
-        if "calibration" in saved.metrics:
-            more["reliability.png"] = draw_reliability(saved.metrics["calibration"]["bins"])
-        write_model(saved, self.output, overwrite=self.cfg.overwrite, more=more)
-        self.remember(finished=True)
-        log.info("written: %s", self.output)
+    def restore(self) -> None:
+        """Put back the folder of an earlier run, which a killed process has left, unless this one has progress."""
+        if self.is_first and self.earlier.exists():
+            outputs.remove_folder(self.earlier if self.has_progress else self.folder, RUN)
+            if self.earlier.exists():
+                self.earlier.rename(self.folder)
 
-    def differences(self) -> list[str]:
-        """Return in words how this run differs from the earlier one in its folder: in options, or in its data."""
-        before = {"options": {}, "reference_sha256": ""} | self.read()
-        old = _flat(before["options"])
-        new = _flat(json.loads(json.dumps(_run_options(self.cfg))))
-        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        named = "; ".join(f"{name}={new.get(name)}, was {old.get(name)}" for name in changed)
-        found = [f"other options ({named})"] if changed else []
-        return found + (["another reference"] if before["reference_sha256"] != self.data else [])
+    def is_finished(self) -> bool:
+        """Return whether the output is of this run: it may be of an earlier one, but the record tells."""
+        return self.may_be_finished and bool(self.recorded().get("finished")) and not self.differences()
 
     def resumes(self) -> bool:
-        """Whether the run continues an interrupted one; refuse one that is neither to be continued nor replaced."""
+        """Return whether an interrupted run is continued; refuse one that is neither to be continued nor replaced."""
         cfg = self.cfg
         folder = self.folder
-        if not has_progress(folder) or (cfg.overwrite and not cfg.resume):
+        if not self.is_first:
+            return True  # what the first process has opened
+        if not self.has_progress or (cfg.overwrite and not cfg.resume):
             if cfg.resume:
                 log.info("nothing to resume in %s: starting anew", folder)
             return False
@@ -156,108 +135,149 @@ class Run:
         log.info("continuing the run in %s", folder)
         return True
 
+    def open(self, resumes: bool) -> None:
+        """Open the folder: a new one, unless the run is resumed."""
+        if not resumes:
+            if self.folder.exists():
+                self.folder.rename(self.earlier)
+            with outputs.new_folder(self.folder, RUN):  # it appears together with its mark
+                pass
+        self.remember(options=_run_options(self.cfg), reference_sha256=self.data, finished=False)
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave the folder after an error: it stays if the run can be resumed, else that of the earlier run is back."""
+        if isinstance(error, Diverged):  # resume=true must not continue from here
+            self.remove_progress()
+        is_ended = isinstance(error, InputError | KeyboardInterrupt | SystemExit)
+        if self.is_first and not self.has_progress:
+            if is_ended or self.earlier.exists():
+                with suppress(InputError):  # other files were added meanwhile
+                    outputs.remove_folder(self.folder, RUN)
+            if self.earlier.exists() and not self.folder.exists():
+                self.earlier.rename(self.folder)
+        elif self.is_first and is_ended and not isinstance(error, InputError):
+            error.add_note(RESUME_NOTE)
+        if isinstance(error, SystemExit) and not isinstance(error, EndedBySignal):  # Lightning's
+            log.warning("; ".join(["interrupted", *getattr(error, "__notes__", [])]))
+
+    def close(self) -> None:
+        """Remove the checkpoints, and the folder of the earlier run; the logs stay."""
+        if self.is_first:
+            with suppress(InputError):
+                outputs.remove_folder(self.earlier, RUN)
+            self.remove_progress()
+
+    def remove_progress(self) -> None:
+        """Remove checkpoints and finished fits."""
+        for name in (CHECKPOINTS, FITS):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the record of this run or of an earlier one in the folder, {} without one."""
+        try:
+            record = json.loads((self.folder / RECORD).read_text("utf-8"))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def remember(self, **values: Any) -> None:
+        """Add values to the record, which a resumed run finds there."""
+        if self.is_first:
+            _write_json(self.folder / RECORD, self.recorded() | values)
+
+    def differences(self) -> list[str]:
+        """Return in words how this run differs from the earlier one in its folder: in options, or in its data."""
+        before = {"options": {}, "reference_sha256": ""} | self.recorded()
+        old = _flat(before["options"])
+        new = _flat(json.loads(json.dumps(_run_options(self.cfg))))
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        named = "; ".join(f"{name}={new.get(name)}, was {old.get(name)}" for name in changed)
+        found = [f"other options ({named})"] if changed else []
+        return found + (["another reference"] if before["reference_sha256"] != self.data else [])
+
+    def record(self, cfg: NetworkOptions, facts: dict[str, Any]) -> dict[str, Any]:
+        """Write the options and the provenance (`facts`, and what reproduces the model); return both for the model."""
+        options = _run_options(cfg)
+        for option in PATHS:
+            group, _, name = option.rpartition(".")
+            part = options[group] if group else options
+            if part.get(name):
+                part[name] = _without_folders(part[name])
+        provenance = facts | {"seed": cfg.seed, "options": options, "versions": versions()}
+        if cfg.model.encoder:
+            device = device_of(cfg.trainer)
+            provenance["device"] = f"{device.kind} ({device.why}), {device.precision}"
+        if self.is_first:
+            with outputs.new_file(self.folder / "config.yaml", overwrite=True) as temporary:
+                text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
+                temporary.write_text(text, encoding="utf-8")
+            _write_json(self.folder / "provenance.json", provenance)
+        has_labels = isinstance(cfg, TrainOptions)
+        groups = ("tokens", "model", "attention", *(["head"] if has_labels else []))
+        config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
+        config["model"]["gene2vec_path"] = options["model"]["gene2vec_path"]
+        if has_labels and cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again
+            steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
+            config["training"] = {"optim": asdict(cfg.optim), **steps}
+        if cfg.genes_path is not None:
+            config["own_totals"] = True
+        return {"provenance": provenance, "config": config}
+
+    def write(self, saved: SavedModel) -> None:
+        """Write the model folder, with its picture and table."""
+        _write_json(self.folder / "metrics.json", saved.metrics)
+        more = {}
+        if saved.is_annotator and saved.metrics["best_epoch"]:  # branches that were fitted have no epochs
+            more[EPOCHS_TABLE] = (self.folder / EPOCHS_TABLE).read_bytes()
+        if "calibration" in saved.metrics:
+            more["reliability.png"] = draw_reliability(saved.metrics["calibration"]["bins"])
+        write_model(saved, self.output, overwrite=self.cfg.overwrite, more=more)
+        self.remember(finished=True)
+        log.info("written: %s", self.output)
+
 
 @contextmanager
-def training_run(cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_hash: str = "") -> Iterator[Run | None]:
+def training_run(
+    cfg: NetworkOptions, output: Path, paths: Sequence[Path], init_hash: str = ""
+) -> Iterator[RunFolder | None]:
     """Open the run folder `<output>.run` for a training; yield None if `resume=true` finds the finished model.
 
-    `paths` are the files of cells; none: cells in memory. `init_hash` is of the model from which the training starts.
-    Another process that trains this output is refused until this one has ended. After an error of the user or a signal
-    the folder is removed, unless it has a checkpoint from which the run can be resumed. The folder of an earlier run
-    waits under another name until this run has ended, and comes back if this run leaves nothing. At the end the
-    checkpoints are removed, and the logs stay.
+    `paths` are the files of cells, none for cells in memory. `init_hash` is of the model from which the training
+    starts. Another process that trains this output is refused until this one has ended. After an error of the user or a
+    signal the folder is removed, unless it has a checkpoint from which the run can be resumed. The folder of an earlier
+    run waits under another name until this run has ended, and comes back if this run leaves nothing.
     """
     real = [path.resolve() for path in paths]
-    if twice := next((path for place, path in enumerate(paths) if real[place] in real[:place]), None):
+    if twice := next((path for number, path in enumerate(paths) if real[number] in real[:number]), None):
         raise InputError("file-twice", f"the same file twice ({twice})", "each file once", "leave one of them out")
     require_loggers(cfg.logger)
     is_alone = cfg.trainer.devices * cfg.trainer.num_nodes == 1
     is_first = is_alone or not any(int(os.environ.get(name) or 0) for name in RANKS)
-    folder = output.with_name(output.name + ".run")
+    run = RunFolder(cfg, output, output.with_name(output.name + ".run"), is_first)
     if not is_first:
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
-    if is_first and not _may_be_finished(cfg, output):
-        _require_place(output, folder, cfg.overwrite)
-    with outputs.claimed(folder) if is_first else nullcontext():
-        data = (checksum(*paths) if paths else "") + init_hash
-        data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
-        with _opened(Run(cfg, output, folder, data, is_first)) as run:
-            yield run
-
-
-@contextmanager
-def _opened(run: Run) -> Iterator[Run | None]:
-    """Open the folder of a run for `training_run`, which has claimed it."""
-    cfg, output, folder, is_first = run.cfg, run.output, run.folder, run.is_first
-    earlier = folder.with_name(f".scperformer-old-{folder.name}")
-    if is_first and earlier.exists():  # a process was killed
-        unwanted = earlier if has_progress(folder) else folder
-        outputs.remove_folder(unwanted, RUN)
-        if earlier.exists():
-            earlier.rename(folder)
-    if _may_be_finished(cfg, output):
-        # The record tells: the model in the place of the output may be of an earlier run.
-        if run.read().get("finished") and not run.differences():
+    if not run.may_be_finished:
+        run.require_place()
+    with outputs.claimed(run.folder) if is_first else nullcontext():
+        run.data = (checksum(*paths) if paths else "") + init_hash
+        run.data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
+        run.restore()
+        if run.is_finished():
             log.info("%s is finished: nothing to resume", output)
             yield None
             return
-        if is_first:
-            _require_place(output, folder, cfg.overwrite)
-    resumes = is_first and run.resumes()
-    try:
-        with outputs.output_named(folder):
-            if is_first and not resumes:
-                if folder.exists():
-                    folder.rename(earlier)
-                with outputs.new_folder(folder, RUN):  # it appears together with its mark
-                    pass
-            run.remember(options=_run_options(cfg), reference_sha256=run.data, finished=False)
-            yield run
-    except BaseException as error:
-        if isinstance(error, Diverged):  # resume=true must not continue from here
-            _remove_progress(folder)
-        is_ended = isinstance(error, InputError | KeyboardInterrupt | SystemExit)
-        if is_first and not has_progress(folder):
-            if is_ended or earlier.exists():
-                with suppress(InputError):  # other files were added meanwhile
-                    outputs.remove_folder(folder, RUN)
-            if earlier.exists() and not folder.exists():
-                earlier.rename(folder)
-        elif is_first and is_ended and not isinstance(error, InputError):
-            error.add_note(RESUME_NOTE)
-        if isinstance(error, SystemExit) and not isinstance(error, EndedBySignal):  # Lightning's
-            log.warning("; ".join(["interrupted", *getattr(error, "__notes__", [])]))
-        raise
-    if is_first:
-        with suppress(InputError):
-            outputs.remove_folder(earlier, RUN)
-        _remove_progress(folder)
-
-
-def _may_be_finished(cfg: NetworkOptions, output: Path) -> bool:
-    return cfg.resume and (output / INFO).is_file()
-
-
-def has_progress(folder: Path) -> bool:
-    """Whether a run folder has a checkpoint or a finished fit, from which the run can be continued."""
-    return (folder / CHECKPOINTS / LAST).is_file() or has_fits(folder)
-
-
-def _remove_progress(folder: Path) -> None:
-    for name in (CHECKPOINTS, FITS):
-        shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def _require_place(output: Path, folder: Path, overwrite: bool) -> None:
-    """Refuse an output that exists, unless it is replaced, and a run folder in which other files are."""
-    outputs.require_absent(output, overwrite, MODEL)
-    why = "is a file" if folder.is_file() else None
-    if folder.is_dir() and any(folder.iterdir()):
-        why = outputs.why_not_ours(folder, RUN)
-    if why is not None:
-        expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
-        raise InputError("run-folder", f"{folder} {why}", expected, "move it away, or choose another output=...")
+        if run.may_be_finished:
+            run.require_place()
+        resumes = run.resumes()
+        try:
+            with outputs.output_named(run.folder):
+                run.open(resumes)
+                yield run
+        except BaseException as error:
+            run.abandon(error)
+            raise
+        run.close()
 
 
 def versions() -> dict[str, str]:

@@ -4,14 +4,15 @@ import numpy as np
 
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 
-LARGEST = 10.0  # a scale would be infinite without a limit if all held-out cells are called correctly
-# By how much an encoder has to lower the loss of held-out cells, else it is left out: in all, and in standard errors.
+MAX_SCALE = 10.0  # a scale would be infinite without a limit if all held-out cells are predicted correctly
+# By how much an encoder has to lower the loss of held-out cells, else it is left out: in all, and in standard errors,
+# as attention between tokens with a smaller gain lowers the accuracy on cells of other studies.
 MIN_GAIN = 1e-3  # a smaller one changes no label, but takes a third of the time of a prediction
 MIN_ERRORS = 2.0  # of attention between tokens
 
 
 def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Find a and b, from 0 to `LARGEST`, for which a * linear + b * encoder has the lowest loss on held-out cells.
+    """Find a and b, from 0 to `MAX_SCALE`, for which a * linear + b * encoder has the lowest loss on held-out cells.
 
     `linear` and `encoder` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
     linear branch. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
@@ -33,7 +34,7 @@ def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -
         loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
         return loss, np.array(slopes) + off / len(labels)
 
-    best = minimize(objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, LARGEST)] * 2).x
+    best = minimize(objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, MAX_SCALE)] * 2).x
     return float(best[0]), float(best[1])
 
 
@@ -42,9 +43,8 @@ def scales_if_significant(
 ) -> tuple[float, float, dict[str, float] | None]:
     """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
 
-    The loss has to decrease by `MIN_GAIN` and by `min_errors` standard errors: attention between tokens with a smaller
-    gain lowers the accuracy on cells of other studies. The third result is the mean decrease of a cell's loss with its
-    standard error; None if a branch is off.
+    The loss has to decrease by `MIN_GAIN` and by `min_errors` standard errors. The third result is the mean decrease of
+    a cell's loss with its standard error; None if a branch is off.
     """
     both = branch_scales(linear, encoder, labels)
     if not linear.any() or not encoder.any():

@@ -134,9 +134,8 @@ def device_of(options: TrainerConfig) -> Device:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
     on_cpu = options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus)
     if not on_cpu and not num_gpus:
-        raise InputError(
-            "no-gpu", "trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu"
-        )
+        found = "trainer.accelerator=gpu and no GPU"
+        raise InputError("no-gpu", found, "a GPU that torch can use", "choose trainer=cpu")
     num, unit = (os.cpu_count() or 1, "CPU core") if on_cpu else (num_gpus, "GPU")
     if options.devices > num:
         found = f"trainer.devices={options.devices} and {num} {unit}{'s' if num > 1 else ''}"
@@ -215,20 +214,18 @@ def loggers_of(cfg: NetworkOptions, run_folder: Path) -> list[Logger]:
         loggers.append(CSVLogger(run_folder, name="csv"))
     if options.tensorboard:
         loggers.append(TensorBoardLogger(run_folder, name="tensorboard"))
-    services: list[Logger] = []
     if options.wandb:
         project = os.environ.get("WANDB_PROJECT", "scperformer")
-        services.append(
-            WandbLogger(name=name, save_dir=run_folder, offline="WANDB_MODE" not in os.environ, project=project)
-        )
+        is_offline = "WANDB_MODE" not in os.environ
+        loggers.append(WandbLogger(name=name, save_dir=run_folder, offline=is_offline, project=project))
     if options.mlflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_folder.absolute() / 'mlflow.db'}")
-        services.append(MLFlowLogger("scperformer", run_name=name, tracking_uri=uri))
+        loggers.append(MLFlowLogger("scperformer", run_name=name, tracking_uri=uri))
     groups = {name: asdict(getattr(cfg, name)) for name in ("tokens", "model", "head", "optim", "trainer")}
     del groups["model"]["gene2vec_path"]
-    for logger in loggers + services:
+    for logger in loggers:
         logger.log_hyperparams(groups | {"attention": cfg.attention, "seed": cfg.seed})
-    return loggers + services
+    return loggers
 
 
 def run_trainer(

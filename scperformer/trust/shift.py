@@ -182,29 +182,24 @@ def unsure_text(confidence: float, held_out: float) -> str:
     return f"{text}: fewer calls are right than their confidence states"
 
 
-def file_warning(
-    kind: str | None,
-    unknown: float,
-    num_labels: int,
-    tissue: str | None = None,
-    values: str = "",
-    *,
-    confidence: float = math.nan,
-    held_out: float = math.nan,
-) -> str:
-    """Return the warning about a query of a kind (None: not known) with a fraction of unknown cells; "" without one.
+def unlike_text(unknown: float, num_labels: int, tissue: str | None = None, values: str = "") -> str:
+    """Return the warning about a query with a large fraction of unknown cells.
 
-    `tissue` is of the model's reference, and `values` says how the expression was read. `confidence` and `held_out` are
-    the mean confidences of its cells and of out-of-fold cells of the reference; NaN: not known.
+    `tissue` is of the model's reference, and `values` says how the expression was read.
     """
-    if kind != FAR and unknown <= MAX_UNKNOWN:
-        return "" if kind == OTHER else unsure_text(confidence, held_out)  # in another study, a lower one is expected
     text = f"{unknown:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
     if tissue is not None:
         text += f" This model was trained on {shortened(tissue)}."
     if unknown >= NEARLY_ALL and values:
         text += f" Or were the values read wrongly (as {values})?"
     return text
+
+
+def file_warning(kind: str | None, unknown: float, unlike: str, unsure: str) -> str:
+    """Return the warning about a query of a kind, with a fraction of unknown cells: one of two texts, or ""."""
+    if kind == FAR or unknown > MAX_UNKNOWN:
+        return unlike
+    return "" if kind == OTHER else unsure  # in another study, a lower confidence is expected
 
 
 def file_text(shift: Shift | None, warning: str) -> str:

@@ -15,6 +15,8 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.fitted import FittedModel, Model
+from scperformer.annotation.load import load_model
 from scperformer.cli.adapt import AdaptConfig
 from scperformer.cli.adapt import run as run_adapt
 from scperformer.cli.predict import PredictConfig
@@ -22,8 +24,6 @@ from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows
 from scperformer.model.arrays import CELLS_FILE
 from scperformer.model.folder import read_model, write_model
-from scperformer.model.load import Model, load_model
-from scperformer.training import adapt
 
 NUM_GENES = 400
 LABELS = ("B cell", "Monocyte", "T cell")
@@ -258,7 +258,7 @@ def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel
     assert reference_cells.name.endswith(f"-{coverage(one)['key']}-{scperformer.__version__}")
     before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference_cells.iterdir()}
     assert CELLS_FILE not in before
-    monkeypatch.setattr(adapt, "fit_to_coverage", None)  # not made again
+    monkeypatch.setattr(FittedModel, "refit", None)  # not made again
     again = ad.read_h5ad(
         run_predict(PredictConfig(inputs=[path], model_path=str(default), adapted_folder=str(folder), overwrite=True))[
             0

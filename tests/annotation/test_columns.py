@@ -4,11 +4,12 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from support.opened import opened
 from support.refusal import refusal
 
 from scperformer.annotation.columns import (
     gather_predictions,
-    name_columns,
+    named_columns,
     one_type_warning,
     require_not_annotated,
     unknown_cells,
@@ -19,7 +20,7 @@ from scperformer.labels.tree import LabelTree
 
 @pytest.mark.parametrize("column", ["mine_label", "mine_set_size", "mine_novelty", "mine_doublet"])
 def test_any_column_of_an_annotation_is_refused_under_the_same_prefix(column):
-    cells = ad.AnnData(np.zeros((2, 1)), obs=pd.DataFrame({column: [1, 2]}, index=["a", "b"]))
+    cells = opened(ad.AnnData(np.zeros((2, 1)), obs=pd.DataFrame({column: [1, 2]}, index=["a", "b"])))
     with refusal("annotation-exists", column):
         require_not_annotated(cells, "mine")
     require_not_annotated(cells, "other")
@@ -34,7 +35,7 @@ def test_levels_repeat_the_call_below_it():
     np.testing.assert_allclose(table["margin"], [0.1, 0, 0.8])
     np.testing.assert_allclose(table["call_confidence"], [0.9, 0, 0.9])
     unknown = unknown_cells(table, np.full(3, 0.5), np.ones(len(tree.labels), dtype=bool), 0.05, 0.8)
-    obs, details = name_columns(table, unknown, tree.labels, ["X:1", "X:2", "X:3"], tree)
+    obs, details = named_columns(table, unknown, tree.labels, ["X:1", "X:2", "X:3"], tree)
     assert list(obs["label"]) == ["T", "unknown", "NK"]
     assert list(obs["call"]) == ["lymphocyte", "unknown", "NK"]
     assert list(obs["ontology_term_id"]) == ["X:9", "unknown", "X:2"]
@@ -45,7 +46,7 @@ def test_levels_repeat_the_call_below_it():
 def test_without_a_tree_only_calls_that_occur_are_categories():
     calls = pd.DataFrame({"best": [2, 0, 1, 1], "called": [2, 0, 1, 1]})
     unknown = np.array([True, False, False, False])
-    obs, details = name_columns(calls, unknown, ["B", "T", "NK"], ["X:2", "unknown", "X:2"], None)
+    obs, details = named_columns(calls, unknown, ["B", "T", "NK"], ["X:2", "unknown", "X:2"], None)
     assert list(obs["call"]) == ["unknown", "B", "T", "T"]
     assert list(obs["call"].categories) == ["B", "T", "unknown"]
     assert list(obs["ontology_term_id"]) == ["X:2", "X:2", "unknown", "unknown"]

@@ -6,19 +6,21 @@ import anndata as ad
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
+from support.opened import opened
 
 from scperformer.annotation.coverage import Coverage, depth_share, find_coverage, reduced, seen_rows
 from scperformer.cells.batches import Batches
 from scperformer.cells.query import find_query
-from scperformer.cli.predict import PredictConfig
 from scperformer.model.arrays import ReferenceCells
 
 GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
 
 
 def query_of(adata: ad.AnnData, genes: list[str] = GENES):
-    model = SimpleNamespace(genes=genes, importance=None, config={"target_sum": 1e4}, has_reference_cells=True)
-    return find_query(adata, model, PredictConfig(inputs=["x"]))
+    model = SimpleNamespace(
+        genes=genes, importance=None, config={"target_sum": 1e4}, is_tissue=False, can_be_refitted=True
+    )
+    return find_query(opened(adata), model)
 
 
 def with_ones(adata: ad.AnnData, share: float = 1.0) -> ad.AnnData:
@@ -115,7 +117,7 @@ def test_rows_that_are_looked_at_are_spread_over_a_file_or_a_batch_of_it(batch):
     findings = SimpleNamespace(droplets=None, is_cell=np.ones(num_cells, dtype=bool))
     batches = Batches("run", ["a", "b"], (np.arange(num_cells) % 3 == 0).astype(np.int64))
     stored = SimpleNamespace(shape=(num_cells, 5), block_cells=100)
-    found = seen_rows(SimpleNamespace(rows=stored, plan=SimpleNamespace(findings=findings), batches=batches), batch)
+    found = seen_rows(SimpleNamespace(rows=stored, findings=findings, batches=batches), batch)
     own = [row for row in range(num_cells) if batch is None or row % 3 == 0]
     blocks = {int(44 * number / 19) for number in range(20)}
     own = [row for row in own if row // 100 in blocks]

@@ -11,12 +11,12 @@ from support.words import as_options
 
 import scperformer
 from scperformer.annotation.columns import USUAL_COLUMNS
+from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.labels.tree import LabelTree
 from scperformer.model.folder import write_model
-from scperformer.model.load import load_model
 
 TREE = LabelTree(
     ["B cell", "Monocyte", "T cell"], {"B cell": "lymphocyte", "T cell": "lymphocyte"}, {"lymphocyte": "L:1"}

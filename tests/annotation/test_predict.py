@@ -15,9 +15,11 @@ from support.twins import CASES
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.load import load_model
 from scperformer.annotation.outputs import outputs_of
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
@@ -31,7 +33,6 @@ from scperformer.model.inference import (
     predict_cells,
     torch_state_kept,
 )
-from scperformer.model.load import load_model
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
@@ -306,7 +307,7 @@ def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, writ
     torch.nn.init.normal_(model.network.head.labels.weight)  # after one epoch of training the encoder hardly counts
     cfg = PredictConfig(inputs=[path], adapt="false", shift="false")
     record = ad.read_h5ad(*run_predict(cfg, model)).uns["scperformer"]
-    x = find_query(noisy, model.saved, cfg).all_cells()
+    x = find_query(OpenedCells(noisy, cfg), model.saved).all_cells()
     linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
     differ = linear.argmax(1) != (linear + encoder).argmax(1)
     assert 3 < differ[1:].sum() < 110

@@ -8,16 +8,16 @@ import pandas as pd
 import pytest
 from scipy import sparse
 from scipy.special import softmax
+from support.opened import opened
 from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.load import load_model
 from scperformer.cells.query import find_query
-from scperformer.cli.predict import PredictConfig
 from scperformer.io import rows as stored_rows
 from scperformer.model.inference import branch_logits
 from scperformer.model.linear import linear_logits
-from scperformer.model.load import load_model
 from scperformer.model.minibatches import Cells
 from scperformer.trust.batch_effect import correct_batch_effect
 from scperformer.trust.novelty import NoveltyModel
@@ -56,7 +56,7 @@ def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_pa
     assert record["shift"]["encoder_weight"] == weight
     scales = {"linear": model.saved.scales["linear"], "encoder": weight * model.saved.scales["encoder"]}
     assert record["model"]["scales"] == pytest.approx(scales)
-    x = find_query(cells, model.saved, PredictConfig(inputs=[""])).all_cells()
+    x = find_query(opened(cells), model.saved).all_cells()
     factors = record["shift"].get("gene_factors")
     assert (factors is None) == (weight == 1)
     of_reference = x if factors is None else correct_batch_effect(x, factors)
@@ -198,7 +198,7 @@ def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
     assert batches["factor"][0] == 1
     assert batches["factor"][2] == record["shift"]["factor"] <= batches["factor"][1]
 
-    x = find_query(mixed, model.saved, PredictConfig(inputs=[""])).all_cells()
+    x = find_query(opened(mixed), model.saved).all_cells()
     for number, name in enumerate(batches["name"]):
         rows = np.flatnonzero(mixed.obs["run"] == name)
         corrected = correct_batch_effect(x[rows], batches["gene_factors"][number])

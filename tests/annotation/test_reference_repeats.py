@@ -4,12 +4,12 @@ from pathlib import Path
 
 import anndata as ad
 import pytest
+from support.opened import opened
 from support.words import as_options
 
 import scperformer
 from scperformer.annotation.coverage import find_repeats
 from scperformer.cells.query import find_query
-from scperformer.cli.predict import PredictConfig
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
 
@@ -23,7 +23,7 @@ def path(request, counts_adata, tmp_path) -> Path:
 
 
 def repeats_in(cells: ad.AnnData, saved: SavedModel, path: Path):
-    query = find_query(cells, saved, PredictConfig(inputs=["x"], min_overlap=0.0))
+    query = find_query(opened(cells, min_overlap=0.0), saved)
     return find_repeats(query, saved, load_reference_cells(saved, path))
 
 

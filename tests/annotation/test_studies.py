@@ -13,10 +13,10 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model
-from scperformer.model.load import load_model
 
 LABELS = ("B", "Naive CD4 T", "Memory CD4 T", "NK")
 QUICK = ["experiment=linear", "data.min_genes=0", "data.min_cells=0", "logger=none"]

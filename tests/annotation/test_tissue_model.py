@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
+from support.opened import opened
 from support.tissues import cells_of_profiles, common_and_specific, joined_profiles, malignant
 
 import scperformer as scp
@@ -175,7 +176,7 @@ ORGANS = Path(__file__).parents[3] / "shared" / "data" / "organs"
     ],
 )
 def test_the_tissues_of_files_of_many_organs(name, tissue):
-    found = rank_tissues(ad.read_h5ad(ORGANS / f"{name}.h5ad"), OPTIONS)
+    found = rank_tissues(opened(ad.read_h5ad(ORGANS / f"{name}.h5ad")))
     assert (found.names[0] if found.is_found else None) == tissue
 
 
@@ -183,7 +184,7 @@ def test_symbols_in_capitals_may_be_of_the_mouse():
     cells = simulated("mouse kidney")
     cells.var_names = cells.var_names.str.upper()
     cells.var_names_make_unique()
-    ranking = rank_tissues(cells, OPTIONS)
+    ranking = rank_tissues(opened(cells))
     assert (ranking.names[0], ranking.in_capitals) == ("mouse kidney", True)
     scp.annotate(cells)
     assert cells.uns["scperformer"]["model"]["name"] == "mouse kidney"
@@ -251,5 +252,5 @@ def test_cells_of_another_species_are_refused_without_the_advice_to_call_them_mo
     cells = ad.AnnData(np.random.default_rng(0).poisson(1, (50, 300)).astype(np.float32))
     cells.var_names = names
     with pytest.raises(InputError, match=r"expected genes of human or mouse: .* for another species, train") as error:
-        rank_tissues(cells, OPTIONS)
+        rank_tissues(opened(cells))
     assert not error.value.fixes

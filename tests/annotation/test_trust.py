@@ -11,8 +11,8 @@ from scipy import sparse
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.load import load_model
 from scperformer.io import rows
-from scperformer.model.load import load_model
 
 QUICK = ["experiment=linear", "logger=none"]
 LABELS = np.array(["B cell", "T cell", "T/NK"])

@@ -5,9 +5,12 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pytest
+from support.opened import opened
 from support.refusal import refusal
 from support.tissues import cells_of_profiles, cells_of_tissue, common_and_specific, joined_profiles, malignant
 
+from scperformer.annotation import which_tissue
+from scperformer.annotation.record import TissueRecord, texts
 from scperformer.annotation.which_tissue import (
     BLOOD,
     MEAN,
@@ -21,7 +24,6 @@ from scperformer.annotation.which_tissue import (
     require_tissue,
     tissue_text,
 )
-from scperformer.cells import which_tissue
 from scperformer.config.options import TissueOptions
 from scperformer.model.tissues import collection
 
@@ -30,7 +32,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def ranked(cells: ad.AnnData) -> Ranking:
-    return rank_tissues(cells, OPTIONS)
+    return rank_tissues(opened(cells))
 
 
 def shallow(cells: ad.AnnData, share: float = 0.1) -> ad.AnnData:
@@ -190,9 +192,10 @@ def test_permuted_genes_are_of_no_tissue(name, pancreas, pbmc3k):
 
 
 def test_tissues_that_fit_nearly_as_well_are_named():
-    record = {"name": "blood", "title": "blood (adult human)", "how": BLOOD, "score": 0.5, "next": ["spleen", "thymus"]}
-    assert close_tissues(record | {"next_scores": [0.48, 0.2]}) == "spleen 96%"
-    assert tissue_text(record | {"next_scores": [0.48, 0.47]}).endswith("; spleen 96% and thymus 94% fit, too")
-    assert (
-        tissue_text(record | {"next_scores": [0.3, 0.2]}) == "blood (adult human), as nearly all cells are leukocytes"
-    )
+    def found(*scores: float) -> TissueRecord:
+        near = {"next": texts(["spleen", "thymus"]), "next_scores": np.array(scores)}
+        return TissueRecord(name="blood", title="blood (adult human)", in_capitals=False, how=BLOOD, score=0.5, **near)
+
+    assert close_tissues(found(0.48, 0.2)) == "spleen 96%"
+    assert tissue_text(found(0.48, 0.47)).endswith("; spleen 96% and thymus 94% fit, too")
+    assert tissue_text(found(0.3, 0.2)) == "blood (adult human), as nearly all cells are leukocytes"

@@ -10,6 +10,7 @@ import pytest
 import zarr
 from conftest import make_counts
 from support.inputs import nullable, write_nullable
+from support.record import record_of
 from support.refusal import refusal
 
 import scperformer
@@ -18,8 +19,9 @@ from scperformer.annotation.predictions import Predictions
 from scperformer.annotation.write import write_annotation
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
-from scperformer.io.h5ad import BackedH5ad
-from scperformer.io.read import fingerprint, open_cells, read_cells
+from scperformer.cells.opened import open_cells
+from scperformer.config.options import ModelOptions
+from scperformer.io.read import fingerprint, read_cells
 
 
 def stored(path):
@@ -54,15 +56,15 @@ def annotation_of(num, num_blocks=5):
     nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool, float, float)]
     blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
     parts = [Predictions(*arrays) for arrays in zip(*blocks, strict=True)]
-    record = {"labels": np.array(["a", "b"]), "total": float("nan"), "model": {"name": "m"}}
+    record = record_of(["a", "b"])
     return Annotation("new", obs, details, lambda: parts, ["CD8+|CD45RA+ T", "b"], record)
 
 
 def write_copy(source, target, annotation, overwrite=False):
-    with open_cells(source) as cells:
-        assert isinstance(cells, BackedH5ad)
+    with open_cells(source, ModelOptions(inputs=["x"])) as cells:
+        assert cells.is_on_disk
         options = {"overwrite": overwrite, "scratch": target.parent, "seen": fingerprint(source)}
-        write_annotation(annotation, cells, str(source), target, **options)
+        write_annotation(annotation, cells, target, **options)
 
 
 def test_added_keys_are_read_back(rich, write, tmp_path):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from scperformer.attention.encoder import BatchNorm, Encoder
+from scperformer.attention.encoder import Encoder
+from scperformer.attention.layer import BatchNorm
 from scperformer.attention.tokens import Batch
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig

@@ -23,7 +23,7 @@ def run(mechanism, q, k, v, keep):
     """The output of the kernels in float32, and the gradients of q, k and v for a fixed weighted sum of it."""
     given = [x.detach().float().to(DEVICE).requires_grad_() for x in (q, k, v)]
     attend = fused_causal.attend_causal if mechanism.is_causal else fused.attend
-    out = attend(torch.stack(given), keep.to(DEVICE), **deepcopy(mechanism).to(DEVICE).exponents())
+    out = attend(torch.stack(given), keep.to(DEVICE), deepcopy(mechanism).to(DEVICE).exponents())
     weighted_sum(out, keep).backward()
     return [x.cpu() for x in (out.detach(), *(x.grad for x in given))]
 
@@ -145,7 +145,7 @@ def test_a_causal_query_that_sees_nothing_beside_a_later_key_needs_smaller_block
     k[:, :, :-1] *= 20
     mechanism = make(**FORMS["favor, causal"])
     qkv = torch.stack([q, k, v]).float()
-    assert fused_causal.attend_causal(qkv, keep, **mechanism.exponents()) is None
+    assert fused_causal.attend_causal(qkv, keep, mechanism.exponents()) is None
     monkeypatch.setattr(type(mechanism), "is_fused", lambda self, x: True)
     torch.testing.assert_close(mechanism(*qkv, keep), mechanism._causal(*qkv, keep), rtol=0, atol=0)
 
@@ -197,7 +197,7 @@ def test_gradients_in_bfloat16_differ_from_the_naive_twin_only_by_rounding():
     q, k, v, keep = inputs(1300)
     mechanism = make("favor")
     qkv = torch.stack([q, k, v]).bfloat16().cuda().requires_grad_()
-    out = fused.attend(qkv, keep.cuda(), **deepcopy(mechanism).cuda().exponents())
+    out = fused.attend(qkv, keep.cuda(), deepcopy(mechanism).cuda().exponents())
     weighted_sum(out.float(), keep).backward()
     expected = exact(mechanism, *qkv.detach().cpu(), keep)
     for ours, theirs in zip((out.detach(), *qkv.grad), expected, strict=True):

@@ -8,11 +8,11 @@ from support.twins import linformer
 from support.words import as_options
 
 from scperformer import train
+from scperformer.annotation.load import load_model
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.load import load_model
 from scperformer.model.network import CellTypeModel
 
 SHARING = ("none", "headwise", "key_value", "layerwise")

@@ -177,7 +177,7 @@ def test_causal_is_true(name):
 
 
 @each_mechanism
-def test_additive_is_true(name):
+def test_sums_over_keys_is_true(name):
     assert isinstance(make(name), LinearAttention) == MECHANISMS[name].sums_over_keys
 
 

@@ -211,7 +211,7 @@ def test_each_precision_has_its_own_memory():
     encoder, batch = make(LINEAR["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
     with torch.no_grad():
         expected = encoder(batch)
-        encoder.kept_memory = None
+        encoder.unexpressed._kept = None
         with torch.autocast("cpu", dtype=torch.bfloat16):
             encoder(batch)
         assert torch.equal(encoder(batch), expected)

@@ -7,8 +7,8 @@ from support.twins import rbf
 from support.words import as_options
 
 from scperformer import train
+from scperformer.annotation.load import load_model
 from scperformer.attention.registry import make_attention
-from scperformer.model.load import load_model
 
 
 def in_log_space(mechanism, q, k, v, keep):

@@ -23,7 +23,7 @@ def organs(monkeypatch):
 @pytest.fixture
 def organ(organs):
     labels = {"T": ["T cell"], "B": ["B cell"], "cancer*": ["malignant"]}
-    return organs.Organ("human_x", "choose", ["spleen"], ["blood"], labels)
+    return organs.Organ("human_x", "development", ["spleen"], ["blood"], labels)
 
 
 def annotated(calls: list[str], terms: list[str]) -> ad.AnnData:
@@ -41,7 +41,7 @@ def test_tables_fit_together(organs):
     parents, types = organs._tree()
     files = organs.organs()
     assert len(files) == 21
-    assert {file.use for file in files} == {"choose", "report"}
+    assert {file.use for file in files} == {"development", "test"}
     accepted = {kind for file in files for kinds in file.labels.values() for kind in kinds}
     assert accepted | set(types.values()) | set(parents.values()) <= {"", *parents}
     tissues = set(organs.collection().tissues()["name"])
@@ -74,7 +74,7 @@ def test_line_of_an_annotated_file(organs, organ, monkeypatch):
 def test_verdicts(organs, organ):
     names = ["spleen", "blood", "lung", "common types", None]
     assert [organ.verdict(name) for name in names] == ["right", "near", "wrong", "not determined", "refused"]
-    without = organs.Organ("mouse_x", "report", [], [], {})
+    without = organs.Organ("mouse_x", "test", [], [], {})
     assert without.verdict("mouse common types") == "not determined rightly"
     assert without.verdict(None) == "refused rightly"
 

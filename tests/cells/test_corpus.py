@@ -40,7 +40,7 @@ def test_genes_are_the_union_and_values_do_not_depend_on_other_files():
         wanted[start : start + 12, [corpus.genes.index(gene) for gene in adata.var_names]] = logged
     np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
     assert list(corpus.file_of_cell) == [0] * 12 + [1] * 12
-    assert [(file["name"], file["sha256"], file["num_cells"]) for file in corpus.files] == [
+    assert [(file.name, file.sha256, file.num_cells) for file in corpus.files] == [
         ("a.h5ad", "sum of a.h5ad", 12),
         ("b.h5ad", "sum of b.h5ad", 12),
     ]

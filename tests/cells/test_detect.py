@@ -11,7 +11,7 @@ from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.cells import values
-from scperformer.cells.detect import detect_expression, stored_expression
+from scperformer.cells.detect import Stated, detect_expression, stored_expression
 from scperformer.cells.normalisation import normalise
 from scperformer.io.rows import Rows
 
@@ -99,7 +99,7 @@ def test_logarithms_too_large_for_the_usual_total_are_refused():
     x = np.log1p(1000 * np.random.default_rng(3).gamma(0.5, 2.0, (50, 80)))
     with refusal("doubtful-values"):
         detect_expression(ad.AnnData(x))
-    assert detect_expression(ad.AnnData(x), input_base="e", input_total=1e6).total == 1e6
+    assert detect_expression(ad.AnnData(x), Stated(input_base="e", input_total=1000000.0)).total == 1e6
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
     assert (findings.source, findings.why) == ("raw", "all genes are preferred to counts of some")
     text = "layers/counts is not used: counts of 2,000 genes alone (source=layers/counts uses them)"
     assert text in findings.notes
-    assert detect_expression(adata, "layers/counts").kind == "counts"  # the user says otherwise
-    assert detect_expression(adata, input_kind="counts").source == "layers/counts"
+    assert detect_expression(adata, Stated("layers/counts")).kind == "counts"  # the user says otherwise
+    assert detect_expression(adata, Stated(input_kind="counts")).source == "layers/counts"
     few = pbmc3k[:200, np.asarray((pbmc3k.X > 0).sum(axis=0)).ravel() >= 30].copy()  # filtered, but not chosen
     few.layers["counts"] = few.X.copy()
     few.raw = lognormalised(pbmc3k[:200].copy())
@@ -173,7 +173,7 @@ def test_logarithms_made_whole_are_refused(pbmc3k, round_off, base):
     adata = lognormalised(pbmc3k[:200].copy(), base=base)
     with refusal("doubtful-values"):
         detect_expression(undone_zeros(adata, round_off))
-    assert detect_expression(adata, input_kind="counts").kind == "counts"  # the user says otherwise
+    assert detect_expression(adata, Stated(input_kind="counts")).kind == "counts"  # the user says otherwise
 
 
 @pytest.mark.parametrize("share", [0.3, 0.05, 0.01])
@@ -186,7 +186,7 @@ def test_few_counts_are_counts(pbmc3k, share):
 def test_a_layer_of_whole_numbers_does_not_beat_recognised_values(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X), layers={"mask": counts_adata.X > 0, "unspliced": counts_adata.X})
     assert detect_expression(adata).source == "X"
-    assert detect_expression(adata, "layers/unspliced").kind == "counts"
+    assert detect_expression(adata, Stated("layers/unspliced")).kind == "counts"
     adata.X = adata.X.toarray() - 1
     assert detect_expression(adata).source == "layers/mask"
     assert "no count is above 1: were the values made binary?" in detect_expression(adata).notes
@@ -208,34 +208,34 @@ def test_the_given_source_is_used_unless_its_values_are_invalid(counts_adata):
     adata = ad.AnnData(
         logged(counts_adata.X), layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1}
     )
-    assert detect_expression(adata, "X").source == "X"
+    assert detect_expression(adata, Stated("X")).source == "X"
     with refusal("no-expression"):
-        detect_expression(adata, "layers/scaled")
+        detect_expression(adata, Stated("layers/scaled"))
     with refusal("no-source"):
-        detect_expression(adata, "layers/count", path="s.h5ad")
+        detect_expression(adata, Stated("layers/count"), path="s.h5ad")
     with refusal("no-source"):
-        detect_expression(adata, "raw")
+        detect_expression(adata, Stated("raw"))
 
 
 def test_a_given_input_kind_is_used_with_a_note(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X), layers={"counts": counts_adata.X})
-    assert detect_expression(adata, input_kind="log1p").source == "X"
-    findings = detect_expression(adata, "X", "linear")
+    assert detect_expression(adata, Stated(input_kind="log1p")).source == "X"
+    findings = detect_expression(adata, Stated("X", "linear"))
     assert summary(findings) == ("X", "linear", None, None)
     assert "used as linear as requested, though X looks like log1p" in findings.notes[-1]
     with refusal("too-large-logs"):
-        detect_expression(counts_adata, "X", "log1p", path="c.h5ad")
+        detect_expression(counts_adata, Stated("X", "log1p"), path="c.h5ad")
 
 
 def test_a_given_input_base_is_used(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X, 1e4, 2.0, num_genes=60, decimals=1))
     with refusal("doubtful-values"):  # as natural logarithms
         detect_expression(adata)
-    found = detect_expression(adata, input_base="2", input_total=1e4)
+    found = detect_expression(adata, Stated(input_base="2", input_total=10000.0))
     assert (found.log_base, found.total) == (2.0, 1e4)
     assert "used as log1p to base 2 as requested" in found.notes
     with pytest.warns(UserWarning, match="input_base is not used: X holds counts"):
-        detect_expression(counts_adata, input_base="2")
+        detect_expression(counts_adata, Stated(input_base="2"))
 
 
 def undone_zeros(adata, function):
@@ -284,7 +284,7 @@ def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case):
     with pytest.raises(InputError, match=match) as error:
         detect_expression(adata)
     assert not error.value.fixes
-    assert detect_expression(adata, input_kind="linear").kind == "linear"
+    assert detect_expression(adata, Stated(input_kind="linear")).kind == "linear"
 
 
 SOUND = {

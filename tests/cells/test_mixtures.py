@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from scperformer.cells.detect import detect_expression, gene_table
+from scperformer.cells.detect import Stated, detect_expression, gene_table
 from scperformer.cells.mixtures import species_of_genes
 from scperformer.io.gene_table import human_genes
 
@@ -59,8 +59,13 @@ def test_cells_and_genes_of_the_other_species_are_found(pbmc3k, style, logarithm
     text = "genes of human and mouse: human genes and 70 of 110 cells are used; 30 of mouse and 10 of several species"
     assert any(note.startswith(text) for note in findings.notes)
     # the species can be named, and is ignored if none of its cells are there
-    assert detect_expression(cells, species="mouse").is_foreign.tolist() == [True] * 70 + [False] * 30 + [True] * 10
-    assert detect_expression(mixed(pbmc3k, 100, style), species="mouse").is_foreign[:NUM].tolist() == [False] * NUM
+    assert (
+        detect_expression(cells, Stated(species="mouse")).is_foreign.tolist()
+        == [True] * 70 + [False] * 30 + [True] * 10
+    )
+    assert (
+        detect_expression(mixed(pbmc3k, 100, style), Stated(species="mouse")).is_foreign[:NUM].tolist() == [False] * NUM
+    )
 
 
 def test_few_cells_of_the_other_species(pbmc3k):

@@ -8,7 +8,7 @@ import scanpy
 from scipy import sparse
 from support.refusal import refusal
 
-from scperformer.cells.detect import detect_expression, gene_table
+from scperformer.cells.detect import Stated, detect_expression, gene_table
 from scperformer.io.read import open_cells
 from scperformer.model.tissues import collection
 
@@ -87,7 +87,9 @@ def test_columns_that_may_not_be_genes_are_refused(plain):
     cells.var_names = ["sum of all", *(f"zgc{number}" for number in range(plain.n_vars))]
     with refusal("doubtful-genes"):
         detect_expression(cells, path="z.h5ad")
-    assert detect_expression(cells, input_kind="counts").num_genes == plain.n_vars + 1  # the user says otherwise
+    assert (
+        detect_expression(cells, Stated(input_kind="counts")).num_genes == plain.n_vars + 1
+    )  # the user says otherwise
     cells = with_columns(plain, "a total")
     x = cells.X.toarray()
     x[:, 0] = 4 * x[:, 1:].max(axis=1)

@@ -56,7 +56,7 @@ def test_cells_and_genes_equal_those_in_memory_bit_for_bit(files, read_either, m
     monkeypatch.setattr(on_disk, "CELLS_AT_ONCE", 7)
     assert (found.read(order) != expected.x[order]).nnz == 0
     streamed = make_corpus(files, cfg)
-    assert [file["input"] for file in streamed.files] == [file["input"] for file in expected.files]
+    assert [file.input for file in streamed.files] == [file.input for file in expected.files]
     assert streamed.num_cells == expected.num_cells
 
 

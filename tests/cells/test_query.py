@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from support.refusal import refusal
 
@@ -20,8 +19,9 @@ def require(ours, models, importance=None, *, min_overlap=0.1, own_totals=False)
     target = np.array([models.index(gene) if gene in models else -1 for gene in ours], dtype=int)
     overlap = measure_overlap(target, ours, models, importance=importance)
     plan = SimpleNamespace(overlap=overlap, own_totals=own_totals)
-    model = SimpleNamespace(genes=models, has_reference_cells=False, reference_cells=None, studies=())
-    require_fit(pd.DataFrame(index=ours), plan, model, ModelOptions(inputs=["q"], min_overlap=min_overlap), "q.h5ad")
+    model = SimpleNamespace(genes=models, is_tissue=False, can_be_refitted=False)
+    options = ModelOptions(inputs=["q"], min_overlap=min_overlap)
+    require_fit(SimpleNamespace(gene_names=ours, options=options, path="q.h5ad"), plan, model)
 
 
 @pytest.mark.parametrize(

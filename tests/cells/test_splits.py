@@ -15,7 +15,7 @@ from scperformer.cli.train import run as run_train
 from scperformer.config.training import DataConfig
 from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
-from scperformer.training import train as training
+from scperformer.training import strategies
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
 
@@ -42,7 +42,7 @@ def test_split_takes_the_share_of_each_label(fraction, expected):
 
 def test_only_cells_of_labels_are_not_held_out():
     split = split_cells(np.array([0, 1, 1, 1, 2]), ["x", "y", "z"], None, DataConfig(), seed=0)
-    assert (split.done["num_train_cells"], split.val[0] in (1, 2, 3)) == (4, True)
+    assert (split.record["num_train_cells"], split.val[0] in (1, 2, 3)) == (4, True)
     with refusal("empty-split"):
         split_cells(np.arange(5), list("abcde"), None, DataConfig(), seed=0)
 
@@ -80,7 +80,7 @@ def test_groups_that_cannot_be_split_are_refused():
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["a", "b"]), options, seed=0)
     split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
     assert split.notes[0].endswith("(50.0% of the cells).")
-    assert (split.done["num_groups"], len(split.done["val_groups"])) == (2, 1)
+    assert (split.record["num_groups"], len(split.record["val_groups"])) == (2, 1)
 
 
 # by a column
@@ -117,19 +117,19 @@ def test_test_cells_are_removed_before_anything_is_computed(sides):
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """Every fit equals that of a file without the test cells, bit for bit."""
     seen = []
-    fit = training.fit_branches
-    score = training.score_on_held_out
+    fit = strategies.fit_branches
+    evaluate = strategies.ValidationSplit.evaluate
 
-    def watched_fit(x, labels, **options):
+    def watched_fit(x, *more):
         seen.append(x.shape[0])
-        return fit(x, labels, **options)
+        return fit(x, *more)
 
-    def watched_score(done, fitted):
-        seen.append((len(done.train), len(done.val)))
-        return score(done, fitted)
+    def watched_evaluate(training):
+        seen.append((len(training.train), len(training.val)))
+        return evaluate(training)
 
-    monkeypatch.setattr(training, "fit_branches", watched_fit)
-    monkeypatch.setattr(training, "score_on_held_out", watched_score)
+    monkeypatch.setattr(strategies, "fit_branches", watched_fit)
+    monkeypatch.setattr(strategies.ValidationSplit, "evaluate", watched_evaluate)
     whole = run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
     allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}
@@ -197,7 +197,7 @@ def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
     single = {"Platelet": 1, "Mast cell": 1}
     counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | (single if least == 1 else {})
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
-    assert reference.rare.done.get("labels", {}) == ({} if least == 1 else single)
+    assert reference.rare.record.get("labels", {}) == ({} if least == 1 else single)
     if least == 2:
         note = "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); their 2 cells are left out."
         assert reference.notes == [note]
@@ -207,7 +207,7 @@ def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
 
 def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(training, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
+    monkeypatch.setattr(strategies, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'", "model=tiny"]
     folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()

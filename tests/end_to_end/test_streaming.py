@@ -17,14 +17,13 @@ from scipy import sparse
 from support.refusal import refusal
 
 import scperformer
-from scperformer.annotation import predict
 from scperformer.annotation import write as writer
-from scperformer.annotation.predictions import predict_block
+from scperformer.annotation.adapted import Adapted
+from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows as rows
-from scperformer.model.load import load_model
 
 BLOCK = 17  # cells; 120 of them make eight blocks
 
@@ -143,6 +142,7 @@ def test_a_run_of_several_files_goes_on(counts_adata, tiny_model, tmp_path, capl
     counts_adata[40:].copy().write_h5ad(inputs[1])
     monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 40)
     called = []
+    predict_block = Adapted.predict_block
 
     def counted(*arguments):
         if len(called) == 2:
@@ -152,7 +152,7 @@ def test_a_run_of_several_files_goes_on(counts_adata, tiny_model, tmp_path, capl
         called.append(len(calls.proba))
         return calls
 
-    monkeypatch.setattr(predict, "call_block", counted)
+    monkeypatch.setattr(Adapted, "predict_block", counted)
     several = {
         "inputs": inputs,
         "output": str(tmp_path / f"{{sample}}.annotated{ending}"),

@@ -13,7 +13,6 @@ from support import celltypist
 from support.refusal import refusal
 
 import scperformer as scp
-from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.io.gene_table import human_genes
 from scperformer.model.folder import read_model
@@ -205,19 +204,19 @@ def with_twice(names):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "value"),
     [
-        ({"coef_": None}, "a classifier without coef_"),
-        ({"coef_": with_nan}, "coef_ that are not finite"),
-        ({"coef_": lambda array: array[:, :-1]}, "coefficients of shape .* for 9 labels and 400 genes"),
-        ({"coef_": lambda array: array.astype(str)}, "coef_ that are not numbers"),
-        ({"features": with_twice}, "the gene '.*' twice"),
-        ({"scale_": lambda array: array * 0}, "a scale of a gene that is not above 0"),
+        ({"coef_": None}, "without coef_"),
+        ({"coef_": with_nan}, "coef_"),
+        ({"coef_": lambda array: array[:, :-1]}, "9 labels and 400 genes"),
+        ({"coef_": lambda array: array.astype(str)}, "coef_"),
+        ({"features": with_twice}, "twice"),
+        ({"scale_": lambda array: array * 0}, "scale"),
         ({"intercept_": lambda array: array[:-1]}, "8 intercepts"),
     ],
 )
-def test_damaged_models_are_refused(changes, message, parts, tmp_path, library):
-    with pytest.raises(InputError, match=message):
+def test_damaged_models_are_refused(changes, value, parts, tmp_path, library):
+    with refusal("foreign-model", value):
         imported(celltypist.pickled(changed(parts, **changes)), tmp_path)
     assert not library.exists()
 

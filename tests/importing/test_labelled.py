@@ -7,7 +7,7 @@ from support import celltypist
 from support.refusal import refusal
 
 import scperformer as scp
-from scperformer.annotation.fit_imported import KEPT_SCORES
+from scperformer.annotation.imported import KEPT_SCORES
 from scperformer.model.folder import load_reference_cells
 
 

@@ -15,7 +15,6 @@ import torch
 from support.refusal import refusal
 
 import scperformer as scp
-from scperformer.base.errors import InputError
 from scperformer.model.folder import read_model
 
 MODELS = Path(__file__).parent / "scanvi"
@@ -63,40 +62,42 @@ def test_other_values_than_counts_are_refused(cells):
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "message"),
+    ("name", "batch", "values"),
     [
-        ("covariates", None, r"a scANVI model that encodes batches; expected one of its batches: 'run 0', 'run 1'"),
-        ("covariates", "run 2", r"and batch=run 2; expected one of its batches: 'run 0', 'run 1': did you mean"),
-        ("plain", "run 0", r"batch=run 0 and a model whose encoder does not read batches; .*leave batch out"),
+        ("covariates", None, ("'run 0', 'run 1'",)),
+        ("covariates", "run 2", ("batch=run 2", "'run 0', 'run 1'")),
+        ("plain", "run 0", ("batch=run 0",)),
     ],
     ids=["no batch", "unknown batch", "no use of it"],
 )
-def test_batches_have_to_be_known(name, batch, message, library):
-    with pytest.raises(InputError, match=message):
+def test_batches_have_to_be_known(name, batch, values, library):
+    with refusal("scvi-batch", *values):
         scp.import_model(MODELS / name, options={} if batch is None else {"batch": batch})
     assert not library.exists() or not list(library.iterdir())
 
 
 CHANGES = {
-    "no classifier": ("model_state_dict classifier.classifier.1.weight", None, "no classifier"),
+    "no classifier": ("model_state_dict classifier.classifier.1.weight", None, "foreign-model", "classifier"),
     "another latent distribution": (
         "attr_dict init_params_ kwargs model_kwargs",
         lambda _: {"latent_distribution": "ln"},
-        "latent_distribution=ln, with which no model can be imported",
+        "foreign-model",
+        "latent_distribution=ln",
     ),
-    "scVI": ("attr_dict registry_ model_name", lambda _: "SCVI", r"a model SCVI .*; expected a scANVI model"),
-    "fewer genes": ("var_names", lambda names: names[:-1], "for 60 instead of 59 numbers"),
+    "scVI": ("attr_dict registry_ model_name", lambda _: "SCVI", "scvi-kind", "SCVI"),
+    "fewer genes": ("var_names", lambda names: names[:-1], "foreign-model", "60 instead of 59"),
     "infinite": (
         "model_state_dict z_encoder.mean_encoder.weight",
         lambda weight: weight * torch.inf,
-        "that are not finite numbers",
+        "foreign-model",
+        "z_encoder.mean_encoder.weight",
     ),
 }
 
 
 @pytest.mark.parametrize("case", CHANGES)
 def test_other_models_are_refused_with_the_reason(case, tmp_path, library):
-    place, change, message = CHANGES[case]
+    place, change, code, value = CHANGES[case]
     content = torch.load(MODELS / "plain" / "model.pt", weights_only=False)
     part = content
     *parents, name = place.split()
@@ -106,9 +107,8 @@ def test_other_models_are_refused_with_the_reason(case, tmp_path, library):
     if change is not None:
         part[name] = change(old)
     torch.save(content, tmp_path / "model.pt")
-    with pytest.raises(InputError, match=message) as caught:
+    with refusal(code, value):
         scp.import_model(tmp_path)
-    assert "\n" not in str(caught.value)
     assert not library.exists() or not list(library.iterdir())
 
 

@@ -11,7 +11,6 @@ from scipy import sparse
 from support.inputs import NUM_CELLS, NUM_GENES, same, write_mtx
 from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.io import mtx
 from scperformer.io.read import checksum, default_output, read_cells, require_readable
 
@@ -39,13 +38,13 @@ def damage_mtx(name: str, text: str) -> str:
 
 
 MTX = {
-    "fewer entries": "is truncated",
-    "index outside": "out of bounds",
-    "no number": "Invalid",
-    "a huge promise": "is truncated",
-    "no sizes": "is damaged .*Premature EOF",
-    "complex": "of the kind 'coordinate complex general'",
-    "other sizes": r"of 58 x 30 beside 30 barcodes and 60 features; .*take the three files of one sample",
+    "fewer entries": ("damaged-file",),
+    "index outside": ("damaged-file", "out of bounds"),
+    "no number": ("damaged-file", "Invalid"),
+    "a huge promise": ("damaged-file", "99999999999999"),
+    "no sizes": ("damaged-file", "Premature EOF"),
+    "complex": ("mtx-kind", "coordinate complex general"),
+    "other sizes": ("mtx-shape", "58 x 30", "30 barcodes", "60 features"),
 }
 
 
@@ -54,9 +53,8 @@ def test_damaged_mtx_files_are_refused(damage, cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     text = (target / "matrix.mtx").read_text()
     (target / "matrix.mtx").write_text(damage_mtx(damage, text))
-    with pytest.raises(InputError, match=MTX[damage]) as error:
+    with refusal(*MTX[damage]):
         read_cells(target)
-    assert "\n" not in str(error.value)
 
 
 def test_a_folder_with_missing_or_repeated_files_is_refused(cells, tmp_path):

@@ -14,7 +14,7 @@ from support.refusal import refusal
 
 from scperformer.base import child
 from scperformer.importing.folders import import_model
-from scperformer.io.pickles import NUMPY, Made, array_of, plain, read_pickle, stand_in
+from scperformer.io.pickles import NUMPY, Made, array_of, plain_value, read_pickle, stand_in
 
 HARMFUL = ("os.", "subprocess.", "exec", "import", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
 READING = ("os.fork", "os.listdir", "os.scandir")  # of our own code
@@ -102,7 +102,7 @@ def test_scalars_and_lists_of_pandas(protocol, tmp_path):
     values = [np.float64(0.1), np.int32(-7), np.bool_(True), np.str_("B cell")]
     found = read_pickle(written(tmp_path, pickle.dumps(values, protocol)), ANY)
     # A NumPy text is a subclass of text, which pickle writes as a call.
-    assert [plain(value, "it") for value in found[:3]] == [0.1, -7, True]
+    assert [plain_value(value, "it") for value in found[:3]] == [0.1, -7, True]
     genes = pd.Index(["CD3D", "MS4A1"], dtype=object)
     found = read_pickle(written(tmp_path, pickle.dumps(genes, protocol)), ANY)
     assert array_of(found, "genes").tolist() == ["CD3D", "MS4A1"]

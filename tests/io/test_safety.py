@@ -11,7 +11,6 @@ import pytest
 from support.inputs import WRITERS, same, write_h5ad, write_zarr
 from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.io.read import read_cells, require_readable
 
 # Safety
@@ -129,50 +128,42 @@ def twice_and_twice_again(file):
 
 
 CIRCLES = {
-    "soft to the root": (soft("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
-    "hard to the root": (hard("uns/me", "/"), "in a circle \\('/uns/me'\\)"),
-    "relative": (soft("obsm/me", "."), "in a circle"),
-    "two": (circle_of_two, "in a circle"),
-    "twice": (twice_and_twice_again, "groups, which links multiply to more than 100,000"),
-    "a name that leads to itself": (soft("uns/me", "/uns/me"), "too many links|nothing"),
+    "soft to the root": (soft("uns/me", "/"), "group-links", "'/uns/me'"),
+    "hard to the root": (hard("uns/me", "/"), "group-links", "'/uns/me'"),
+    "relative": (soft("obsm/me", "."), "group-links", "'/obsm/me'"),
+    "two": (circle_of_two, "group-links", "/uns/o"),
+    "twice": (twice_and_twice_again, "group-links", "100,000"),
+    "a name that leads to itself": (soft("uns/me", "/uns/me"), "damaged-file", ""),
 }
 
 
 @pytest.mark.parametrize("case", CIRCLES)
 def test_links_in_a_circle_are_an_error_of_one_line(case, cells, tmp_path):
     """Readers that follow links would never finish."""
-    add, found = CIRCLES[case]
+    add, *refused = CIRCLES[case]
     path = write_h5ad(cells, tmp_path)
     with h5py.File(path, "r+") as file:
         for place in ("uns", "obsm", "layers"):
             file.require_group(place)
         add(file)
     for read in (require_readable, read_cells):
-        with pytest.raises(InputError, match=found):
+        with refusal(*refused):
             read(path)
 
 
 @pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        ("uns/me", ".."),
-        ("uns/me", "me"),
-        ("uns/me", "../obs/you"),
-        ("X/me", "../uns"),
-    ],
+    ("target", "code"), [("..", "group-links"), ("me", "zarr-entry"), ("../obs/you", "group-links")]
 )
-def test_links_in_a_circle_in_a_zarr_folder_are_refused(name, target, cells, tmp_path):
+def test_links_in_a_circle_in_a_zarr_folder_are_refused(target, code, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 2)
     shutil.rmtree(path / "layers", ignore_errors=True)
-    (path / name).parent.mkdir(exist_ok=True, parents=True)
+    (path / "uns").mkdir(exist_ok=True)
     (path / "obs" / "you").symlink_to("../uns")
-    if "X" not in name:
-        (path / name).symlink_to(target)
-        with pytest.raises(InputError, match=r"in a circle|neither a file nor a folder"):
-            require_readable(path)
-    else:
-        (path / name).symlink_to(target)
-        assert require_readable(path) == "zarr"
+    (path / "X" / "me").symlink_to("../uns")  # no circle
+    assert require_readable(path) == "zarr"
+    (path / "uns" / "me").symlink_to(target)
+    with refusal(code):
+        require_readable(path)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -191,8 +182,8 @@ def test_links_that_leave_a_zarr_folder_are_refused(zarr_format, cells, tmp_path
 
 
 @pytest.mark.parametrize("where", [".zarray", ".zmetadata"])
-@pytest.mark.parametrize(("codec", "match"), [("pickle", "pickled objects"), ("json2", "Python objects")])
-def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
+@pytest.mark.parametrize("codec", ["pickle", "json2"])
+def test_pickled_arrays_are_never_loaded(where, codec, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 2)
     info = json.loads((path / "obs/_index/.zarray").read_text())
     bad = info | {"dtype": "|O", "filters": [{"id": codec}]}
@@ -200,7 +191,7 @@ def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
         (path / "obs/_index/.zarray").write_text(json.dumps(bad))
     else:
         (path / where).write_text(json.dumps({"metadata": {"obs/_index/.zarray": bad}, "zarr_consolidated_format": 1}))
-    with pytest.raises(InputError, match=match):
+    with refusal("zarr-objects"):
         read_cells(path)
 
 
@@ -212,19 +203,21 @@ def test_null_characters_in_names_are_refused(cells, tmp_path):
         read_cells(path)
 
 
-@pytest.mark.parametrize("damage", ["no JSON", "chunk", "not AnnData"])
-def test_damaged_zarr_folders_are_refused(damage, cells, tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [("no JSON", "damaged-file"), ("chunk", "damaged-file"), ("not AnnData", "zarr-without-cells")],
+)
+def test_damaged_zarr_folders_are_refused(damage, code, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 3)
     if damage == "no JSON":
         (path / "zarr.json").write_text("{")
     elif damage == "chunk":
-        next(file for file in (path / "X/data").rglob("*") if file.is_file() and file.name != "zarr.json").write_bytes(
-            b"damaged"
-        )
+        chunks = [file for file in (path / "X/data").rglob("*") if file.is_file() and file.name != "zarr.json"]
+        chunks[0].write_bytes(b"damaged")
     else:
         shutil.rmtree(path / "var")
         (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
-    with pytest.raises(InputError, match=r"is damaged|a zarr store without obs and var"):
+    with refusal(code):
         read_cells(path)
 
 

@@ -6,7 +6,6 @@ import h5py
 import pytest
 from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.io.sheet import described_samples, path_in_sheet, read_sheet
 
 ROWS = [
@@ -41,8 +40,8 @@ def test_other_files_are_refused(tmp_path):
         read_sheet("https://example.org/s.tsv")
     with h5py.File(tmp_path / "run.h5ad", "w"), zipfile.ZipFile(tmp_path / "s.xlsx", "w"):
         pass
-    for name, found in (("run.h5ad", r"a file of cells \(HDF5\)"), (".", "a folder"), ("s.xlsx", "a sheet of Excel")):
-        with pytest.raises(InputError, match=found):
+    for name in ("run.h5ad", ".", "s.xlsx"):
+        with refusal("sheet-kind"):
             read_sheet(tmp_path / name)
 
 

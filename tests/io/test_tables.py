@@ -11,7 +11,6 @@ import pytest
 from support.inputs import same, table, write_h5ad
 from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.io import tables
 from scperformer.io.axes import known_symbols
 from scperformer.io.read import read_cells
@@ -121,37 +120,36 @@ def test_hostile_names_are_plain_strings(tmp_path):
 
 
 TABLES = {
-    "text in a column": ("c,CD3D,note\na,1,T cell\nb,2,3\n", "column 'note' of .* with 'T cell'"),
-    "missing value": ("c,CD3D,CD4\na,1,NA\nb,2,3\n", "column 'CD4' .* 'NA'"),
-    "decimal commas": ("c;CD3D;CD4\na;1,5;2\nb;2;3\n", "column 'CD3D' .* '1,5'"),
-    "a long row": ("c,CD3D,CD4\na,1,2\nb,1,2,3\n", r"is not a table .*: 3, 3, 4\)"),
-    "a long row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1,2,3\n", "is ragged .*line 4[12]"),
-    "a short row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1\n", "column 'CD4' .*rows that are too short"),
-    "no names of columns": ("a,1,2\nb,3,7\n", r"numbers in the first row \(e.g. 1, 2\)"),
-    "no names of rows": ("CD3D,CD4\n5,1\n7,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
-    "numbers beside no known genes": ("a,x,y\n5,1,2\n7,2,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
-    "prose": ("To be, or not to be,\nthat is the question\n", "is not a table"),
-    "a row of names alone": ("c,CD3D\n", "is not a table"),
-    "latin-1": ("c,CD3D,CD4\nCélula,1,2\nb,3,4\n".encode("latin-1"), "not UTF-8; .*iconv -f latin1"),
-    "utf-16": ("c,CD3D\na,1\n".encode("utf-16"), "is text in UTF-16; .*iconv -f utf-16 -t utf-8"),
-    "blank": (" \n\n", "is empty"),
-    "a sheet of Excel": (b"PK\x03\x04" + bytes(30), "archive; .*save Excel as CSV"),
-    "RDS": (gzip.compress(b"X\n\x00\x00\x00\x03"), "is a file of R; .*anndataR"),
-    "cut gzip": (gzip.compress(b"c,CD3D\na,1\n" * 1000)[:-20], "is truncated"),
-    "tar": (gzip.compress(bytes(257) + b"ustar" + bytes(300)), "is a tar archive"),
-    "HDF5 in gzip": (gzip.compress(b"\x89HDF\r\n\x1a\n"), "gunzip"),
-    "pickle": (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00c", "of no known kind"),
+    "text in a column": ("c,CD3D,note\na,1,T cell\nb,2,3\n", "table-text", "'note'", "'T cell'"),
+    "missing value": ("c,CD3D,CD4\na,1,NA\nb,2,3\n", "table-text", "'CD4'", "'NA'"),
+    "decimal commas": ("c;CD3D;CD4\na;1,5;2\nb;2;3\n", "table-text", "'CD3D'", "'1,5'"),
+    "a long row": ("c,CD3D,CD4\na,1,2\nb,1,2,3\n", "not-a-table", "3, 3, 4"),
+    "a long row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1,2,3\n", "ragged-table", "line 4"),
+    "a short row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1\n", "table-text", "'CD4'"),
+    "no names of columns": ("a,1,2\nb,3,7\n", "table-names", "first row", "1, 2"),
+    "no names of rows": ("CD3D,CD4\n5,1\n7,2\n", "table-names", "first column", "5, 7"),
+    "numbers beside no known genes": ("a,x,y\n5,1,2\n7,2,2\n", "table-names", "first column", "5, 7"),
+    "prose": ("To be, or not to be,\nthat is the question\n", "not-a-table"),
+    "a row of names alone": ("c,CD3D\n", "not-a-table"),
+    "latin-1": ("c,CD3D,CD4\nCélula,1,2\nb,3,4\n".encode("latin-1"), "not-utf8", "iconv -f latin1"),
+    "utf-16": ("c,CD3D\na,1\n".encode("utf-16"), "unknown-kind", "UTF-16"),
+    "blank": (" \n\n", "unknown-kind"),
+    "a sheet of Excel": (b"PK\x03\x04" + bytes(30), "unknown-kind", "Excel"),
+    "RDS": (gzip.compress(b"X\n\x00\x00\x00\x03"), "unknown-kind", "anndataR"),
+    "cut gzip": (gzip.compress(b"c,CD3D\na,1\n" * 1000)[:-20], "damaged-file"),
+    "tar": (gzip.compress(bytes(257) + b"ustar" + bytes(300)), "unknown-kind", "tar"),
+    "HDF5 in gzip": (gzip.compress(b"\x89HDF\r\n\x1a\n"), "unknown-kind", "gunzip"),
+    "pickle": (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00c", "unknown-kind"),
 }
 
 
 @pytest.mark.parametrize("case", TABLES)
 def test_malformed_tables_are_refused(case, tmp_path):
-    content, match = TABLES[case]
+    content, *refused = TABLES[case]
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(InputError, match=match) as error:
+    with refusal(*refused):
         read_cells(path, "cells_by_genes")
-    assert "\n" not in str(error.value)
 
 
 COMMENTS = {
@@ -229,23 +227,23 @@ def test_a_very_long_later_line_is_refused(end, tmp_path, monkeypatch):
 
 
 BOMBS = {
-    "lines": ("MAX_LINES", 1000, "more than 1,000 lines"),
-    "columns": ("MAX_COLUMNS", 2, "3 columns"),
-    "unpacked": ("EXTRA_MEMORY", -500 * 2**20, "text that is more than 500 times as large when it is unpacked"),
+    "lines": ("MAX_LINES", 1000, "table-text", "1,000 lines"),
+    "columns": ("MAX_COLUMNS", 2, "too-many-columns", "3 columns"),
+    "unpacked": ("EXTRA_MEMORY", -500 * 2**20, "table-text", "500 times"),
 }
 
 
 @pytest.mark.parametrize("orientation", ["auto", "cells_by_genes"])
 @pytest.mark.parametrize("case", BOMBS)
 def test_a_table_that_is_too_large_is_refused_before_it_is_read(case, orientation, tmp_path, monkeypatch):
-    limit, value, found = BOMBS[case]
+    limit, value, *refused = BOMBS[case]
     path = tmp_path / "run.csv.gz"
     lines = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(999))]
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     assert read_cells(path, orientation).shape == (999, 2)
     path.write_bytes(gzip.compress("\n".join([*lines, "cell_999,1,1", ""]).encode()))
     monkeypatch.setattr(tables, limit, value)
-    with pytest.raises(InputError, match=f"run.csv.gz with {found}"):
+    with refusal(*refused):
         read_cells(path, orientation)
 
 
@@ -303,8 +301,7 @@ def test_columns_of_text_among_numbers_describe_cells_or_genes(tmp_path, caplog)
 def test_a_long_table_is_named(columns, with_index, tmp_path):
     frame = made_table().rename_axis("cell").reset_index().melt("cell", var_name="gene", value_name="count")
     frame.sort_values("cell")[columns].to_csv(tmp_path / "a.csv", index=with_index)
-    match = r"a long table .* by .pivot\(index='cell', columns='gene', values='count'\).fillna\(0\)"
-    with pytest.raises(InputError, match=match):
+    with refusal("long-table", ".pivot(index='cell', columns='gene', values='count').fillna(0)"):
         read_cells(tmp_path / "a.csv")
     # A sample with a text about each gene is no long table.
     made_table(1).T.assign(remark="kinase").to_csv(tmp_path / "b.csv")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from conftest import make_counts
+from support.opened import opened
 
 import scperformer
 from scperformer.cells.query import find_query
-from scperformer.config.options import ModelOptions
 from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.results.contributions import find_contributions
@@ -22,7 +22,7 @@ FUNCTIONS = {
 def loaded(tiny_model):
     """The network of a model with layers, in training mode, and some cells."""
     model = scperformer.load_model(tiny_model)
-    query = find_query(make_counts()[:20].copy(), model.saved, ModelOptions(inputs=["x"]))
+    query = find_query(opened(make_counts()[:20].copy()), model.saved)
     return model.network.train(), Cells(query.all_cells(), model.tokens)
 
 

@@ -14,8 +14,9 @@ from support.tissues import cells_of_tissue
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.fitted import Model
+from scperformer.annotation.load import load_model
 from scperformer.model.inference import branch_logits
-from scperformer.model.load import Model, load_model
 from scperformer.model.minibatches import Cells
 from scperformer.results.explain import delete_genes, rank_markers
 from scperformer.results.explanation_page import (

@@ -8,7 +8,7 @@ from support.annotated import annotated_sample, write_sample
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
-from scperformer.results.read_annotations import Failed, read_annotated, sample_names
+from scperformer.results.read_annotations import Failed, names_of_samples, read_annotated
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from scperformer.results.read_annotations import Failed, read_annotated, sample_
     ],
 )
 def test_sample_names(files, names):
-    assert sample_names([Path(file) for file in files]) == names
+    assert names_of_samples([Path(file) for file in files]) == names
 
 
 def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.record import record_of
 from support.refusal import refusal
 
+from scperformer.annotation.record import BinsRecord, CalibrationRecord, CoverageRecord, ShiftRecord
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import compare
 from scperformer.results.read_annotations import Annotated, Failed, cell_table
@@ -31,9 +33,7 @@ def make_sample(name: str, labels: str, baseline: str, confidence: list[float], 
         }
     )
     obs["k_call"] = obs["k_label"].astype(object).mask(obs["k_unknown"], "unknown")
-    facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share}}
-    facts["repeats"] = {"num_seen": 10, "num_cells": 0}
-    return Annotated(name=name, path=Path(name), key="k", obs=obs, umap=None, facts=facts)
+    return Annotated(name=name, path=Path(name), key="k", obs=obs, umap=None, record=record_of(KNOWN, share))
 
 
 @pytest.fixture
@@ -76,7 +76,8 @@ def test_samples_of_a_column_are_in_natural_order(samples, cells, labels):
 
 def test_a_sample_and_a_failed_one_have_a_row(samples, cells):
     samples[0].obs["k_doublet"] = [True, False, False, True]
-    samples[0].facts |= {"coverage": {"adapted": True, "expected_accuracy": 0.876}, "encoder": {"num_decided": 3}}
+    samples[0].record.coverage = CoverageRecord(adapted=True, expected_accuracy=0.876)
+    samples[0].record.encoder = {"num_decided": 3}
     failed = [Failed(name="three", reason="no such file")]
     table = tables.sample_table([tables.summarise(sample, cells) for sample in samples], failed, None)
     titles = [title for title, _ in table.columns]
@@ -96,7 +97,7 @@ def test_a_sample_and_a_failed_one_have_a_row(samples, cells):
 
 def test_things_to_check(samples):
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
-    samples[0].facts["repeats"]["num_cells"] = 3
+    samples[0].record.repeats.num_cells = 3
     found = found_in(samples, compare(samples, truths, "truth"))
     assert found == [
         "Some cells are cells of the reference, and their confidence is too high: one (30%).",
@@ -104,37 +105,37 @@ def test_things_to_check(samples):
         "Logistic regression gives many cells another label; agreement: two (40%).",
         "The model does not have these true labels, so their cells count as errors: mast.",
     ]
-    samples[1].facts["genes"]["informative_share"] = 0.3
+    samples[1].record.genes.informative_share = 0.3
     assert "present: two (30%)." in "\n".join(found_in(samples))
 
 
 @pytest.mark.parametrize(("unknown", "kind"), [(3, None), (0, "another tissue")], ids=["unknown cells", "shift"])
 def test_another_tissue_is_asked_for(unknown, kind):
     sample = make_sample("s", "T T B B", "B B B B", [*[0.2] * unknown, *[0.9] * (4 - unknown)])
-    sample.facts["model"]["tissue"] = "blood"
-    sample.facts["shift"] = {"kind": kind}
+    sample.record.model.tissue = "blood"
+    sample.record.shift = ShiftRecord(kind=kind)
     text = "Most cells look like none of the 4 labels. Is it the right tissue? The model was trained on blood. Unknown"
     assert f"{text}: s ({unknown / 4:.0%})." in found_in([sample])
 
 
 def test_samples_are_grouped_by_their_distance_to_the_reference(samples, cells):
     for sample, kind in zip(samples, ("like the reference", "another tissue"), strict=True):
-        sample.facts["shift"] = {"kind": kind, "expected_lowest": 0.8, "expected_highest": 0.9}
+        sample.record.shift = ShiftRecord(kind=kind, expected_lowest=0.8, expected_highest=0.9)
     groups = trust_groups([tables.summarise(sample, cells) for sample in samples])
-    assert [(group["grade"], group["num_samples"], group["num_cells"], group["samples"]) for group in groups] == [
+    assert [(group.grade, group.num_samples, group.num_cells, group.samples) for group in groups] == [
         ("good", 1, 4, "one"),
         ("bad", 1, 5, "two"),
     ]
-    assert groups[0]["expected"] == "80% to 90%"
+    assert groups[0].expected == "80% to 90%"
     for sample in samples:
-        del sample.facts["shift"]
+        sample.record.shift = None
     [group] = trust_groups([tables.summarise(sample, cells) for sample in samples])
-    assert (group["title"], group["expected"]) == ("Not known", "")
+    assert (group.title, group.expected) == ("Not known", "")
 
 
 def test_confidence_far_below_that_of_out_of_fold_predictions_is_a_warning(samples):
-    bins = {"num_cells": np.array([20, 80]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
+    bins = BinsRecord(num_cells=np.array([20, 80]), confidence=np.array([0.5, 0.9]))
     for sample in samples:  # mean confidences: 0.75 and 0.57
-        sample.facts["calibration"] = {"bins": bins}  # mean confidence: 0.82
+        sample.record.calibration = CalibrationRecord(num_cells=100, error=0.0, bins=bins)  # mean confidence: 0.82
     text = "The mean confidence is far below the out-of-fold confidence of the reference: two (0.57)."
     assert text in found_in(samples)

@@ -8,6 +8,7 @@ from support.refusal import refusal
 from support.tissues import cells_of_tissue
 
 import scperformer
+from scperformer.annotation.record import Record, TissueRecord, texts
 from scperformer.annotation.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
 from scperformer.results.evaluate import read_evaluation
 from scperformer.results.read_annotations import read_annotated
@@ -71,12 +72,12 @@ def test_the_report_names_the_tissues(files, samples, tmp_path):
     num_labels = len(set().union(*(sample.uns[KEY]["model"]["labels"] for sample in samples.values())))
     assert f"annotated by published mean profiles of cell types, with {num_labels} labels." in words
     for name, sample in samples.items():
-        tissue, profiles = sample.uns[KEY]["tissue"], sample.uns[KEY]["profiles"]
-        assert f"{tissue['title']} , {how_found(tissue)} {name} " in words
+        record = Record.from_uns(sample.uns[KEY], KEY)
+        tissue = record.tissue
+        assert f"{tissue.title} , {how_found(tissue)} {name} " in words
         [row] = [row for row in page.tables["samples-table"] if row[0] == name]
         assert row[2] == tissue_text(tissue)
-        expected = f"{profiles['expected_lowest']:.0%} to {profiles['expected_highest']:.0%}"
-        assert expected in row
+        assert "{:.0%} to {:.0%}".format(*record.expected_accuracy) in row
     assert "Like the profiles of the tissue : 2 samples with" in words
     assert "was trained on" not in words
 
@@ -126,9 +127,9 @@ def test_a_file_without_a_tissue(monkeypatch, tmp_path):
     ],
 )
 def test_the_text_of_each_answer(record, text):
-    scores = {"score": 0.5, "next": ["testis", "lung"], "next_scores": [0.35, 0.1]}
-    types = {"num_cells": 50, "types": ["a, X high", "b"], "type_cells": [9, 2]}
-    assert tissue_text({"title": "T", **scores, **types, **record}) == text
+    scores = {"score": 0.5, "next": texts(["testis", "lung"]), "next_scores": np.array([0.35, 0.1])}
+    types = {"num_cells": 50, "types": texts(["a, X high", "b"]), "type_cells": np.array([9, 2])}
+    assert tissue_text(TissueRecord(title="T", in_capitals=False, **scores, **types, **record)) == text
 
 
 def test_damaged_records_are_refused(samples, write):

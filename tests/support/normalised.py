@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from scperformer.cells.detect import detect_expression
-from scperformer.cells.query import map_to_model
+from scperformer.cells.detect import Stated, detect_expression
+from scperformer.cells.query import align_to_genes
 from scperformer.config.options import ModelOptions
 
 
@@ -19,13 +19,15 @@ def plain(counts, target_sum=1e4):
 
 
 def findings_of(x, **options):
-    return detect_expression(ad.AnnData(x), **options)
+    return detect_expression(ad.AnnData(x), Stated(**options))
 
 
 def plan_of(var, findings, genes, target_sum=1e4, importance=None):
     """The alignment of a file with these genes to a model of `genes`."""
-    model = SimpleNamespace(genes=genes, importance=importance, config={"target_sum": target_sum})
-    return map_to_model(var, findings, model, ModelOptions(inputs=["q.h5ad"]))
+    names = [str(name).strip() for name in var.index]
+    options = ModelOptions(inputs=["q.h5ad"])
+    cells = SimpleNamespace(var=var, gene_names=names, findings=findings, options=options, path="q.h5ad")
+    return align_to_genes(cells, genes, target_sum, importance)
 
 
 def split_in_two(adata):

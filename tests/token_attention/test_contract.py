@@ -12,7 +12,7 @@ from scperformer.attention.base import Attention, AttentionOptions
 from scperformer.attention.linear_attention import LinearAttention
 from scperformer.config import mechanisms
 from scperformer.token_attention import contract
-from scperformer.token_attention.contract import Candidate, check_contract
+from scperformer.token_attention.contract import MechanismCase, check_contract
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_mechanism.md"
 
@@ -211,7 +211,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("mechanism", FAULTS, ids=lambda mechanism: mechanism.__name__)
 def test_each_fault_breaks_its_property(mechanism):
-    holds, _ = FAULTS[mechanism](Candidate(mechanism, mechanism.Options()))
+    holds, _ = FAULTS[mechanism](MechanismCase(mechanism, mechanism.Options()))
     assert not holds
 
 

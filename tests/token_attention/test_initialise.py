@@ -27,7 +27,8 @@ from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
 from scperformer.token_attention.initialise import load_encoder, start_encoder, start_head
 from scperformer.token_attention.supervised import Learner, TokenEncoder
-from scperformer.training import train
+from scperformer.training import strategies
+from scperformer.training.train import settled
 
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
 SHAPE = ["model=tiny", "tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
@@ -50,7 +51,7 @@ def adopt_options(cfg):
 
 
 def new_network(reference, cfg):
-    network = train.new_network(reference, cfg)
+    network = strategies.new_network(reference, cfg)
     start_encoder(network.encoder, reference.genes, cfg, TokenEncoder(cfg).init)
     return network
 
@@ -204,7 +205,7 @@ def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model):
     ],
 )
 def test_options_without_effect_are_named(words, ignored, caplog):
-    train.settled(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]))
+    settled(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]))
     said = "no effect with model=performer or pooled, which read sums over the genes of a cell"
     assert (said in caplog.text) == (ignored is not None)
     assert ignored is None or f"{ignored}: {said}" in caplog.text

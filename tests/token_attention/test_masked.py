@@ -16,13 +16,13 @@ from scperformer.cli.compose import make_config
 from scperformer.config.training import TokensConfig
 from scperformer.model.minibatches import Cells
 from scperformer.token_attention import pretrain
+from scperformer.token_attention.epochs import load_best, run_epochs
 from scperformer.token_attention.pretrain import (
     HIDDEN,
     MaskedLearner,
     MaskedModel,
     hide_values,
     naive_table,
-    train_masked,
 )
 
 OVERRIDES = [
@@ -60,7 +60,9 @@ def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     learner = MaskedLearner(network.eval(), train, cfg)
     with torch.no_grad():
         start = learner.losses(val.batch(np.arange(len(val))), 0)
-    found = train_masked(learner, train, val, cfg, tmp_path)
+    run_epochs(learner, train, val, cfg, tmp_path)
+    load_best(learner.network, tmp_path)
+    found = learner.mean_losses(val, cfg.trainer.batch_size)
     assert found["loss"] < 0.9 * float(start[0] / start[2])
     fixed = ("directions", "signs", "order", "gaussian", "scale")
     same = [name for name, tensor in network.weights().items() if torch.equal(tensor, before[name])]

@@ -14,8 +14,9 @@ from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training import evidence
-from scperformer.training.evidence import effects_of_batches, fill_network, fit_branches
+from scperformer.training.evidence import FitPlan, effects_of_batches, fill_network, fit_branches
 from scperformer.training.fit_linear import LinearOptions
+from scperformer.training.folds import evidence_folds
 from scperformer.training.scales import branch_scales, scales_if_significant, score_alone
 from scperformer.trust.batch_effect import batch_effect, correct_batch_effect
 
@@ -51,7 +52,7 @@ def options(model: ModelConfig = MODEL, seed: int = 0, max_steps: int = 600) -> 
 def fitted(request):
     x, labels = made_cells(360, seed=0)
     cfg = options(MODEL if request.param == "performer" else POOLED, max_steps=200)
-    return fit_branches(x, labels, linear_options=RECIPE, cfg=cfg)
+    return fit_branches(x, labels, FitPlan(cfg, RECIPE), evidence_folds(labels, seed=0))
 
 
 def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
@@ -61,7 +62,7 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     found = score(labels, logits.argmax(1))["accuracy"]
     assert 0.6 < found < 0.99  # else any evidence would do
     # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
-    assert abs(fitted.evidence["accuracy"] - found) < 0.06
+    assert abs(fitted.evidence.accuracy - found) < 0.06
 
 
 def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
@@ -129,15 +130,16 @@ def test_calls_of_a_batch_come_from_fits_without_it():
     labels = np.random.default_rng(0).permutation(labels)
     twice = vstack([x, x], "csr")
     batches = np.tile(np.arange(240) % 4, 2)
-    settings = {"linear_options": RECIPE, "cfg": options(max_steps=FEW)}
-    by_cell = fit_branches(twice, np.tile(labels, 2), **settings)
-    by_batch = fit_branches(twice, np.tile(labels, 2), **settings, batches=batches)
-    assert by_cell.evidence["accuracy"] > 0.7
-    assert by_batch.evidence["accuracy"] < 0.5
-    for name, scores in by_batch.evidence["branches"].items():
+    labels = np.tile(labels, 2)
+    plan = FitPlan(options(max_steps=FEW), RECIPE)
+    by_cell = fit_branches(twice, labels, plan, evidence_folds(labels, seed=0))
+    by_batch = fit_branches(twice, labels, plan, evidence_folds(labels, seed=0, batches=batches))
+    assert by_cell.evidence.accuracy > 0.7
+    assert by_batch.evidence.accuracy < 0.5
+    for name, scores in by_batch.evidence.branches.items():
         assert scores["accuracy"] < 0.5, name
-    accuracy = by_batch.evidence["batches"]["accuracy"]
-    assert np.mean(accuracy) == pytest.approx(by_batch.evidence["accuracy"], abs=0.01)
+    accuracy = by_batch.evidence.batches["accuracy"]
+    assert np.mean(accuracy) == pytest.approx(by_batch.evidence.accuracy, abs=0.01)
     assert len(set(accuracy)) > 1
 
 

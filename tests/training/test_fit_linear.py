@@ -159,7 +159,7 @@ def test_inner_products_are_those_of_dense_cells():
 
 def test_some_rows_of_triangular_features_are_fitted_as_by_scikit_learn(monkeypatch):
     """The blocks have rows of different widths."""
-    monkeypatch.setattr(linear, "BLOCK_CELLS", 16)
+    monkeypatch.setattr(linear, "PRODUCT_CELLS", 16)
     x, labels = cells(num_cells=90, num_genes=500)
     features = linear.compact(x)[0].astype(np.float64)
     rows = np.flatnonzero(np.arange(90) % 5 != 0)

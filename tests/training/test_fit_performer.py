@@ -54,7 +54,7 @@ def test_copies_trained_together_learn_the_labels_of_their_own_cells(cells, dept
     sums = performer.sums_of(x)
     wrong = np.where(np.arange(300) < 150, labels, (labels + 1) % 3)  # the second half is labelled otherwise
     sides = np.array([np.arange(300) < 150, np.arange(300) >= 150])
-    first, second = train_readouts(performer, sums, wrong, sides, 3, cfg)
+    first, second = train_readouts(performer, sums, wrong, sides, cfg)
     logits = [copy(torch.from_numpy(sums), performer.keys_GD, performer.vectors_GD) for copy in (first, second)]
     assert (logits[0].argmax(1).numpy() == labels).mean() > 0.95
     assert (logits[1].argmax(1).numpy() == (labels + 1) % 3).mean() > 0.95
@@ -67,10 +67,8 @@ def test_a_copy_is_the_same_alone_or_beside_others_but_for_its_draws(cells):
     cfg.head.dropout = 0.0
     performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
     sums = performer.sums_of(x)
-    (alone,) = train_readouts(performer, sums, labels, np.ones((1, 300), dtype=bool), 3, cfg)
-    first, _ = train_readouts(
-        performer, sums, labels, np.array([np.ones(300), np.arange(300) < 150], dtype=bool), 3, cfg
-    )
+    (alone,) = train_readouts(performer, sums, labels, np.ones((1, 300), dtype=bool), cfg)
+    first, _ = train_readouts(performer, sums, labels, np.array([np.ones(300), np.arange(300) < 150], dtype=bool), cfg)
     for name, weight in alone.state_dict().items():
         torch.testing.assert_close(first.state_dict()[name], weight, rtol=1e-3, atol=1e-4, msg=name)
 
@@ -84,7 +82,7 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
     sums = performer.sums_of(x)
 
     def train(folder):
-        return train_readouts(performer, sums, labels, np.ones((2, 300), dtype=bool), 3, cfg, folder)
+        return train_readouts(performer, sums, labels, np.ones((2, 300), dtype=bool), cfg, folder)
 
     whole = train(tmp_path / "whole")
     step = CopiesLearner.training_step

@@ -6,7 +6,7 @@ import pytest
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import run as run_train
 from scperformer.model.folder import read_model
-from scperformer.training import evidence, train
+from scperformer.training import evidence, strategies
 from scperformer.training.kept_fits import FITS, KeptFits
 
 WORDS = ["label_key=cell_type", "trainer.max_steps=20", "logger=none"]
@@ -33,6 +33,7 @@ def trained(words, output, *more):
     return run_train(make_config("train", [*words, f"output='{output}'", *more]))
 
 
+@pytest.mark.chosen_linear_options
 def test_a_resumed_run_makes_no_finished_fit_again(words, tmp_path, monkeypatch):
     whole = read_model(trained(words, tmp_path / "whole"))
     assert not (tmp_path / "whole.run" / FITS).exists()
@@ -43,7 +44,7 @@ def test_a_resumed_run_makes_no_finished_fit_again(words, tmp_path, monkeypatch)
     kept = tmp_path / "cut.run" / FITS
     assert sorted(file.name for file in kept.iterdir()) == ["baseline.npz", "linear.npz", "options.npz"]
     monkeypatch.setattr(evidence, "_fit_linear", None)
-    monkeypatch.setattr(train, "choose_linear_options", None)
+    monkeypatch.setattr(strategies, "choose_linear_options", None)
     resumed = read_model(trained(words, tmp_path / "cut", "resume=true"))
     assert whole.weights.keys() == resumed.weights.keys()
     for name, weights in whole.weights.items():
@@ -61,15 +62,15 @@ def test_what_is_kept_is_made_once_and_damage_is_repaired(tmp_path):
 
     kept = KeptFits(tmp_path)
     for _ in range(2):
-        arrays = kept.of("linear", fit)
+        arrays = kept.load_or_make("linear", fit)
         assert arrays["weight"].tolist() == [0, 1, 2]
         assert str(arrays["word"]) == "balanced"
     assert len(made) == 1
     (tmp_path / FITS / "linear.npz").write_bytes(b"PK\x03\x04cut")
-    kept.of("linear", fit)
-    kept.of("linear", fit)
+    kept.load_or_make("linear", fit)
+    kept.load_or_make("linear", fit)
     assert len(made) == 2
-    KeptFits(None).of("linear", fit)
+    KeptFits().load_or_make("linear", fit)
     assert len(made) == 3
 
 
@@ -77,14 +78,14 @@ def test_nothing_is_executed(tmp_path):
     """An array of Python objects, which a pickle makes, is not read but made again."""
     (tmp_path / FITS).mkdir()
     np.savez(tmp_path / FITS / "linear.npz", weight=np.array([{"a": 1}], dtype=object))
-    assert KeptFits(tmp_path).of("linear", lambda: {"weight": np.zeros(1)})["weight"].tolist() == [0]
+    assert KeptFits(tmp_path).load_or_make("linear", lambda: {"weight": np.zeros(1)})["weight"].tolist() == [0]
 
 
 def test_the_linear_branch_of_cells_on_disk_sees_all_of_them(on_disk, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.cells.reference.MAX_LOADED_CELLS", 60)
+    monkeypatch.setattr("scperformer.cells.splits.MAX_LOADED_CELLS", 60)
     seen = []
-    fit = train.fit_to_cells_on_disk
-    monkeypatch.setattr(train, "fit_to_cells_on_disk", lambda *given: seen.append(given[1]) or fit(*given))
+    fit = strategies.fit_to_cells_on_disk
+    monkeypatch.setattr(strategies, "fit_to_cells_on_disk", lambda *given: seen.append(given[1]) or fit(*given))
     saved = read_model(trained(on_disk, tmp_path / "model"))
     [reference] = seen
     assert len(reference.stream.cells) + len(reference.split.val) == 120

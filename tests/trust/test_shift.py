@@ -16,6 +16,8 @@ from scperformer.trust.shift import (
     file_text,
     file_warning,
     tempered,
+    unlike_text,
+    unsure_text,
 )
 
 
@@ -97,7 +99,8 @@ def test_a_temperature_divides_the_logits():
 @pytest.mark.parametrize("numbers", [(1.0, 0.05), (9.0, 0.6), (40.0, 1.2), (math.nan, math.nan)], ids=str)
 def test_a_file_has_one_sentence_without_contradiction(numbers, confidence, unknown):
     shift = Shift(*numbers, num_cells=100)
-    warning = file_warning(shift.kind, unknown, 9, "blood", confidence=confidence, held_out=0.95)
+    texts = unlike_text(unknown, 9, "blood"), unsure_text(confidence, 0.95)
+    warning = file_warning(shift.kind, unknown, *texts)
     assert bool(warning) == (shift.kind == FAR or unknown > 0.5 or (confidence < 0.7 and shift.kind != OTHER))
     text = file_text(shift, warning)
     assert text.endswith(warning)

@@ -10,6 +10,7 @@ the model stay, also those without labelled cells.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.annotation.coverage import Coverage, adapted_model, reduced
+from scperformer.annotation.fitted import FittedModel
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.imported import StandardisedLinear
-from scperformer.model.load import Model
 from scperformer.model.saved_model import CLIP, STANDARDISED, SavedModel
 from scperformer.training.folds import evidence_folds
 from scperformer.training.scales import branch_scale
@@ -57,39 +58,48 @@ def evidence_of(
     return scale, metrics, held_out
 
 
-@progress("fitting the imported model to the genes and the depth of a file")
-def distilled(model: Model, reference_cells: ReferenceCells, coverage: Coverage) -> SavedModel:
-    """Return a linear model of the measured genes that scores labelled cells as an imported model does with all genes.
+@dataclass(repr=False)
+class ImportedModel(FittedModel):
+    """A model of a different tool, which predicts cells as this tool does."""
 
-    Its evidence is from scores of each cell by a fit without this cell, in closed form.
-    """
-    saved = model.saved
-    seed = int(saved.provenance["seed"])
-    labels = reference_cells.labels
-    wanted = saved.weights[KEPT_SCORES].astype(np.float64)
-    x = reduced(reference_cells, coverage, saved.config["target_sum"], seed)
-    weights = _starting_weights(saved, x, coverage.measured)
-    network = StandardisedLinear(x.shape[1], len(saved.labels), {"clip": CLIP})
-    network.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()})
-    products = np.zeros((x.shape[0], x.shape[0]))  # of the standardised cells with each other
-    for _, z in _blocks(x, weights):
-        products += z @ z.T
-    # The bias is fitted as the weight of one more gene: a mean over all cells would not leave out any of them.
-    of_bias = float(products.diagonal().mean())
-    alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
-    weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
-    weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
-    scale, metrics, held_out = evidence_of(wanted - left_out, x, labels, seed)
-    return adapted_model(
-        saved,
-        coverage,
-        x,
-        metrics["out_of_fold"]["accuracy"],
-        config=saved.config | {"network": {"name": STANDARDISED, "clip": CLIP, "scale": scale}, "own_totals": True},
-        metrics=metrics,
-        weights={f"model.{name}": array for name, array in weights.items()},
-        held_out=held_out,
-    )
+    corrects_batch_effects = False
+    normalises_over_own_genes = True
+
+    @progress("fitting the imported model to the genes and the depth of a file")
+    def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
+        """Return a linear model of the measured genes that scores labelled cells as this model does with all genes.
+
+        Its evidence is from scores of each cell by a fit without this cell, in closed form.
+        """
+        saved = self.saved
+        seed = int(saved.provenance["seed"])
+        wanted = saved.weights[KEPT_SCORES].astype(np.float64)
+        x = reduced(stored, coverage, saved.config["target_sum"], seed)
+        weights = _starting_weights(saved, x, coverage.measured)
+        network = StandardisedLinear(x.shape[1], len(saved.labels), {"clip": CLIP})
+        network.load_state_dict(
+            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()}
+        )
+        products = np.zeros((x.shape[0], x.shape[0]))  # of the standardised cells with each other
+        for _, z in _blocks(x, weights):
+            products += z @ z.T
+        # The bias is fitted as the weight of one more gene: a mean over all cells would not leave out any of them.
+        of_bias = float(products.diagonal().mean())
+        alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
+        weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
+        weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
+        scale, metrics, held_out = evidence_of(wanted - left_out, x, stored.labels, seed)
+        network_config = {"name": STANDARDISED, "clip": CLIP, "scale": scale}
+        return adapted_model(
+            saved,
+            coverage,
+            x,
+            metrics["out_of_fold"]["accuracy"],
+            config=saved.config | {"network": network_config, "own_totals": True},
+            metrics=metrics,
+            weights={f"model.{name}": array for name, array in weights.items()},
+            held_out=held_out,
+        )
 
 
 def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,0 +1,145 @@
+"""A model adapted to the cells of a query: its predictions, and what to expect of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy.sparse import csr_matrix
+
+from scperformer.annotation.compare import BatchShifts
+from scperformer.annotation.coverage import Repeats
+from scperformer.annotation.expectation import Expectation, expected_of_model
+from scperformer.annotation.predictions import Predictions, mean_predictions
+from scperformer.annotation.record import CoverageRecord, TissueRecord
+from scperformer.cells.query import Query
+from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.options import AUTO
+from scperformer.model.inference import choose_device, choose_precision, predict_cells, torch_state_kept
+from scperformer.model.minibatches import Cells
+from scperformer.model.saved_model import SavedModel
+from scperformer.trust.batch_effect import correct_batch_effect
+from scperformer.trust.conformal import cell_draws
+from scperformer.trust.doublets import Doublets
+from scperformer.trust.novelty import NoveltyModel, novelty_share
+from scperformer.trust.resemblance import Resemblance
+from scperformer.trust.shift import Shift
+
+if TYPE_CHECKING:
+    from scperformer.annotation.fitted import Model
+
+NUM_DRAWS = 2  # of the counts of cells that are thinned
+
+
+@dataclass
+class Adapted:
+    """A model for the cells of a query, which have the G genes of this model, and the record of their coverage."""
+
+    model: "Model"
+    query: Query
+    options: AnnotationOptions
+    record: CoverageRecord
+    shift: Shift | None = None  # None: not asked for, or not known
+    gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before predictions; None: none are
+    repeats: Repeats = field(default_factory=Repeats)  # cells that the query shares with the reference
+    # float64 C x measured genes: counts per 10,000 of each label, as the query would have measured it; None: not known
+    label_means: np.ndarray | None = None
+    doublets: Doublets | None = None  # None: doublets cannot be found
+    batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the query
+    resemblance: Resemblance | None = None  # to the profiles of a tissue; only of a tissue
+    precision: str | None = None  # of the network's products, chosen with the first block; None: as the options say
+
+    @property
+    def saved(self) -> SavedModel:
+        """The content of the adapted model."""
+        return self.model.saved
+
+    @property
+    def temperature(self) -> float:
+        """The divisor of logits, for cells of another study."""
+        return 1.0 if self.shift is None else self.shift.temperature
+
+    def correct(self, x: csr_matrix, rows: np.ndarray | slice) -> csr_matrix:
+        """Correct the batch effects of the genes of cells, N x G, with these row numbers in the file."""
+        if self.batches is None:
+            return correct_batch_effect(x, self.gene_factors)
+        return correct_batch_effect(x, self.batches.factors, self.batches.batches.of_cell[rows])
+
+    def novelty_factor(self, rows: np.ndarray | slice) -> float | np.ndarray:
+        """Return the divisor of the novelty scores of cells."""
+        if self.batches is not None and self.batches.shifts:
+            return self.batches.novelty[self.batches.batches.of_cell[rows]]
+        return 1.0 if self.shift is None else self.shift.factor
+
+    def novelty(self, scores: np.ndarray) -> np.ndarray:
+        """Return the share of known cells that are less novel, float64 N, from the scores of all cells; or NaN."""
+        held_out = self.saved.held_out
+        if held_out is None:
+            return scores
+        return novelty_share(scores / self.novelty_factor(slice(None)), held_out.scores)
+
+    def predict_block(self, start: int, done: Callable[[int], None] | None = None) -> Predictions:
+        """Predict the cells of a block of the query, from row `start` on; none depends on the other cells.
+
+        `done` is called with the number of cells of each finished minibatch. Cells with more tokens than the model's
+        attention takes are refused.
+        """
+        first = self._predict(self.query.block(start), start, done)
+        if self.query.share == 1:
+            return first
+        others = [self._predict(self.query.block(start, draw), start, None) for draw in range(1, NUM_DRAWS)]
+        return mean_predictions([first, *others])
+
+    def tokens_of(self, x: csr_matrix, rows: np.ndarray | slice) -> Cells:
+        """Return cells, N x G, with these row numbers in the file, as the network takes them."""
+        return Cells(self.correct(x, rows), self.model.tokens, measured=self.query.measured)
+
+    def _predict(self, x: csr_matrix, start: int, done: Callable[[int], None] | None) -> Predictions:
+        """Predict the cells `x` of a block that begins with row `start`."""
+        options = self.options
+        cells = self.tokens_of(x, slice(start, start + x.shape[0]))
+        network = self.model.network
+        network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {self.query.path}")
+        with torch_state_kept(options.threads):
+            device = choose_device(options.device, options.precision)
+            if self.precision is None and options.precision == AUTO:
+                first = cells if start == 0 else self._first_block()
+                self.precision = choose_precision(network, first, options.batch_size, device)
+            precision = self.precision or options.precision
+            predicted = predict_cells(network, cells, options.batch_size, device, precision, done)
+        baseline = np.full(x.shape[0], -1, dtype=np.int32)
+        if self.model.baseline is not None:
+            baseline = self.model.baseline.predict(x).astype(np.int32)
+        proba, scores = self.judge(predicted.proba, x)
+        gains = counts = np.full(x.shape[0], np.nan)
+        if self.doublets is not None:
+            gains, counts = self.doublets.gains(x)
+        return Predictions(
+            proba=proba,
+            embedding=predicted.embedding,
+            baseline=baseline,
+            empty=np.diff(x.indptr) == 0,
+            scores=scores,
+            draws=cell_draws(x),
+            by_encoder=predicted.by_encoder,
+            gains=gains,
+            counts=counts,
+        )
+
+    def _first_block(self) -> Cells:
+        x = self.query.block(0)
+        return self.tokens_of(x, slice(0, x.shape[0]))
+
+    def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+        """Return the probabilities of labels, N x C, and the novelty score of each cell, N."""
+        held_out = self.saved.held_out
+        if held_out is None:
+            return proba, np.full(x.shape[0], np.nan)
+        return proba, NoveltyModel(**held_out.profile).scores(x)
+
+    def expectation(
+        self, predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
+    ) -> Expectation:
+        """Return what to expect of the predictions of the cells of the sample, as `gather_predictions` has them."""
+        return expected_of_model(self, predictions, unknown_share, unknown_fpr)

@@ -1,0 +1,149 @@
+"""What to expect of the labels of a sample: their accuracy, the evidence behind it, and a warning."""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy.special import softmax
+
+from scperformer.annotation.record import (
+    BinsRecord,
+    CalibrationRecord,
+    NoveltyRecord,
+    ProfilesRecord,
+    ShiftRecord,
+    TissueRecord,
+)
+from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
+from scperformer.base.messages import listed
+from scperformer.model.arrays import HeldOut
+from scperformer.model.saved_model import SavedModel
+from scperformer.trust.confidence import calibration
+from scperformer.trust.shift import OTHER, expected_text, file_text, file_warning, unlike_text, unsure_text
+
+if TYPE_CHECKING:
+    from scperformer.annotation.adapted import Adapted
+
+log = logging.getLogger(__name__)
+
+MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
+# The accuracy by profiles may be so much below the confidence of labels, more if another tissue fits, too, and so much
+# above that of families (benchmarks/NOTES.md).
+BELOW = 0.1
+BELOW_IF_OTHERS_FIT = 0.2
+ABOVE = 0.07
+
+
+@dataclass(kw_only=True)
+class Expectation:
+    """The parts of the record about trust, and a warning; "" if there is none."""
+
+    warning: str = ""
+    calibration: CalibrationRecord | None = None
+    novelty: NoveltyRecord | None = None
+    fit: dict[str, float] | None = None  # mean confidence, and that of out-of-fold cells of the reference
+    shift: ShiftRecord | None = None
+    profiles: ProfilesRecord | None = None
+
+
+def expected_of_model(
+    adapted: "Adapted", predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float
+) -> Expectation:
+    """Return what to expect of predictions by a model with cells of its reference, by its out-of-fold predictions."""
+    query, saved, shift = adapted.query, adapted.saved, adapted.shift
+    expected = Expectation()
+    if saved.held_out is None:
+        why = (
+            "its kept cells are few or simulated" if adapted.record.adapted else f"{saved.how_to_complete} to have them"
+        )
+        text = "%s: the model has no out-of-fold predictions (%s): no novelty, no sets of labels"
+        log.info(f"{text}; unknown depends on min_confidence alone", query.path, why)
+    else:
+        confidence = float(predictions["confidence"].mean())
+        expected = _evidence(saved, saved.held_out, unknown_fpr, confidence)
+        assert expected.fit is not None
+        unlike = unlike_text(unknown_share, len(saved.labels), saved.tissue, query.findings.text)
+        unsure = unsure_text(confidence, expected.fit["held_out_confidence"])
+        expected.warning = file_warning(None if shift is None else shift.kind, unknown_share, unlike, unsure)
+    if shift is None:
+        return expected
+    lowest = highest = math.nan
+    if expected.warning:
+        expected.warning = file_text(shift, expected.warning)
+    else:
+        if shift.kind == OTHER:
+            expressed = predictions.loc[~predictions["empty"], "confidence"]
+            lowest, highest = shift.expected_accuracy(float(expressed.mean()))
+        elif not math.isnan(adapted.record.expected_accuracy):
+            accuracies = [adapted.record.expected_accuracy, *saved.batch_accuracies]
+            lowest, highest = min(accuracies), max(accuracies)
+        log.info("%s: %s", query.path, shift.text)
+        log.info("%s: %s", query.path, expected_text(lowest, highest, shift.kind))
+    expected.shift = ShiftRecord(
+        **shift.record(), expected_lowest=lowest, expected_highest=highest, gene_factors=adapted.gene_factors
+    )
+    return expected
+
+
+def _evidence(saved: SavedModel, held_out: HeldOut, unknown_fpr: float, mean_confidence: float) -> Expectation:
+    """Return how confidences and flags behave on held-out cells of the reference."""
+    found = calibration(held_out.logits, held_out.labels)
+    bins = BinsRecord(**{name: np.array(values) for name, values in found["bins"].items()})
+    held_out_confidence = float(probabilities(held_out).max(axis=1).mean())
+    return Expectation(
+        calibration=CalibrationRecord(num_cells=found["num_cells"], error=found["error"], bins=bins),
+        novelty=NoveltyRecord(unknown_fpr=unknown_fpr, num_cells=len(held_out.labels)),
+        fit={"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
+    )
+
+
+def probabilities(held_out: HeldOut) -> np.ndarray:
+    """Return the probabilities of labels of held-out cells, float64 N x C."""
+    return softmax(held_out.logits.astype(np.float64), axis=1)
+
+
+def expected_by_profiles(
+    adapted: "Adapted", predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
+) -> Expectation:
+    """Return what to expect of predictions by the profiles of a tissue."""
+    predictions = predictions[~predictions["empty"]]
+    saved = adapted.saved
+    assert adapted.resemblance is not None
+    resemblance = float(predictions["scores"].median()) if len(predictions) else math.nan
+    instead = None if tissue is None else tissue.instead
+    fits_another = instead or (tissue is not None and tissue.how == SPECIFIC and close_tissues(tissue))
+    # The label is one of a family of similar types: the family is right more often than the label.
+    below = BELOW_IF_OTHERS_FIT if fits_another else BELOW
+    lowest = max(0.0, float(predictions["call_confidence"].mean()) - below)
+    highest = min(1.0, float(predictions["family"].mean()) + ABOVE)
+    if saved.others:  # the tissue is not determined
+        lowest = highest = math.nan
+    warnings = [instead] if instead else []
+    nearest = pd.Series(np.array(saved.labels)[predictions["best"]]).value_counts(normalize=True)
+    others = nearest[nearest.index.isin(saved.others)]
+    if others.sum() >= MANY_UNKNOWN:
+        kinds = listed(f"{share:.0%} {name}" for name, share in others.head(3).items())
+        warnings.append(f"{others.sum():.0%} of the cells are not named, as they do not occur in every tissue: {kinds}")
+    if unknown_share - others.sum() >= MANY_UNKNOWN:
+        text = f"{unknown_share - others.sum():.0%} of the cells resemble no type of {saved.name}"
+        warnings.append(f"{text}: malignant cells, or types that it lacks")
+    text = profiles_text(lowest, highest)
+    log.info("%s: resemblance to the profiles %.2f. %s", adapted.query.path, resemblance, text)
+    profiles = ProfilesRecord(
+        resemblance=resemblance,
+        expected_lowest=lowest,
+        expected_highest=highest,
+        centre=adapted.resemblance.centre,  # both for explain
+        shares=adapted.resemblance.shares,
+        gene_factors=adapted.gene_factors,
+    )
+    return Expectation(warning="; ".join(warnings), novelty=NoveltyRecord(unknown_fpr=unknown_fpr), profiles=profiles)
+
+
+def profiles_text(lowest: float, highest: float) -> str:
+    """Return the accuracy to expect of predictions by profiles."""
+    expected = "No expected accuracy" if math.isnan(lowest) else f"Expected accuracy {lowest:.2f} to {highest:.2f}"
+    return f"{expected}; this reference has no cells"

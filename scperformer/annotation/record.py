@@ -1,0 +1,424 @@
+"""The record of an annotation: what `predict` states in uns about a run, and what it found in the cells.
+
+`Record.to_uns` is written, and `Record.from_uns` reads it back: a file may have been changed since, or be made by hand.
+Arrays are 1-D unless said. The names of fields are the keys in uns, which docs/formats.md describes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pandas as pd
+
+from scperformer.io.gene_overlap import Overlap
+
+Texts: TypeAlias = Annotated[np.ndarray, "a list of texts"]
+Numbers: TypeAlias = Annotated[np.ndarray, "a list of numbers"]
+Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
+
+CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
+KINDS = {str: "a text", int: "a number", float: "a number", bool: "a number", dict: "a mapping"}
+
+
+def texts(values: Any) -> np.ndarray:
+    """Return texts as uns has them: an array of objects."""
+    return np.array(list(values), dtype=object)
+
+
+@dataclass(kw_only=True)
+class RunRecord:
+    """When and how the annotation was made."""
+
+    date: str  # UTC
+    host: str = ""
+    command: str = ""
+    precision: str | None = None  # of the network's products, if it was chosen for the file
+    identity: str | None = None  # JSON: all that the annotation depends on
+
+
+@dataclass(kw_only=True)
+class ModelRecord:
+    """The model."""
+
+    name: str
+    hash: str
+    path: str
+    labels: Texts
+    trained_on: str
+    label_key: str
+    num_cells: int
+    seed: int
+    tissue: str = ""
+    trained_on_sha256: str = ""
+    scales: dict[str, float] = field(default_factory=dict)
+    format_version: int = 0
+    imported: dict[str, str] | None = None  # its origin in a different tool
+    lacks: Texts | None = None
+    studies: Texts | None = None
+    encoder: dict[str, str] | None = None
+    branch_scores: dict[str, dict[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("['labels'] has a label twice")
+        if self.lacks is not None and not (self.imported or {}).keys() >= {"tool", "file", "sha256"}:
+            raise ValueError(" has 'lacks' without the origin of the model")
+
+
+@dataclass(kw_only=True)
+class InputRecord:
+    """The file, and how its expression was read."""
+
+    file: str
+    sha256: str
+    source: str
+    kind: str
+    log_base: float
+    total: float
+    relative: bool
+    notes: Texts
+    is_gene: Numbers | None = None
+
+
+@dataclass(kw_only=True)
+class StudiesRecord:
+    """The studies of the reference, by their distance to the file."""
+
+    name: Texts
+    weight: Numbers
+    relative_novelty: Numbers
+
+
+@dataclass(kw_only=True)
+class CoverageRecord:
+    """The genes and the depth of the file, and whether the model was refitted to them."""
+
+    adapted: bool = False
+    num_genes: int = 0
+    depth: float = np.nan
+    depth_share: float = np.nan
+    thinned_to: float = 1.0
+    key: str = ""
+    expected_accuracy: float = np.nan
+    accuracy_with_all_genes: float = np.nan
+    of: str | None = None  # the file of all cells of the sample
+    of_sha256: str | None = None
+    studies: StudiesRecord | None = None
+
+
+@dataclass(kw_only=True)
+class RepeatsRecord:
+    """Cells of the reference among the cells that were looked at."""
+
+    num_seen: int
+    num_cells: int
+
+    def __post_init__(self) -> None:
+        if self.num_cells > 0 and not self.num_seen > 0:
+            raise ValueError(" without a number of cells above 0 in 'num_seen'")
+
+
+@dataclass(kw_only=True)
+class CheckRecord:
+    """Clusters to check, the most different first."""
+
+    text: str
+    tissue: str | None = None
+    num_looked_at: int | None = None
+    num_clusters: int | None = None
+    label: Texts | None = None
+    looks_like: Texts | None = None
+    num_cells: Numbers | None = None
+    difference: Numbers | None = None
+    too_high: Texts | None = None
+    too_low: Texts | None = None
+    num_returned: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_equal_lengths(self, *CLUSTER_ENTRIES)
+        if self.label is not None and any(getattr(self, name) is None for name in CLUSTER_ENTRIES):
+            raise ValueError(" has 'label' without all entries of a cluster")
+
+    @property
+    def clusters(self) -> pd.DataFrame:
+        """The clusters to check, a row for each, with the columns of `CLUSTER_ENTRIES`."""
+        return pd.DataFrame({name: () if self.label is None else getattr(self, name) for name in CLUSTER_ENTRIES})
+
+    @property
+    def sentences(self) -> list[str]:
+        """A sentence about each cluster to check."""
+        return [
+            f"{row.num_cells:,} cells called {row.label} look like {row.looks_like}: too much {row.too_high}; "
+            f"too little {row.too_low}"
+            for row in self.clusters.itertuples()
+        ]
+
+
+@dataclass(kw_only=True)
+class ConstraintsRecord:
+    """Labels that cannot occur, and the factor of the probability of each label."""
+
+    denied: Texts
+    weights: Numbers
+
+
+@dataclass(kw_only=True)
+class QualityRecord:
+    """Cells of low quality, and likely doublets."""
+
+    num_low: int
+    least_genes: float
+    highest_mitochondrial: float
+    num_doublets: int
+    doublet_note: str
+
+
+@dataclass(kw_only=True)
+class TreeRecord:
+    """The label tree; the parent of the highest nodes is empty."""
+
+    nodes: Texts
+    parents: Texts
+    ontology_term_ids: Texts
+    num_levels: int = 0
+    num_backed_off: int = 0
+
+    def __post_init__(self) -> None:
+        _require_equal_lengths(self, "nodes", "parents", "ontology_term_ids")
+
+
+@dataclass(kw_only=True)
+class BinsRecord:
+    """Bins of the reliability curve."""
+
+    confidence: Numbers
+    num_cells: Numbers
+    accuracy: Numbers | None = None
+
+    def __post_init__(self) -> None:
+        _require_equal_lengths(self, "confidence", "num_cells")
+
+
+@dataclass(kw_only=True)
+class CalibrationRecord:
+    """The calibration of out-of-fold confidences."""
+
+    num_cells: int
+    error: float
+    bins: BinsRecord
+
+
+@dataclass(kw_only=True)
+class NoveltyRecord:
+    """The flag of unknown cells, and the out-of-fold cells behind it."""
+
+    unknown_fpr: float
+    num_cells: int | None = None
+
+
+@dataclass(kw_only=True)
+class ShiftRecord:
+    """The distribution shift (trust/shift.py), and the accuracy to expect."""
+
+    kind: str
+    relative_novelty: float = np.nan
+    batch_effect: float = np.nan
+    num_cells: int = 0
+    has_both: bool = False
+    reference_batch_effect: float = 0.0
+    resemblance: float = np.nan
+    factor: float = 1.0
+    encoder_weight: float = 1.0
+    temperature: float = 1.0
+    expected_lowest: float = np.nan
+    expected_highest: float = np.nan
+    gene_factors: Numbers | None = None
+
+
+@dataclass(kw_only=True)
+class ProfilesRecord:
+    """The resemblance to the profiles of a tissue, and the accuracy to expect."""
+
+    expected_lowest: float
+    expected_highest: float
+    centre: Numbers
+    shares: Numbers
+    resemblance: float = np.nan
+    gene_factors: Numbers | None = None
+
+
+@dataclass(kw_only=True)
+class TissueRecord:
+    """The tissue, and how it was found."""
+
+    name: str
+    title: str
+    in_capitals: bool
+    how: str
+    score: float | None = None
+    num_cells: int | None = None
+    types: Texts | None = None  # specific ones, with the number of their cells
+    type_cells: Numbers | None = None
+    next: Texts | None = None  # other tissues, with their scores
+    next_scores: Numbers | None = None
+    instead: str | None = None  # a tissue that fits better than the given one
+
+    def __post_init__(self) -> None:
+        _require_equal_lengths(self, "types", "type_cells")
+        _require_equal_lengths(self, "next", "next_scores")
+        if self.score is not None and self.next is None:
+            raise ValueError(" has 'score' without 'next'")
+        if self.types is not None and self.num_cells is None:
+            raise ValueError(" has 'types' without 'num_cells'")
+
+
+@dataclass(kw_only=True)
+class BatchesRecord:
+    """Batches whose effects were corrected apart; `gene_factors` are batches x genes."""
+
+    key: str
+    name: Texts
+    num_cells: Numbers
+    gene_factors: Table
+    factor: Numbers | None = None
+    kind: Texts | None = None
+    relative_novelty: Numbers | None = None
+    batch_effect: Numbers | None = None
+
+    def __post_init__(self) -> None:
+        _require_equal_lengths(self, "name", "kind", "batch_effect")
+        if self.kind is not None and self.batch_effect is None:
+            raise ValueError(" has 'kind' without 'batch_effect'")
+
+
+@dataclass(kw_only=True)
+class Record:
+    """Everything that uns has about an annotation."""
+
+    model: ModelRecord
+    input: InputRecord
+    genes: Overlap
+    repeats: RepeatsRecord
+    versions: dict[str, str]
+    num_unknown: int
+    warnings: Texts
+    config_json: str = ""
+    run: RunRecord | None = None
+    coverage: CoverageRecord = field(default_factory=CoverageRecord)
+    seconds: float = np.nan
+    check: CheckRecord | None = None
+    constraints: ConstraintsRecord | None = None
+    baseline: dict[str, str] | None = None
+    quality: QualityRecord | None = None
+    sets: dict[str, float] | None = None
+    clusters: dict[str, Any] | None = None
+    tree: TreeRecord | None = None
+    encoder: dict[str, int] | None = None  # `num_cells`, and `num_decided`: labels that the encoder changed
+    calibration: CalibrationRecord | None = None
+    novelty: NoveltyRecord | None = None
+    fit: dict[str, float] | None = None
+    shift: ShiftRecord | None = None
+    profiles: ProfilesRecord | None = None
+    tissue: TissueRecord | None = None
+    batches: BatchesRecord | None = None
+    droplets: dict[str, int] | None = None
+    other_species: dict[str, int] | None = None
+    sheet: Texts | None = None  # columns of a sample sheet, with the values of the sample
+    sheet_values: Texts | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tissue is None) != (self.profiles is None):
+            raise ValueError(" has one of 'tissue' and 'profiles' without the other")
+        if self.calibration is not None and self.novelty is None:
+            raise ValueError(" has 'calibration' without 'novelty'")
+
+    @property
+    def expected_accuracy(self) -> tuple[float, float]:
+        """The lowest and the highest accuracy to expect; NaN if it is not known."""
+        trust = self.profiles or self.shift
+        if trust is not None:
+            return trust.expected_lowest, trust.expected_highest
+        return self.coverage.expected_accuracy, self.coverage.expected_accuracy
+
+    def to_uns(self) -> dict[str, Any]:
+        """Return the record as a mapping; what is None is left out."""
+        return to_uns(self)
+
+    @classmethod
+    def from_uns(cls, value: Any, key: str) -> "Record":
+        """Read the record `uns[key]`; a ValueError says which entry is missing or of another kind."""
+        record: Record = _from_uns(cls, value, f"uns['{key}']")
+        return record
+
+
+def to_uns(record: Any) -> dict[str, Any]:
+    """Return a record, a dataclass, as a mapping; what is None is left out."""
+    values = {entry.name: getattr(record, entry.name) for entry in fields(record)}
+    return {
+        name: to_uns(value) if is_dataclass(value) else texts(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+@cache
+def _entries(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field without None, and whether the field is required."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        if get_origin(hint) in (Union, UnionType):
+            hint = next(part for part in get_args(hint) if part is not type(None))
+        found[entry.name] = (hint, entry.default is MISSING and entry.default_factory is MISSING)
+    return found
+
+
+def _from_uns(kind: Any, value: Any, place: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{place} is {_kind_of(value)} instead of a mapping")
+    made = {}
+    for name, (hint, is_required) in _entries(kind).items():
+        if name not in value:
+            if is_required:
+                raise ValueError(f"{place} has no '{name}'")
+            continue
+        here = f"{place}['{name}']"
+        if is_dataclass(hint):
+            made[name] = _from_uns(hint, value[name], here)
+            continue
+        expected = hint.__metadata__[0] if hasattr(hint, "__metadata__") else KINDS.get(get_origin(hint) or hint)
+        expected = expected or "a list of texts"
+        is_empty = expected.startswith("a list") and np.shape(value[name]) == (0,)
+        if _kind_of(value[name]) != expected and not is_empty:
+            raise ValueError(f"{here} is {_kind_of(value[name])} instead of {expected}")
+        made[name] = value[name]
+    try:
+        return kind(**made)
+    except ValueError as error:
+        raise ValueError(f"{place}{error}") from error
+
+
+def _kind_of(value: Any) -> str:
+    """Return the kind of a value in words."""
+    if isinstance(value, str | Mapping):
+        return KINDS[str if isinstance(value, str) else dict]
+    array = np.asarray(value)
+    is_number = array.dtype.kind in "biuf"
+    if array.ndim == 2 and is_number:
+        return "a table of numbers"
+    if array.ndim != 1:
+        return "a number" if is_number and array.ndim == 0 else f"a value of type {type(value).__name__}"
+    if all(isinstance(text, str) for text in array):
+        return "a list of texts"
+    return "a list of numbers" if is_number else "a list"
+
+
+def _require_equal_lengths(record: Any, *names: str) -> None:
+    """Refuse lists of which some exist, of different lengths; the first exists if one of the others does."""
+    lengths = {name: len(values) for name in names if (values := getattr(record, name)) is not None}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f" has lists of different lengths in {' and '.join(map(repr, lengths))}")

@@ -1,0 +1,155 @@
+"""The cells of a file, or of an AnnData in memory: what is asked about them is found once, and kept."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from anndata import AnnData
+from anndata.io import read_elem
+
+from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
+from scperformer.config.options import ModelOptions
+from scperformer.io.h5ad import BackedH5ad, read_stored
+from scperformer.io.read import checksum
+from scperformer.io.read import open_cells as open_file
+from scperformer.io.rows import Rows
+from scperformer.io.safety import reading
+
+IN_MEMORY = "the data"  # the path of cells in memory, in messages
+
+
+class OpenedCells:
+    """N cells in memory, with the options by which their expression is read and their genes are matched."""
+
+    is_on_disk = False
+
+    def __init__(self, adata: AnnData | BackedH5ad, options: ModelOptions, path: str = IN_MEMORY):
+        self.adata: Any = adata  # X, raw, layers, var and obs have the names of AnnData
+        self.options = options
+        self.path = path
+        self.n_obs: int = adata.n_obs
+        self._findings: Findings | None = None
+
+    def find_expression(self, species: str = "auto") -> Findings:
+        """Find the place and the kind of the expression, of a species in a file of two; the first call decides.
+
+        Raises
+        ------
+        InputError
+            The cells have no usable expression.
+        """
+        if self._findings is None:
+            with self.reading():
+                self._findings = detect_expression(self.adata, Stated.by(self.options, species), self.path)
+        return self._findings
+
+    @property
+    def findings(self) -> Findings:
+        """The place and the kind of the expression."""
+        return self.find_expression()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The expression, N cells x the genes of `var`."""
+        with self.reading():
+            return stored_expression(self.adata, self.findings, path=self.path)[0]
+
+    @cached_property
+    def var(self) -> pd.DataFrame:
+        """The table of the genes, without features that are not genes."""
+        return gene_table(self.adata, self.findings)
+
+    @cached_property
+    def gene_names(self) -> list[str]:
+        """The names of the genes."""
+        return [str(name).strip() for name in self.var.index]
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of the file or folder; empty for cells in memory."""
+        return checksum(self.path) if Path(self.path).exists() else ""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A block that reads from the file: what fails in it is a damaged file."""
+        return nullcontext()
+
+    @property
+    def obs(self) -> pd.DataFrame:
+        """The table of cells."""
+        return self.adata.obs
+
+    @property
+    def obs_names(self) -> pd.Index:
+        """The names of all cells."""
+        return self.adata.obs_names
+
+    @property
+    def index_name(self) -> str | None:
+        """The name of the index of obs."""
+        return self.adata.obs.index.name
+
+    def names(self, start: int, stop: int) -> list[str]:
+        """Return the names of cells `start` to `stop`."""
+        return [str(name) for name in self.adata.obs_names[start:stop]]
+
+    def columns(self, names: Iterable[str]) -> pd.DataFrame:
+        """Return the columns of obs with these names, as far as they exist."""
+        return self.adata.obs[[name for name in names if name in self.adata.obs]]
+
+    def keys(self) -> dict[str, set[str]]:
+        """Return the names in obs, obsm and uns."""
+        return {place: set(map(str, getattr(self.adata, place))) for place in ("obs", "obsm", "uns")}
+
+    def neighbour_graph(self) -> Any:
+        """Return the neighbour graph that scanpy has stored with the cells, sparse N x N; None without one."""
+        return self.adata.obsp.get("connectivities")
+
+    def to_adata(self) -> AnnData:
+        """Return everything in memory."""
+        return self.adata
+
+
+class CellsOnDisk(OpenedCells):
+    """N cells of an open h5ad file, whose matrices stay on disk."""
+
+    is_on_disk = True
+
+    def reading(self) -> AbstractContextManager[None]:
+        return reading(self.path)
+
+    @property
+    def index_name(self) -> str:
+        return self.adata.index_name
+
+    def names(self, start: int, stop: int) -> list[str]:
+        return self.adata.names(start, stop)
+
+    def columns(self, names: Iterable[str]) -> pd.DataFrame:
+        return self.adata.columns(names)
+
+    def keys(self) -> dict[str, set[str]]:
+        return self.adata.keys()
+
+    def neighbour_graph(self) -> Any:
+        stored = self.adata.file.get("obsp", {})
+        return read_elem(stored["connectivities"]) if "connectivities" in stored else None
+
+    def to_adata(self) -> AnnData:
+        return read_stored(self.path, everything=True)
+
+
+@contextmanager
+def open_cells(source: str | Path | AnnData, options: ModelOptions) -> Iterator[OpenedCells]:
+    """Open the cells of a file or folder of any kind, or of an AnnData.
+
+    An h5ad file of anndata 0.8 or newer stays on disk.
+    """
+    if isinstance(source, AnnData):
+        yield OpenedCells(source, options)
+        return
+    with open_file(source, options.orientation) as adata:
+        kind = CellsOnDisk if isinstance(adata, BackedH5ad) else OpenedCells
+        yield kind(adata, options, str(source))

@@ -1,0 +1,233 @@
+"""Two ways to train: cross-validated calibration, and a validation split.
+
+Both fit the branches, scale their logits on cells that the fits did not see, and end with fits to all cells.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from scperformer.base.metrics import score
+from scperformer.cells.reference import Reference, read_unlabelled
+from scperformer.config.training import TrainOptions
+from scperformer.model.arrays import HeldOut
+from scperformer.model.inference import branch_logits
+from scperformer.model.minibatches import Cells, row_subset
+from scperformer.model.network import CellTypeModel, LinearModel
+from scperformer.training.all_cells import fit_to_cells_on_disk
+from scperformer.training.choose_linear import choose_linear_options
+from scperformer.training.evidence import FitPlan, Fitted, fill_network, fit_branches
+from scperformer.training.fit_linear import LinearOptions
+from scperformer.training.folds import Folds, evidence_folds, no_folds
+from scperformer.training.kept_fits import KeptFits
+from scperformer.training.run_folder import Diverged, RunFolder
+from scperformer.training.scales import MIN_ERRORS, scales_if_significant
+from scperformer.training.trainer import device_of
+from scperformer.trust.novelty import fit_novelty_model
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class HeldOutEvaluation:
+    """What cells that the fits did not see show of a model."""
+
+    metrics: dict[str, Any]  # scores of the model and the baseline, and the scales of the branches
+    held_out: HeldOut | None  # predictions of these cells; None if no cell can be held out
+
+
+@dataclass
+class Training(ABC):
+    """A training under way: cells, options and network."""
+
+    reference: Reference
+    cfg: TrainOptions
+    network: CellTypeModel
+    train: Cells  # the cells to train on that are in memory: all of them, or a sample of cells on disk
+    val: Cells  # to validate on
+    plan: FitPlan
+    folds: Folds  # of the cells to train on
+    fitted: Fitted = field(default_factory=Fitted)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether there are layers between tokens, which are trained after all else has been fitted."""
+        return is_learned(self.cfg)
+
+    def fit(self) -> None:
+        """Fit the branches to the training cells, and put them into the network, calibrated unless layers follow."""
+        stream = self.reference.stream
+        text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
+        num_parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        num_cells = len(self.train if stream is None else stream.cells)
+        sizes = num_cells, len(self.val), self.train.x.shape[1], self.network.num_labels, num_parameters
+        has_attention = self.network.encoder is not None and bool(self.network.encoder.mechanisms)
+        log.info(text, *sizes, f"attention {self.cfg.attention['name']}" if has_attention else "no attention")
+        self.fitted = self.fitted_branches()
+        fill_network(self.network, self.fitted, self.fitted.scales)
+
+    def fitted_branches(self) -> Fitted:
+        """Fit the branches to the training cells."""
+        return fit_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
+
+    @abstractmethod
+    def evaluate(self) -> HeldOutEvaluation:
+        """Score the model and the baseline on cells that the fits did not see."""
+
+    @abstractmethod
+    def refit(self, scales: dict[str, float]) -> LinearModel:
+        """Fit the network to all cells, unless it is; the scales stay. Return the baseline, fitted to all cells."""
+
+
+class CrossValidatedCalibration(Training):
+    """The branches are fitted to all cells, and calibrated by out-of-fold predictions of these.
+
+    This is what `CalibratedClassifierCV(ensemble=False)` of scikit-learn does. There are no validation cells.
+    """
+
+    def fitted_branches(self) -> Fitted:
+        fitted = super().fitted_branches()
+        if self.reference.stream is not None and fitted.branch is not None:
+            assert self.plan.folder is not None
+            inputs = fitted.branch, self.reference, self.plan.folder, device_of(self.cfg.trainer).of_sums
+            with threadpool_limits(1):  # sums in another order would change the last bits
+                arrays = self.plan.kept.load_or_make("all_cells", lambda: fit_to_cells_on_disk(*inputs))
+            fitted.linear = LinearModel(arrays["weight"], arrays["bias"])
+        return fitted
+
+    def evaluate(self) -> HeldOutEvaluation:
+        evidence, held_out = self.fitted.evidence, self.fitted.held_out
+        assert evidence is not None
+        assert evidence.baseline is not None
+        assert held_out is not None
+        if not np.isfinite(held_out.logits).all():
+            raise Diverged("logits", self.cfg)
+        names = ("accuracy", "macro_f1", "weighted_f1")
+        metrics = {
+            "num_val_cells": evidence.num_cells,
+            "model": {name: getattr(evidence, name) for name in names},
+            "baseline": {name: evidence.baseline[name] for name in names},
+            "scales": self.fitted.scales,
+            "out_of_fold": evidence.record(),
+        }
+        return HeldOutEvaluation(metrics, held_out)
+
+    def refit(self, scales: dict[str, float]) -> LinearModel:
+        assert self.fitted.baseline is not None
+        return self.fitted.baseline
+
+
+class ValidationSplit(Training):
+    """The branches are fitted to training cells, scored on validation cells, and fitted again to all cells.
+
+    Layers between tokens are calibrated on the validation cells, and other branches by out-of-fold predictions of the
+    training cells, if there are folds.
+    """
+
+    def evaluate(self) -> HeldOutEvaluation:
+        val = self.val
+        linear, encoder = branch_logits(self.network, val, self.cfg.trainer.batch_size)
+        if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
+            raise Diverged("logits", self.cfg)
+        if self.fitted.evidence is not None:
+            logits = linear + encoder
+            held_out = self.fitted.held_out
+            calibration = {"scales": self.fitted.scales, "out_of_fold": self.fitted.evidence.record()}
+        else:
+            logits, calibration = self.calibrate(linear, encoder)
+            with threadpool_limits(1):  # sums in another order would change the last bits
+                novelty = fit_novelty_model(self.train.x, self.train.known_labels, self.cfg.seed)
+            held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), vars(novelty))
+        assert self.fitted.baseline is not None
+        metrics = {
+            "num_val_cells": len(val),
+            "model": score(val.known_labels, logits.argmax(axis=1)),
+            "baseline": score(val.known_labels, self.fitted.baseline.predict(val.x)),
+            **calibration,
+        }
+        if self.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
+            metrics["encoder_alone"] = score(val.known_labels, encoder.argmax(axis=1))
+        return HeldOutEvaluation(metrics, held_out)
+
+    def calibrate(self, linear: np.ndarray, encoder: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Scale the branches of the trained network on the validation cells; return logits and entries of the metrics.
+
+        `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left
+        out.
+        """
+        options = self.cfg.model
+        min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
+        scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, self.val.known_labels, min_errors)
+        self.network.scale_branches(scale_linear, scale_encoder)
+        scales = {"linear": scale_linear, "encoder": scale_encoder}
+        metrics: dict[str, Any] = {"scales": {name: scale for name, scale in scales.items() if getattr(options, name)}}
+        if gain is not None:
+            metrics["encoder_gain"] = gain
+            text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
+            log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
+        return scale_linear * linear + scale_encoder * encoder, metrics
+
+    @torch.no_grad()
+    def refit(self, scales: dict[str, float]) -> LinearModel:
+        # Of cells on disk, the sample for linear fits and the validation cells are all cells.
+        reference = self.reference
+        plan = replace(self.plan, folder=None)
+        final = fit_branches(reference.x, reference.labels, plan, no_folds(reference.labels))
+        if not self.is_learned:
+            fill_network(self.network, final, scales)
+        elif self.fitted.linear is not None and final.linear is not None:
+            branch = self.network.linear
+            assert branch is not None
+            for linear, factor in ((self.fitted.linear, -scales["linear"]), (final.linear, scales["linear"])):
+                branch.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=factor)
+                branch.bias.add_(torch.from_numpy(linear.bias), alpha=factor)
+        assert final.baseline is not None
+        return final.baseline
+
+
+def is_learned(cfg: TrainOptions) -> bool:
+    """Return whether an encoder has layers between tokens."""
+    return cfg.model.encoder and not cfg.model.uses_cross_attention
+
+
+def new_network(reference: Reference, cfg: TrainOptions) -> CellTypeModel:
+    """Make the untrained network for a reference, the same for the same seed."""
+    torch.manual_seed(cfg.seed)
+    parts: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
+    return CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **parts)
+
+
+def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> Training:
+    """Choose how to train, deal the folds, and make the untrained network.
+
+    Layers between tokens, and a split that the user gives, need validation cells.
+    """
+    labels, batches, split = reference.labels, reference.batches, reference.split
+    seed = cfg.data.seed_of_split(cfg.seed)
+    needs_split = is_learned(cfg) or cfg.data.split_key is not None
+    folds = no_folds(labels) if needs_split else evidence_folds(labels, seed, batches)
+    is_cross_validated = bool(folds.is_dealt.any())
+    sides = (np.arange(len(labels)), np.arange(0)) if is_cross_validated else (split.train, split.val)
+    train, val = (Cells(row_subset(reference.x, rows), cfg.tokens, labels[rows]) for rows in sides)
+    batches = None if batches is None else batches[sides[0]]
+    if not is_cross_validated:
+        folds = no_folds(train.known_labels)
+        if not is_learned(cfg):
+            folds = evidence_folds(train.known_labels, seed, batches)
+    kept = KeptFits(run.folder if is_cross_validated and run.is_whole else None)
+    options = None
+    if cfg.model.linear:
+        cells = train.x, train.known_labels
+        arrays = kept.load_or_make("options", lambda: choose_linear_options(*cells, cfg.seed, batches).arrays)
+        options = LinearOptions.of_arrays(arrays)
+        cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
+    plan = FitPlan(cfg, options, unlabelled=read_unlabelled(reference, cfg), folder=run.folder, kept=kept)
+    strategy = CrossValidatedCalibration if is_cross_validated else ValidationSplit
+    return strategy(reference, cfg, new_network(reference, cfg), train, val, plan, folds)
