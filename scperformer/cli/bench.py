@@ -66,15 +66,12 @@ class Bench:
     def run(self, number: int) -> None:
         """Train the model of one run, unless that is done; a cluster may have started this process."""
         set_up_logging()
-        words = self.runs[number]
-        options = {name: value for name, value in map(_split, words) if name != "inputs"}
+        runs = [dict(map(_split, words)) for words in self.runs]
+        options = {name: value for name, value in runs[number].items() if name != "inputs"}
         digest = hashlib.sha256(json.dumps(sorted(options.items())).encode()).hexdigest()[:8]
-        values = [{dict(map(_split, run))[name] for run in self.runs} for name in options]
-        differ = [
-            re.sub(r"\W", "-", value) for value, all_ in zip(options.values(), values, strict=True) if len(all_) > 1
-        ]
+        differ = [re.sub(r"\W", "-", text) for name, text in options.items() if len({run[name] for run in runs}) > 1]
         folder = next(self.folder.glob(f"*{digest}"), self.folder / "_".join([*differ, digest]))
-        inputs = parse([word for word in words if word.startswith("inputs=")], "train").get("inputs", [])
+        inputs = parse(self.runs[number], "train").get("inputs", [])
         stats = [os.stat(name) for name in [*inputs, *self.plugins] if os.path.exists(name)]
         files = [[each.st_size, each.st_mtime_ns] for each in stats]
         before = _read(folder) if (folder / RECORD).is_file() else None
@@ -85,7 +82,7 @@ class Bench:
         _write(folder, {"options": options, "files": files, "results": {}, "error": KILLED})
         own = [] if self.presets is None else [PRESETS, str(self.presets)]
         output = option_word("output", str(folder / "model"))
-        _in_new_process(folder, [*words, output, "overwrite=true", *own], self.plugins)
+        _in_new_process(folder, [*self.runs[number], output, "overwrite=true", *own], self.plugins)
 
 
 def _split(word: str) -> tuple[str, str]:
