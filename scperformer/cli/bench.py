@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_file
@@ -165,9 +165,9 @@ def _write(folder: Path, record: "Record") -> None:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
-def _in_new_process(*args: Any) -> None:
+def _in_new_process(folder: Path, words: list[str], plugins: list[str]) -> None:
     """Train in a new process, which gets the signals of this one."""
-    process = get_context("spawn").Process(target=_train_and_measure, args=args)
+    process = get_context("spawn").Process(target=_train_and_measure, args=(folder, words, plugins))
     process.start()
     try:
         process.join()

@@ -236,7 +236,7 @@ class ReferenceOptions(DataOptions):
         None, help="obs column with ids of the labels; if null, LABEL_KEY_ontology_term_id where it exists"
     )
     label_map: str | None = option(
-        None, help="a table of labels and their new names, of which equal ones join; see docs/labels.md#spellings"
+        None, help="a table that renames labels (old, new), and so joins some; see docs/labels.md#spellings"
     )
     batch_key: str | None = option(
         None, help="obs column of the donor or study, of which whole ones are held out to estimate accuracy"
@@ -316,7 +316,7 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
     )
     init_mode: str = choice(
         *("full", "last_layer", "head"),
-        help="part of the `init` encoder that is trained; last_layer: and the final norm; head: none",
+        help="part of the `init` encoder that is trained; last_layer: with the final norm; head: none",
     )
 
     def __post_init__(self) -> None:
