@@ -112,13 +112,16 @@ def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
         else:
             known = {entry.name for entry in fields(schema)} - {"attention"}  # which only its own presets set
             if unknown := [name for name in content if name not in known]:
-                raise ValueError(f"'{unknown[0]}', which is no option")
+                raise ValueError(f"'{unknown[0]}', which is no option of '{schema.word()}'")
             values = {}
             for name, value in content.items():
                 values |= _named(value, name) if name in groups and isinstance(value, dict) else {name: value}
     except (OSError, ValueError) as error:
-        raise InputError("bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
-    if group == "attention" and values.get("attention.name") not in preset_names(group):
+        raise InputError(
+            "bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it, or leave it out"
+        ) from error
+    is_ours = path.parents[1] == conf_dir()  # to list installed mechanisms takes longer than all else here
+    if group == "attention" and not is_ours and values.get("attention.name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
         found = f"a preset with the mechanism {values.get('attention.name')}"
         raise InputError("unknown-mechanism", found, expected, "correct its name")
