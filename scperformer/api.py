@@ -348,28 +348,25 @@ def models() -> pd.DataFrame:
     which cells of an unknown tissue are named. A folder that cannot be used has a row with the reason in `problem`,
     which is empty for the others.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for folder in [PACKAGED_MODEL, *imported_models(library_folder())]:
-        row = {"kind": "model", "name": folder.name, "labels": [], "num_genes": 0, "path": str(folder), "problem": ""}
+        row: dict[str, object] = {"kind": "model", "name": folder.name, "labels": [], "num_genes": 0}
         try:
             saved = read_model(folder)
             row |= {"name": saved.name, "labels": saved.labels, "num_genes": len(saved.genes), "tissue": saved.tissue}
         except InputError as error:
             row["problem"] = str(error)
-        rows.append(row)
-    for name in collection().tissues()["name"]:
-        row = {"kind": "tissue", "name": name, "labels": collection().labels(name)["label"]}
-        rows.append(row | {"tissue": collection().title(name), "path": "", "problem": ""})
-    for species, name in COMMON.items():
-        labels = [
-            label for label in collection().common_types(species).profiles.index if label not in collection().others
-        ]
-        row = {"kind": "common types", "name": name, "labels": labels}
-        rows.append(row | {"tissue": collection().title(name), "path": "", "problem": ""})
-    table = pd.DataFrame(rows).assign(num_labels=[len(row["labels"]) for row in rows])
-    table["labels"] = table["labels"].map(", ".join)
+        rows.append(row | {"path": str(folder)})
+    others = collection().others
+    kinds = dict.fromkeys(collection().tissues()["name"], "tissue") | dict.fromkeys(COMMON.values(), "common types")
+    for name, kind in kinds.items():
+        labels = [label for label in collection().labels(name)["label"] if kind == "tissue" or label not in others]
+        rows.append({"kind": kind, "name": name, "labels": labels, "tissue": collection().title(name)})
     columns = ["kind", "name", "labels", "num_labels", "num_genes", "tissue", "path", "problem"]
-    return table[columns].astype({"num_genes": "Int64"})
+    table = pd.DataFrame(rows, columns=columns).fillna({"path": "", "problem": ""})
+    table["num_labels"] = table["labels"].map(len)
+    table["labels"] = table["labels"].map(", ".join)
+    return table.astype({"num_genes": "Int64"})
 
 
 @documented("check")
