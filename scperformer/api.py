@@ -44,6 +44,10 @@ if TYPE_CHECKING:  # they import torch or pictures: the functions load them when
 File = str | os.PathLike[str]
 Options = Mapping[str, Any]
 CELLS = (str, os.PathLike, AnnData)  # files, or cells in memory
+TAKE_LISTS = (CheckConfig, PretrainOptions)  # steps that take several AnnData
+# Steps for which cells in memory, which have no name, need an output, and what it is.
+WRITES: dict[type, str] = dict.fromkeys((TrainOptions, PretrainOptions, AdaptConfig), "a folder to write")
+WRITES |= {ReportConfig: "a page to write"}
 # Arguments that several functions have.
 SHARED = {
     "cells": "N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files",
@@ -55,41 +59,47 @@ SHARED = {
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def documented(step: str) -> Callable[[Function], Function]:
-    """Add the arguments that a docstring leaves out: those that are options of a step, and `SHARED` ones."""
+def documented(step: str, **texts: str) -> Callable[[Function], Function]:
+    """Add the arguments to a docstring: their `texts`, else those that several functions have or that options have."""
 
     def decorate(function: Function) -> Function:
-        meanings = {option.name: option.meaning for name in ("files", step) for option in option_texts(name)} | SHARED
-        text = inspect.getdoc(function) or ""
-        entries = ""
+        meanings = {option.name: option.meaning for name in ("files", step) for option in option_texts(name)}
+        meanings |= SHARED | texts
+        entries = "\nParameters\n----------\n"
         for name in inspect.signature(function).parameters:
-            if name in meanings and f"\n{name}\n" not in text:
-                meaning = re.sub(r"\bnull\b", "None", meanings[name])
-                lines = textwrap.fill(f"{meaning[0].upper()}{meaning[1:]}.", 112)
-                entries += f"{name}\n{textwrap.indent(lines, '    ')}\n"
-        before, title, after = text.partition("\nReturns\n")
-        before += "" if "\nParameters\n" in before else "\nParameters\n----------\n"
+            meaning = re.sub(r"\bnull\b", "None", meanings[name])
+            lines = textwrap.fill(f"{meaning[0].upper()}{meaning[1:]}.", 112)
+            entries += f"{name}\n{textwrap.indent(lines, '    ')}\n"
+        before, title, after = (inspect.getdoc(function) or "").partition("\nReturns\n")
         function.__doc__ = before + entries + title + after
         return function
 
     return decorate
 
 
-def _options(schema: type[Schema], sources: Sequence[str | AnnData], options: Options | None, **named: Any) -> Schema:
-    """Return the options of a step from the arguments of a function, and from `options`, which count more.
+def _options(schema: type[Schema], cells: Any, options: Options | None, /, **named: Any) -> Schema:
+    """Return the options of a step for cells from the keywords of a function, and from `options`, which count more.
 
     None stands for the default of an option, which presets may change. AnnData objects are no options. A class as
     `attention` is registered, and chosen by its name.
     """
     if not isinstance(options, Mapping | None):
         raise InputError("options-type", f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
+    sources = _sources(cells, several_in_memory=schema in TAKE_LISTS)
     given = {name: value for name, value in named.items() if value is not None and not isinstance(value, AnnData)}
     given |= {"inputs": [source if isinstance(source, str) else "AnnData" for source in sources]} | dict(options or {})
+    if schema in WRITES and given.get("output") is None and isinstance(sources[0], AnnData):
+        raise InputError("no-output", "no output beside cells in memory", WRITES[schema], "add output=...")
     if isinstance(mechanism := given.get("attention"), type):
         from scperformer.attention.registry import register_attention  # imports torch
 
         given["attention"] = register_attention(mechanism).__name__.lower()
     return make_options(schema, given)
+
+
+def _one(cells: Any) -> str | AnnData:
+    """Return cells as a file or an AnnData; refuse anything else, such as several files."""
+    return _sources(cells, several=False)[0]
 
 
 def _sources(cells: Any, *, several: bool = True, several_in_memory: bool = False) -> list[str | AnnData]:
@@ -100,24 +110,18 @@ def _sources(cells: Any, *, several: bool = True, several_in_memory: bool = Fals
         expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
         remedy = "make an AnnData, anndata.AnnData(matrix, obs, var) with cells in rows; of MuData, give "
         raise InputError("cells-type", f"cells of type {type(cells).__name__}", expected, f"{remedy}mdata.mod['rna']")
-    in_memory = [source for source in sources if isinstance(source, AnnData)]
-    if in_memory and len(sources) > 1 and not several_in_memory:
-        remedy = "write each to a file with write_h5ad, or put cells of one study together with anndata.concat"
-        raise InputError("mixed-cells", "a list with an AnnData in it", "one AnnData, or a list of files", remedy)
-    files = [os.fspath(source) for source in sources if not isinstance(source, AnnData)]
-    for file in files:
-        require_path(file)
-    return [source if isinstance(source, AnnData) else os.fspath(source) for source in sources]
+    sources = [source if isinstance(source, AnnData) else os.fspath(source) for source in sources]
+    for source in sources:
+        if isinstance(source, str):
+            require_path(source)
+        elif len(sources) > 1 and not several_in_memory:
+            remedy = "write each to a file with write_h5ad, or put cells of one study together with anndata.concat"
+            raise InputError("mixed-cells", "a list with an AnnData in it", "one AnnData, or a list of files", remedy)
+    return sources
 
 
 def _in_memory(cells: Any) -> AnnData | None:
     return cells if isinstance(cells, AnnData) else None
-
-
-def _require_output(output: str | None, sources: Sequence[str | AnnData], what: str) -> None:
-    """Refuse cells in memory without an output: they have no name."""
-    if output is None and isinstance(sources[0], AnnData):
-        raise InputError("no-output", "no output beside cells in memory", what, "add output=...")
 
 
 def _path_of(model: "Model | File | None") -> File | None:
@@ -192,7 +196,14 @@ def _trained(path: Path) -> Trained:
     return Trained(path, metrics, pd.read_csv(table) if table.is_file() else pd.DataFrame())
 
 
-@documented("train")
+@documented(
+    "train",
+    cells="N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files."
+    " Rows may also be profiles or bulk samples; a file of profiles beside one of cells adds the types that "
+    "these lack",
+    output="The model folder to write; if None, INPUT.model beside a file. Cells in memory need it",
+    model="Preset of the encoder: performer (the default), pooled, tiny, base or scbert",
+)
 def train(
     cells: AnnData | File | Sequence[File],
     label_key: str | None = TrainOptions.label_key,
@@ -210,26 +221,15 @@ def train(
 ) -> Trained:
     """Train a model on labelled cells, or on profiles of cell types.
 
-    Parameters
-    ----------
-    cells
-        N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files. Rows
-        may also be profiles or bulk samples; a file of profiles beside one of cells adds the types that these lack.
-    output
-        The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
-    model
-        Preset of the encoder: performer (the default), pooled, tiny, base or scbert.
-
     Returns
     -------
     The model folder: `path`, `scores` beside logistic regression, `history` of the epochs, and `load()`.
     """
     from scperformer.token_attention.run import train_model
 
-    sources = _sources(cells)
     cfg = _options(
         TrainOptions,
-        sources,
+        cells,
         options,
         label_key=label_key,
         output=output,
@@ -242,14 +242,18 @@ def train(
         resume=resume,
         overwrite=overwrite,
     )
-    _require_output(cfg.output, sources, "a folder to write")
     in_memory = _in_memory(cells)
-    return _trained(
-        train_model(cfg, in_memory.to_memory() if in_memory is not None and in_memory.isbacked else in_memory)
-    )
+    if in_memory is not None and in_memory.isbacked:
+        in_memory = in_memory.to_memory()
+    return _trained(train_model(cfg, in_memory))
 
 
-@documented("pretrain")
+@documented(
+    "pretrain",
+    cells="One or more AnnData, each N cells x G genes, with counts or log-normalised expression; or one or more files",
+    output="The model folder to write; if None, INPUT.encoder beside the first file. Cells in memory need it",
+    model="Preset of the encoder: tiny (the default), base or scbert",
+)
 def pretrain(
     cells: AnnData | File | Sequence[AnnData] | Sequence[File],
     *,
@@ -264,15 +268,6 @@ def pretrain(
 ) -> Trained:
     """Pretrain an encoder on cells without labels.
 
-    Parameters
-    ----------
-    cells
-        One or more AnnData, each N cells x G genes, with counts or log-normalised expression; or one or more files.
-    output
-        The model folder to write; None: INPUT.encoder beside the first file. Cells in memory need it.
-    model
-        Preset of the encoder: tiny (the default), base or scbert.
-
     Returns
     -------
     The model folder, for `train(..., init=...)`.
@@ -282,7 +277,6 @@ def pretrain(
     sources = _sources(cells, several_in_memory=True)
     named = {"output": output, "model": model, "attention": attention, "init": init}
     cfg = _options(PretrainOptions, sources, options, seed=seed, resume=resume, overwrite=overwrite, **named)
-    _require_output(cfg.output, sources, "a folder to write")
     in_memory = [source for source in sources if isinstance(source, AnnData)]
     if in_memory and len(in_memory) < len(sources):
         remedy = "read the files first, or write the cells"
@@ -290,7 +284,12 @@ def pretrain(
     return _trained(pretrain_encoder(cfg, in_memory or None))
 
 
-@documented("adapt")
+@documented(
+    "adapt",
+    model="From `load_model`, or its folder or name; it keeps cells of its reference",
+    cells="N cells x G genes in memory, a file of cells, or a text file (.txt) with a gene in each line",
+    output="The model folder to write; if None, INPUT.adapted beside a file. Cells in memory need it",
+)
 def adapt(
     model: "Model | File",
     cells: AnnData | File,
@@ -301,28 +300,22 @@ def adapt(
 ) -> Trained:
     """Adapt a model to the genes and the depth of cells, or to a list of genes; `annotate` does so by itself.
 
-    Parameters
-    ----------
-    model
-        From `load_model`, or its folder or name; it keeps cells of its reference.
-    cells
-        N cells x G genes in memory, a file of cells, or a text file (.txt) with a gene in each line.
-    output
-        The model folder to write; None: INPUT.adapted beside a file. Cells in memory need it.
-
     Returns
     -------
     The folder of the adapted model.
     """
     from scperformer.annotation.adapted_model import write_adapted
 
-    sources = _sources(cells, several=False)
-    cfg = _options(AdaptConfig, sources, options, model_path=_path_of(model), output=output, overwrite=overwrite)
-    _require_output(cfg.output, sources, "a folder to write")
+    named = {"model_path": _path_of(model), "output": output, "overwrite": overwrite}
+    cfg = _options(AdaptConfig, _one(cells), options, **named)
     return _trained(write_adapted(cfg, _loaded(model, cfg.model_path), _in_memory(cells)))
 
 
-@documented("models")
+@documented(
+    "models",
+    path="The file or folder",
+    output="The folder of models; if None, $SCPERFORMER_MODELS, else that among the user's data",
+)
 def import_model(
     path: File,
     *,
@@ -337,13 +330,6 @@ def import_model(
 
     Nothing in it is executed.
 
-    Parameters
-    ----------
-    path
-        The file or folder.
-    output
-        The folder of models; None: $SCPERFORMER_MODELS, else that among the user's data.
-
     Returns
     -------
     The model folder, in the folder of models, where `load_model(name)` finds it.
@@ -351,8 +337,7 @@ def import_model(
     from scperformer.importing import folders
 
     named = {"name": name, "reference": reference, "label_key": label_key, "output": output}
-    sources = _sources(path, several=False)
-    cfg = _options(ModelsConfig, sources, options, action="import", overwrite=overwrite, **named)
+    cfg = _options(ModelsConfig, _one(path), options, action="import", overwrite=overwrite, **named)
     return _trained(folders.import_model(Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg))
 
 
@@ -363,28 +348,25 @@ def models() -> pd.DataFrame:
     which cells of an unknown tissue are named. A folder that cannot be used has a row with the reason in `problem`,
     which is empty for the others.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for folder in [PACKAGED_MODEL, *imported_models(library_folder())]:
-        row = {"kind": "model", "name": folder.name, "labels": [], "num_genes": 0, "path": str(folder), "problem": ""}
+        row: dict[str, object] = {"kind": "model", "name": folder.name, "labels": [], "num_genes": 0}
         try:
             saved = read_model(folder)
             row |= {"name": saved.name, "labels": saved.labels, "num_genes": len(saved.genes), "tissue": saved.tissue}
         except InputError as error:
             row["problem"] = str(error)
-        rows.append(row)
-    for name in collection().tissues()["name"]:
-        row = {"kind": "tissue", "name": name, "labels": collection().labels(name)["label"]}
-        rows.append(row | {"tissue": collection().title(name), "path": "", "problem": ""})
-    for species, name in COMMON.items():
-        labels = [
-            label for label in collection().common_types(species).profiles.index if label not in collection().others
-        ]
-        row = {"kind": "common types", "name": name, "labels": labels}
-        rows.append(row | {"tissue": collection().title(name), "path": "", "problem": ""})
-    table = pd.DataFrame(rows).assign(num_labels=[len(row["labels"]) for row in rows])
-    table["labels"] = table["labels"].map(", ".join)
+        rows.append(row | {"path": str(folder)})
+    others = collection().others
+    kinds = dict.fromkeys(collection().tissues()["name"], "tissue") | dict.fromkeys(COMMON.values(), "common types")
+    for name, kind in kinds.items():
+        labels = [label for label in collection().labels(name)["label"] if kind == "tissue" or label not in others]
+        rows.append({"kind": kind, "name": name, "labels": labels, "tissue": collection().title(name)})
     columns = ["kind", "name", "labels", "num_labels", "num_genes", "tissue", "path", "problem"]
-    return table[columns].astype({"num_genes": "Int64"})
+    table = pd.DataFrame(rows, columns=columns).fillna({"path": "", "problem": ""})
+    table["num_labels"] = table["labels"].map(len)
+    table["labels"] = table["labels"].map(", ".join)
+    return table.astype({"num_genes": "Int64"})
 
 
 @documented("check")
@@ -418,7 +400,7 @@ def annotate(  # type: ignore[overload-overlap]
 def annotate(cells: Sequence[File], model: "Model | File | None" = ..., **named: Any) -> list[Path]: ...
 @overload
 def annotate(cells: AnnData, model: "Model | File | None" = ..., **named: Any) -> AnnData: ...
-@documented("predict")  # type: ignore[misc]
+@documented("predict", output="If None, INPUT.annotated.h5ad beside each file; not for an AnnData")  # type: ignore[misc]
 def annotate(
     cells: AnnData | File | Sequence[File],
     model: "Model | File | None" = None,
@@ -442,13 +424,6 @@ def annotate(
 
     For an AnnData, a paragraph is printed that says what was found, and whether the labels can be trusted.
 
-    Parameters
-    ----------
-    cells
-        N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files.
-    output
-        The annotated file; None: INPUT.annotated.h5ad beside each input. None for cells in memory.
-
     Returns
     -------
     The same AnnData; for a file, the path of its annotated copy; for several, a list of these.
@@ -458,7 +433,7 @@ def annotate(
 
     cfg = _options(
         PredictConfig,
-        _sources(cells),
+        cells,
         options,
         model_path=_path_of(model),
         output=output,
@@ -511,14 +486,17 @@ def embed(
     from scperformer.annotation.predict import embed_cells
 
     named = {"species": species, "batch_key": batch_key, "full_sample": full_sample, "model_path": _path_of(model)}
-    cfg = _options(PredictConfig, _sources(cells, several=False), options, threads=threads, **named)
+    cfg = _options(PredictConfig, _one(cells), options, threads=threads, **named)
     whole = _in_memory(full_sample)
     ready = _named(model, cfg)
     with open_cells(cells if isinstance(cells, AnnData) else os.fspath(cells), cfg) as opened:
         return embed_cells(opened, ready, cfg, whole)
 
 
-@documented("predict")
+@documented(
+    "predict",
+    model="From `load_model`, or its folder or name; if None, $SCPERFORMER_MODEL",
+)
 def tokens(
     cells: AnnData,
     model: "Model | File | None" = None,
@@ -530,11 +508,6 @@ def tokens(
 
     Genes and values are recognised as by `annotate`: cells are aligned to the genes of the model and normalised.
 
-    Parameters
-    ----------
-    model
-        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL.
-
     Returns
     -------
     The tokens of all cells in their order: `tokens[rows]` are of some cells, `tokens.to(device)` is a copy on a device.
@@ -542,8 +515,7 @@ def tokens(
     from scperformer.cells.query import find_query
     from scperformer.model.minibatches import Cells
 
-    sources = _sources(cells, several=False)
-    cfg = _options(PredictConfig, sources, options, species=species, model_path=_path_of(model))
+    cfg = _options(PredictConfig, _one(cells), options, species=species, model_path=_path_of(model))
     ready = _named(model, cfg)
     if ready is None:
         remedy = "add model=..., such as scperformer.load_model()"
@@ -553,7 +525,11 @@ def tokens(
     return found.batch(np.arange(len(found)))
 
 
-@documented("evaluate")
+@documented(
+    "evaluate",
+    cells="Annotated cells in memory, or annotated files",
+    output="A folder to write the evaluation into; if None, nothing is written",
+)
 def evaluate(
     cells: AnnData | File | Sequence[File],
     truth_key: str,
@@ -565,23 +541,22 @@ def evaluate(
 ) -> "Evaluation":
     """Compare annotations with true labels, beside logistic regression.
 
-    Parameters
-    ----------
-    cells
-        Annotated cells in memory, or annotated files.
-    output
-        A folder to write the evaluation into; None: nothing is written.
-
     Returns
     -------
     The evaluation: `scores`, `per_class` and `confusion` as tables, and all `metrics`.
     """
     named = {"truth_key": truth_key, "output": output, "key_added": key_added}
-    cfg = _options(EvaluateConfig, _sources(cells), options, overwrite=overwrite, **named)
+    cfg = _options(EvaluateConfig, cells, options, overwrite=overwrite, **named)
     return evaluate_cells(cfg, _in_memory(cells))
 
 
-@documented("explain")
+@documented(
+    "explain",
+    cells="Cells that `annotate` has annotated with the same model, or an annotated file",
+    model="From `load_model`, or its folder or name; if None, the model that the annotation names",
+    num_cells="Cells of each label, a random sample; if None, all",
+    output="A folder to write the explanation into; if None, nothing is written",
+)
 def explain(
     cells: AnnData | File,
     model: "Model | File | None" = None,
@@ -596,25 +571,13 @@ def explain(
 ) -> "Explanation":
     """Find the contribution of each gene to the calls of a sample of annotated cells.
 
-    Parameters
-    ----------
-    cells
-        Cells that `annotate` has annotated with the same model, or an annotated file.
-    model
-        From `load_model`, or its folder or name; None: the model that the annotation names.
-    num_cells
-        Cells of each label, a random sample; None: all.
-    output
-        A folder to write the explanation into; None: nothing is written.
-
     Returns
     -------
     The explanation: `genes` and `deletion` as tables, and `adata`, the contributions of genes to cells.
     """
-    named = {"model_path": _path_of(model), "label": label, "output": output, "key_added": key_added}
     number = "all" if num_cells is None else num_cells
-    sources = _sources(cells, several=False)
-    cfg = _options(ExplainConfig, sources, options, cells=number, seed=seed, overwrite=overwrite, **named)
+    named = {"model_path": _path_of(model), "label": label, "output": output, "key_added": key_added}
+    cfg = _options(ExplainConfig, _one(cells), options, cells=number, seed=seed, overwrite=overwrite, **named)
     ready = None if cfg.model_path is None else _loaded(model, cfg.model_path)
     return explain_sample(cfg, _in_memory(cells), ready)
 
@@ -637,7 +600,12 @@ class Page:
         return f"{self.summary}<p>{link}</p>"
 
 
-@documented("report")
+@documented(
+    "report",
+    cells="Annotated cells in memory, or annotated files",
+    output="The page; if None, FILE.report.html beside the first file. Cells in memory need it",
+    evaluation="From `evaluate`, or its folder: the page then shows it",
+)
 def report(
     cells: AnnData | File | Sequence[File],
     *,
@@ -649,24 +617,13 @@ def report(
 ) -> Page:
     """Make one HTML page about annotated cells.
 
-    Parameters
-    ----------
-    cells
-        Annotated cells in memory, or annotated files.
-    output
-        The page; None: FILE.report.html beside the first file. Cells in memory need it.
-    evaluation
-        From `evaluate`, or its folder: the page then shows it.
-
     Returns
     -------
     The page, with its `path`.
     """
     from scperformer.results.evaluate import Evaluation
 
-    sources = _sources(cells)
     in_memory = evaluation if isinstance(evaluation, Evaluation) else None
     named = {"evaluation": None if in_memory else evaluation, "output": output, "key_added": key_added}
-    cfg = _options(ReportConfig, sources, options, overwrite=overwrite, **named)
-    _require_output(cfg.output, sources, "a page to write")
+    cfg = _options(ReportConfig, cells, options, overwrite=overwrite, **named)
     return Page(*write_page(cfg, in_memory, _in_memory(cells)))

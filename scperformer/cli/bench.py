@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_file
@@ -66,15 +66,12 @@ class Bench:
     def run(self, number: int) -> None:
         """Train the model of one run, unless that is done; a cluster may have started this process."""
         set_up_logging()
-        words = self.runs[number]
-        options = {name: value for name, value in map(_split, words) if name != "inputs"}
+        runs = [dict(map(_split, words)) for words in self.runs]
+        options = {name: value for name, value in runs[number].items() if name != "inputs"}
         digest = hashlib.sha256(json.dumps(sorted(options.items())).encode()).hexdigest()[:8]
-        values = [{dict(map(_split, run))[name] for run in self.runs} for name in options]
-        differ = [
-            re.sub(r"\W", "-", value) for value, all_ in zip(options.values(), values, strict=True) if len(all_) > 1
-        ]
+        differ = [re.sub(r"\W", "-", text) for name, text in options.items() if len({run[name] for run in runs}) > 1]
         folder = next(self.folder.glob(f"*{digest}"), self.folder / "_".join([*differ, digest]))
-        inputs = parse([word for word in words if word.startswith("inputs=")], "train").get("inputs", [])
+        inputs = parse(self.runs[number], "train").get("inputs", [])
         stats = [os.stat(name) for name in [*inputs, *self.plugins] if os.path.exists(name)]
         files = [[each.st_size, each.st_mtime_ns] for each in stats]
         before = _read(folder) if (folder / RECORD).is_file() else None
@@ -85,7 +82,7 @@ class Bench:
         _write(folder, {"options": options, "files": files, "results": {}, "error": KILLED})
         own = [] if self.presets is None else [PRESETS, str(self.presets)]
         output = option_word("output", str(folder / "model"))
-        _in_new_process(folder, [*words, output, "overwrite=true", *own], self.plugins)
+        _in_new_process(folder, [*self.runs[number], output, "overwrite=true", *own], self.plugins)
 
 
 def _split(word: str) -> tuple[str, str]:
@@ -99,11 +96,6 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     `presets` is the user's folder of presets, `plugins` are files with mechanisms of attention. With the `flags`
     `--cfg hydra`, only print the options of Hydra, such as those of its launcher.
     """
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
-
     from scperformer.cli.bench_table import write_results
 
     of_hydra = [word for word in words if OF_HYDRA.match(word)]
@@ -111,29 +103,42 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     of_train = [word for word in words if word not in of_hydra and _split(word)[0] not in OF_BENCH]
     runs = combinations(of_train, "train", presets)
     bench = Bench(Path(of_bench.get("output") or OUTPUT), runs, bool(of_bench.get("overwrite")), presets, plugins)
+    if flags:
+        _hand_to_hydra(bench, [*of_hydra, *flags])
+        return 0
     is_new = not bench.folder.exists()
     if not is_new and not (bench.folder / MARK).is_file():
         found = f"'{bench.folder}', which is no bench"
         raise InputError("not-a-bench", found, "a new folder, or an earlier bench", "choose output=...")
-
-    def run_job(tree: DictConfig) -> None:
-        bench.run(tree.run)
-
     numbers = f"+run={','.join(map(str, range(len(runs))))}"
-    folder = option_word("hydra.sweep.dir", str(bench.folder))
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     try:
-        with _all_jobs(bench.folder), command_line(sys.argv[0], "-m", numbers, folder, *QUIET, *of_hydra, *flags):
-            hydra.main(config_path=None, version_base="1.3")(run_job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        text = " ".join(str(error).partition("Config search path")[0].split())
-        raise InputError("bad-option", text, "options of Hydra", "'scperformer bench --help' shows examples") from error
+        with _all_jobs(bench.folder):
+            _hand_to_hydra(bench, [numbers, *of_hydra, "--multirun"])
     finally:
         records = {path.parent.name: _read(path.parent) for path in sorted(bench.folder.glob(f"*/{RECORD}"))}
         num_failed = write_results(bench.folder, records) if records else 0
         if is_new and not records:  # Hydra has refused the words
             shutil.rmtree(bench.folder, ignore_errors=True)
     return 2 if num_failed else 0
+
+
+def _hand_to_hydra(bench: Bench, words: Sequence[str]) -> None:
+    """Let Hydra call the runs of a bench by its launcher, or print its options."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    def run_job(tree: DictConfig) -> None:
+        bench.run(tree.run)
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    try:
+        with command_line(sys.argv[0], option_word("hydra.sweep.dir", str(bench.folder)), *QUIET, *words):
+            hydra.main(config_path=None, version_base="1.3")(run_job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        text = " ".join(str(error).partition("Config search path")[0].split())
+        raise InputError("bad-option", text, "options of Hydra", "see them by 'bench ... --cfg hydra'") from error
 
 
 @contextmanager
@@ -160,9 +165,9 @@ def _write(folder: Path, record: "Record") -> None:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
-def _in_new_process(*args: Any) -> None:
+def _in_new_process(folder: Path, words: list[str], plugins: list[str]) -> None:
     """Train in a new process, which gets the signals of this one."""
-    process = get_context("spawn").Process(target=_train_and_measure, args=args)
+    process = get_context("spawn").Process(target=_train_and_measure, args=(folder, words, plugins))
     process.start()
     try:
         process.join()

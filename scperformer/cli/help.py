@@ -38,7 +38,7 @@ def _purpose(module: ModuleType) -> str:
 
 def program_text() -> str:
     """Return the usage of the program, with one line for each step."""
-    steps = [f"  {step.USAGE.replace(' | ', '|'):<40}{_purpose(step)}" for step in STEPS.values()]
+    steps = [f"  {step.USAGE.replace(' | ', '|'):<41}{_purpose(step)}" for step in STEPS.values()]
     return PROGRAM.format(version=version("scperformer"), steps="\n".join(steps))
 
 

@@ -46,19 +46,15 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
     from scperformer.model.tissues import collection
 
     known = [PACKAGED_MODEL, *imported_models(library)]
-    folders = known
-    tissue = None
+    folders, tissue = known, None
     if only is not None:
         folders = [folder for folder in known if folder.name == only]
-        if not folders and Path(only).is_dir():
-            folders = [Path(only)]
+        folders = folders or [Path(only)] * Path(only).is_dir()
         tissue = collection().named(only)
         if not folders and tissue is None:
             names = [*(folder.name for folder in known), *collection().tissues()["name"]]
-            remedy = f"{did_you_mean(only, names)}name another one"
-            raise InputError(
-                "unknown-model", f"no model or tissue '{only}'", "one of 'scperformer models list'", remedy
-            )
+            found, expected = f"no model or tissue '{only}'", "one of 'scperformer models list'"
+            raise InputError("unknown-model", found, expected, f"{did_you_mean(only, names)}name a different one")
     for folder in folders:
         try:
             text = read_model(folder).summary
@@ -97,16 +93,13 @@ def _types(tissue: str) -> str:
     from scperformer.model.tissues import COMMON, FOLDER, LICENCE, collection
 
     labels = collection().labels(tissue)
-    rows: list[tuple[str, ...]]
     numbers = {name: str(number) for number, name in enumerate(labels["set"].unique(), start=1)}
+    columns = {"type": labels["label"], "Cell Ontology": labels["term"]}
     if tissue in COMMON.values():
-        others = collection().others
-        calls = ["unknown" if label in others else label for label in labels["label"]]
-        rows = [("type", "Cell Ontology", "call"), *zip(labels["label"], labels["term"], calls, strict=True)]
+        columns["call"] = labels["label"].where(~labels["label"].isin(collection().others), "unknown")
     else:
-        of_study = (numbers[name] for name in labels["set"])
-        rows = [("type", "Cell Ontology", "study", "merged with")]
-        rows += zip(labels["label"], labels["term"], of_study, labels["merged"], strict=True)
+        columns |= {"study": labels["set"].map(numbers), "merged with": labels["merged"]}
+    rows = [tuple(columns), *zip(*columns.values(), strict=True)]
     lines = [f"{collection().title(tissue)}: {len(labels)} types", "", _in_columns(rows), ""]
     for source, number in numbers.items():
         lines += _study(source, number, is_short=source != tissue)

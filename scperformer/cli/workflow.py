@@ -62,7 +62,7 @@ def workflow_folder() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
-def _values_of(cfg: WorkflowConfig) -> dict[str, Any]:
+def _values_of(cfg: WorkflowConfig) -> dict[str, object]:
     """Return the options of a command that are no defaults."""
     return {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
 

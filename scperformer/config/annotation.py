@@ -31,13 +31,10 @@ class AnnotationOptions(TissueOptions):
         help="auto: on a GPU bf16-mixed, else tf32, if 999 of 1,000 cells of the file get the labels of 32-true",
     )
     unknown_fpr: float = option(
-        0.05,
-        BELOW_ONE,
-        help="expected false-positive rate of the unknown flag; raise it to find new cell types; 0: no cell is unknown",
+        0.05, BELOW_ONE, help="expected false-positive rate of the unknown flag; more to find new types, 0 for none"
     )
     shift: str = choice(
-        *("auto", "false"),
-        help="correct the batch effect of the file; false for comparisons; see docs/trust.md#cells-of-another-study",
+        *("auto", "false"), help="correction of the batch effect of the file; see docs/trust.md#cells-of-another-study"
     )
     min_confidence: float | None = option(
         None,
@@ -48,21 +45,17 @@ class AnnotationOptions(TissueOptions):
     alpha: float | None = option(
         None,
         (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"),
-        help="for statistics: prediction sets, which contain the true label of 1 - alpha of the cells; "
-        "see docs/trust.md",
+        help="prediction sets with the true label in 1 - alpha of the cells; see docs/trust.md",
     )
     batch_key: str | None = option(
-        None,
-        help="for files of several technologies or samples: obs column of the batches, each corrected separately; "
-        "see docs/trust.md#several-batches-in-a-file",
+        None, help="obs column of batches to correct separately; see docs/trust.md#several-batches-in-a-file"
     )
     allow_labels: list[str] = option(
         [], help="for sorted samples: the only possible labels; see docs/labels.md#constraints"
     )
     deny_labels: list[str] = option([], help="labels that cannot occur in the tissue")
     clusters: str | None = option(
-        None,
-        help="also label clusters: an obs column, leiden, or auto (many small clusters); see docs/labels.md#clusters",
+        None, help="obs column of clusters to label, too, or auto (many small ones); see docs/labels.md#clusters"
     )
     markers: str | None = option(
         None,
@@ -78,9 +71,7 @@ class AnnotationOptions(TissueOptions):
         "below 75 % of the depth of the reference; see docs/panels.md",
     )
     full_sample: str | None = option(
-        None,
-        help="for a subset of a sample, the file of the whole sample, on which depth and batch effect are estimated; "
-        "see docs/trust.md#parts-of-a-sample",
+        None, help="for a subset of a sample, the file of the whole; see docs/trust.md#parts-of-a-sample"
     )
     adapted_folder: str | None = option(None, help="for many files of one panel: a folder that keeps refitted models")
 
@@ -109,9 +100,7 @@ class PredictConfig(AnnotationOptions):
     )
     output_dir: str | None = option(None, help="a folder for all outputs, SAMPLE.annotated.h5ad")
     sample_sheet: str | None = option(
-        None,
-        help="a table with a row for each file and the columns path and sample, its name in outputs; other columns, "
-        "such as condition, are added to obs",
+        None, help="a table with the columns path, sample (the name in outputs) and others, which are added to obs"
     )
     resume: bool = option(False, help="continue an interrupted run; finished files stay as they are")
     keep_going: str = choice(

@@ -23,12 +23,8 @@ def register_mechanism(name: str, mechanism: Any) -> None:
     except (AttributeError, TypeError):
         is_usable = False
     if not is_usable:
-        raise InputError(
-            "not-a-mechanism",
-            f"the mechanism {name}, {one_line(repr(mechanism))}",
-            CONTRACT,
-            "see docs/own_mechanism.md",
-        )
+        found = f"the mechanism {name}, {one_line(repr(mechanism))}"
+        raise InputError("not-a-mechanism", found, CONTRACT, "see docs/own_mechanism.md")
     _REGISTERED[name] = mechanism
 
 

@@ -42,6 +42,11 @@ ONTOLOGY: Rule = (
 )
 
 
+def span(low: int, high: int) -> Rule:
+    """Return the rule of numbers from `low` to `high`."""
+    return (lambda value: low <= value <= high, f"{low} to {high}")
+
+
 def option(default: Any = MISSING, rule: Rule | None = None, *, help: str = "") -> Any:
     """Return a field of an `Options` class, which is required without a default; the rule never checks None."""
     metadata = {"rule": rule, "help": help}
@@ -171,18 +176,14 @@ class ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = option(
-        None,
-        help="a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the packaged profiles of the tissue",
+        None, help="a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the tissue is inferred"
     )
     genes: str = choice(
         *("matched", "exact"),
-        help="how genes are matched to the model's; exact: by name alone; matched: also by ids, case and previous "
-        "symbols; see docs/inputs.md#genes",
+        help="how genes match: also by ids, case and previous symbols, or by exact name; see docs/inputs.md#genes",
     )
     min_overlap: float = option(
-        0.2,
-        SHARE,
-        help="minimum gene overlap, weighted by the model's informative expression; see docs/inputs.md#genes",
+        0.2, SHARE, help="minimum gene overlap, weighted by informative expression; see docs/inputs.md#genes"
     )
 
     @property

@@ -28,7 +28,7 @@ EXPECTED = "a preset with options of scperformer alone, as in docs/configuration
 class Preset:
     """The options that a preset sets, by their full names, and the presets that it chooses, by group."""
 
-    values: dict[str, Any]
+    values: dict[str, object]
     chosen: dict[str, str]
 
 
@@ -58,14 +58,14 @@ def preset_names(group: str, own: Path | None = None) -> list[str]:
     return sorted(names | set(registered_names() if group == "attention" else ()))
 
 
-def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path | None = None) -> dict[str, Any]:
+def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path | None = None) -> dict[str, object]:
     """Return the options that presets set, by their full names: `chosen` ones by group, the defaults of other groups.
 
     A group whose preset the user chose keeps it. Else a preset may choose those of groups that apply before its own.
     """
     defaults = preset_groups(schema.word())
     names: dict[str, object] = dict(chosen)
-    contents: list[dict[str, Any]] = []
+    contents: list[dict[str, object]] = []
     for place, group in reversed(list(enumerate(defaults))):
         name = names.get(group, defaults[group])
         if name is None and group not in chosen:
@@ -95,7 +95,7 @@ def _read(schema: type[Options], group: str, name: object, own: Path | None) -> 
     raise InputError("unknown-preset", found, f"a preset of '{group}' ({', '.join(known)})", remedy)
 
 
-def _named(content: Mapping[str, Any], group: str) -> dict[str, Any]:
+def _named(content: Mapping[str, Any], group: str) -> dict[str, object]:
     return {f"{group}.{name}": value for name, value in content.items()}
 
 
@@ -112,13 +112,16 @@ def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
         else:
             known = {entry.name for entry in fields(schema)} - {"attention"}  # which only its own presets set
             if unknown := [name for name in content if name not in known]:
-                raise ValueError(f"'{unknown[0]}', which is no option")
+                raise ValueError(f"'{unknown[0]}', which is no option of '{schema.word()}'")
             values = {}
             for name, value in content.items():
                 values |= _named(value, name) if name in groups and isinstance(value, dict) else {name: value}
     except (OSError, ValueError) as error:
-        raise InputError("bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
-    if group == "attention" and values.get("attention.name") not in preset_names(group):
+        raise InputError(
+            "bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it, or leave it out"
+        ) from error
+    is_ours = path.parents[1] == conf_dir()  # to list installed mechanisms takes longer than all else here
+    if group == "attention" and not is_ours and values.get("attention.name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
         found = f"a preset with the mechanism {values.get('attention.name')}"
         raise InputError("unknown-mechanism", found, expected, "correct its name")

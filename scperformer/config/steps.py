@@ -20,6 +20,7 @@ from scperformer.config.options import (
     is_option,
     option,
     require,
+    span,
 )
 from scperformer.config.training import DataOptions, PretrainOptions, TrainOptions
 
@@ -86,9 +87,7 @@ class EvaluateConfig(FileOptions):
 
     truth_key: str = option(help="obs column, or column of `truth_path`, with the true labels")
     truth_path: list[str] | None = option(
-        None,
-        help="text tables with the true labels, one for each file; the first column names the cells; if null, the "
-        "labels are in obs",
+        None, help="tables of the true labels by cell, one for each file; if null, the labels are in obs"
     )
     key_added: str = option("scperformer", help=KEY_HELP)
     output: str | None = option(None, help="a folder; if null, FIRST_INPUT.evaluation beside it")
@@ -134,9 +133,7 @@ class ImportOptions(FileOptions):
     )
     labels: str | None = option(None, help="import: a file with the labels of a scBERT checkpoint")
     reference: str | None = option(
-        None,
-        help="import: labelled cells, for calibrated confidences, novelty, expected accuracy, and refits to panels and "
-        "depth",
+        None, help="import: labelled cells, for confidences, novelty, expected accuracy and refits"
     )
     label_key: str | None = option(None, help="import: the obs column of `reference` with the labels")
     batch: str | None = option(
@@ -205,15 +202,12 @@ class WorkflowConfig(Options):
     )
     label_key: str | None = option(None, help="obs column of the reference with the labels; if null, cell_type")
     model_path: str | None = option(
-        None,
-        help="a trained model or its name instead of a reference: nothing is trained; if both are null, as for predict",
+        None, help="a trained model or its name instead of a reference; if both are null, as for predict"
     )
     output_dir: str | None = option(None, help="folder for everything that is written; if null, results")
     predict_jobs: int | None = option(None, ONE_OR_MORE, help="maximum number of jobs for small samples; if null, 8")
     gpu: int | None = option(
-        None,
-        (lambda num: 0 <= num <= 16, "a number from 0 to 16"),
-        help="GPUs of the training job; with 1 or more, each prediction asks for one; if null, 0",
+        None, span(0, 16), help="GPUs of the training job; with 1 or more, each prediction asks for one; if null, 0"
     )
     container: str | None = option(None, help="an image for Apptainer; see docs/workflow.md#containers")
     configfile: str | None = fixed(None)  # the YAML file of --config, with these keys and `overrides`

@@ -20,6 +20,7 @@ from scperformer.config.options import (
     fixed,
     option,
     require,
+    span,
 )
 
 SEED_HELP = "seed of every random choice: split, weights, projections, order, masked values, dropout"
@@ -41,14 +42,13 @@ class DataConfig(Options):
     )
     split_seed: int | None = option(None, SEED, help="seed of validation cells and folds; if null, `seed`")
     split_key: str | None = option(
-        None, help="obs column of the groups, or of the sides `train`, `val` and `test` (not used in training)"
+        None, help="obs column of the groups, or of the sides `train`, `val` and `test` (left alone)"
     )
     min_cells_per_label: int = option(1, ONE_OR_MORE, help="labels with fewer cells are left out")
     in_memory: bool | str = option(
         AUTO,
         (lambda value: value == AUTO or isinstance(value, bool), "true, false or auto"),
-        help="true: load all cells; false: leave them on disk; auto: by size; "
-        "see docs/large_references.md#cells-on-disk",
+        help="load all cells, or leave them on disk; auto: by size; see docs/large_references.md#cells-on-disk",
     )
 
     def seed_of_split(self, seed: int) -> int:
@@ -70,11 +70,10 @@ class TokensConfig(Options):
     """How genes become tokens: set by method developers, with attention between tokens."""
 
     name: str = fixed(choice("continuous", "bins", "scbert"))  # kind of token
-    num_bins: int = fixed(option(5, (lambda num: 1 <= num <= 1000, "1 to 1000")))  # highest bin (scbert: 5)
+    num_bins: int = fixed(option(5, span(1, 1000)))  # highest bin (scbert: 5)
     unexpressed: str = choice(
         *("skip", "full", "all", "memory"),
-        help="unexpressed genes; full: tokens, too; all: also genes that a file lacks, as in scBERT; memory: only keys "
-        "and values (with `attention=favor` or `rbf`)",
+        help="unexpressed genes; full: tokens, too; all: also absent genes; memory: keys and values alone",
     )
 
     def __post_init__(self) -> None:
@@ -98,21 +97,16 @@ class ModelConfig(Options):
     """Size and structure of the encoder, and which branches are on: set by method developers."""
 
     dim: int = option(32, ONE_OR_MORE, help="width of the tokens")
-    depth: int = option(
-        1,
-        (lambda num: 0 <= num <= 1000, "0 to 1000"),
-        help="number of layers; 0 is possible with `model.positions=coexpression` only",
-    )
+    depth: int = option(1, span(0, 1000), help="number of layers; 0 only with `model.positions=coexpression`")
     num_heads: int = option(2, ONE_OR_MORE, help="attention heads")
     head_dim: int | None = option(
         16,
         ONE_OR_MORE,
-        help="width of a head; if null, `model.dim` / `model.num_heads`; with `model.positions=coexpression` always "
-        "`model.dim`",
+        help="width of a head; if null, dim / num_heads; always dim with `model.positions=coexpression`",
     )
     norm: str = choice(
         *("pre", "post", "batch"),
-        help="layer norm before attention and feed-forward, or after their residual sums; batch: batch norm after them",
+        help="layer norm before attention and feed-forward, or after the residual sums; batch: batch norm there",
     )
     feedforward: int | None = fixed(option(None, ONE_OR_MORE))  # hidden width of feed-forward; None: 4 x `model.dim`
     activation: str = fixed(choice("gelu", "relu"))  # of the feed-forward network
@@ -128,10 +122,7 @@ class ModelConfig(Options):
     )
     dropout: float = option(0.1, BELOW_ONE, help="dropout rate in the encoder")
     chunk_tokens: int | None = option(
-        None,
-        ONE_OR_MORE,
-        help="tokens at a time in `favor` and `rbf` layers: the same result with less memory; if null, all at once; no "
-        "effect on a GPU with Triton, which needs no more memory for all of them",
+        None, ONE_OR_MORE, help="tokens at a time in `favor` and `rbf` layers, to save memory on a CPU; if null, all"
     )
     checkpointing: bool = option(
         False, help="recompute activations in the backward pass: less memory, a third more time"
@@ -198,7 +189,7 @@ class TrainerConfig(Options):
     num_nodes: int = option(1, ONE_OR_MORE, help="machines")
     precision: str = choice(
         *("auto", "32-true", "bf16-mixed"),
-        help="number format in training; auto: bf16-mixed on a CUDA GPU that computes in bfloat16, else 32-true",
+        help="number format in training; auto: bf16-mixed on a GPU that computes in bfloat16, else 32-true",
     )
     threads: int = option(1, THREADS, help="CPU threads of torch; two spinning threads can be slower than one")
     max_epochs: int = option(30, ONE_OR_MORE, help="maximum number of epochs")
@@ -233,13 +224,10 @@ class ReferenceOptions(DataOptions):
 
     seed: int = option(0, SEED, help=SEED_HELP)
     label_key: str | None = option(
-        None,
-        help="obs column with the labels, required for cells; if null, the last of `label_keys`, or the names of the "
-        "rows if these are profiles named by types",
+        None, help="obs column of the labels; if null, the last of `label_keys`, or the names of rows of profiles"
     )
     label_keys: list[str] = option(
-        [],
-        help="for atlases with levels: obs columns of labels, the coarsest first, such as [lineage,type,subtype]",
+        [], help="for atlases: obs columns of labels, the coarsest first, such as [lineage,type,subtype]"
     )
     ontology: str = option(
         "packaged", ONTOLOGY, help="source of Cell Ontology ids: packaged (our table), none, or a CL file (.obo)"
@@ -248,27 +236,20 @@ class ReferenceOptions(DataOptions):
         None, help="obs column with ids of the labels; if null, LABEL_KEY_ontology_term_id where it exists"
     )
     label_map: str | None = option(
-        None,
-        help="a CSV or TSV file that renames labels, a label and its new name in each row: equal names join labels, "
-        "and a label that keeps its name stays separate; see docs/labels.md#spellings",
+        None, help="a table that renames labels (old, new), and so joins some; see docs/labels.md#spellings"
     )
     batch_key: str | None = option(
-        None,
-        help="with several donors: obs column of the batch, donor or study; whole batches are held out to estimate "
-        "accuracy",
+        None, help="obs column of the donor or study, of which whole ones are held out to estimate accuracy"
     )
     unlabelled: list[str] = option(
-        [],
-        help="with few labelled cells: files without labels, such as the query; `model=performer` also learns gene "
-        "vectors from up to 20,000 of their cells; `source` and the like apply to them",
+        [], help="files without labels, such as the query: `model=performer` learns gene vectors from them, too"
     )
     genes_path: str | None = option(
         None, help="for gene panels: a file with the only genes of the model; see docs/panels.md"
     )
     profiles: str = choice(
         *("auto", "true", "false"),
-        help="whether rows are mean profiles or bulk samples, not cells; auto: by their number and genes; "
-        "see docs/training.md#profiles-in-place-of-cells",
+        help="whether rows are profiles or bulk samples; see docs/training.md#profiles-in-place-of-cells",
     )
 
     def __post_init__(self) -> None:
@@ -292,14 +273,10 @@ class NetworkOptions(DataOptions):
     resume: bool = option(False, help="continue an interrupted run")
     seed: int = option(0, SEED, help=SEED_HELP)
     genes_path: str | None = option(
-        None,
-        help="a file with the only genes of the model, one a line, or a table or JSON; if null, all that enough cells "
-        "express; see docs/panels.md",
+        None, help="a file of the only genes of the model, one a line, a table or JSON; see docs/panels.md"
     )
     init: str | None = option(
-        None,
-        help="a model folder with attention between tokens, from whose encoder training starts; "
-        "see docs/pretraining.md",
+        None, help="a model folder with attention between tokens to start from; see docs/pretraining.md"
     )
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=lambda: ModelConfig(depth=2, positions="coexpression", dropout=0.5))
@@ -327,19 +304,19 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
 
     studies: str = choice(
         *("auto", "true", "false"),
-        help="train a model for each study and join them; auto: with several files; true: also for the batches of one",
+        help="train a model for each file, or with true for each batch of one file, and join them",
     )
     tissue: str | None = option(
         None, LINE, help="tissue of the reference, such as blood; the model card and `models list` show it"
     )
     keep_cells: int = option(
         8000,
-        (lambda num: 0 <= num <= 50_000, "0 to 50000"),
-        help="reference cells stored in the model folder, for refits; 0 if cells must not leave your institute",
+        span(0, 50_000),
+        help="reference cells in the model folder, for refits; 0 if cells must not leave your institute",
     )
     init_mode: str = choice(
         *("full", "last_layer", "head"),
-        help="part of the `init` encoder that is trained; last_layer: and the final norm; head: none",
+        help="part of the `init` encoder that is trained; last_layer: with the final norm; head: none",
     )
 
     def __post_init__(self) -> None:

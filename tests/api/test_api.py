@@ -18,7 +18,6 @@ from support.tissues import cells_of_tissue
 
 import scperformer as scp
 from scperformer.api import Trained
-from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model
 from scperformer.model.tissues import collection
@@ -49,61 +48,50 @@ def annotated(_annotated) -> ad.AnnData:
 def contents(adata: ad.AnnData) -> dict[str, object]:
     """All entries of an AnnData by their places, as values that can be compared."""
     found: dict[str, object] = {"X": adata.X.toarray().tolist(), "obs": adata.obs.to_dict(), "uns": repr(adata.uns)}
-    return found | {
-        "var": adata.var.to_dict(),
-        "obsm": {name: np.asarray(adata.obsm[name]).tolist() for name in adata.obsm},
-    }
+    obsm = {name: np.asarray(adata.obsm[name]).tolist() for name in adata.obsm}
+    return found | {"var": adata.var.to_dict(), "obsm": obsm}
 
 
 # Options
 
 
-@pytest.mark.parametrize(
-    ("named", "text"),
-    [
-        ({"options": {"min_confidnce": 1}}, r"option min_confidnce; .*did you mean min_confidence\?"),
-        ({"options": {"data": {"min_genes": 1}}}, r"options inside of the option data; .*: write \{'data\.min_genes'"),
-        ({"options": ["seed=1"]}, r"options=\['seed=1'\]; expected a mapping"),
-        ({"output": "a.h5ad"}, r"output=a\.h5ad; expected no output"),
-    ],
-)
-def test_wrong_keywords_are_refused_in_one_line(counts_adata, model, named, text):
-    with pytest.raises(InputError, match=text) as caught:
-        scp.annotate(counts_adata, model, **named)
-    assert "\n" not in str(caught.value)
-    assert list(counts_adata.obs) == ["cell_type"]
-
-
-HOSTILE = {
-    "bytes": ({"min_confidence": b"x"}, "an option of the type bytes; expected a text"),
-    "an object": ({"threads": object()}, "an option of the type object"),
-    "a function": ({"min_confidence": len}, "an option of the type builtin_function_or_method"),
-    "a complex number": ({"min_confidence": np.complex128(1)}, "an option of the type complex"),
-    "an object in a list": ({"options": {"allow_labels": [object()]}}, "an option of the type object"),
-    "a null character": ({"clusters": "a\0b"}, "a null character in 'a.b'"),
-    "a number as model": ({"model": 3}, "a model of the type int; expected a folder"),
-    "bytes as model": ({"model": b"x"}, "a model of the type bytes"),
-    "an array as model": ({"model": np.zeros(3)}, "a model of the type ndarray"),
-    "a long path of a model": ({"model": "x" * 5000}, "a path of 5,000 characters"),
-    "a long path": ({"full_sample": "x" * 5000}, "a path of 5,000 characters"),
-    "a key with a line break": ({"key_added": "a\nb"}, "expected a name without '/' or control characters"),
-    "a key that clears the terminal": ({"key_added": "\x1b[2J"}, "expected a name without '/' or control characters"),
+REFUSED = {
+    "a wrong name": ({"options": {"min_confidnce": 1}}, "unknown-option", "min_confidnce", "min_confidence"),
+    "a mapping": ({"options": {"data": {"min_genes": 1}}}, "option-name", "'data.min_genes'"),
+    "a list": ({"options": ["seed=1"]}, "options-type", "['seed=1']"),
+    "an output": ({"output": "a.h5ad"}, "output-in-memory", "a.h5ad"),
+    "bytes": ({"min_confidence": b"x"}, "option-type", "bytes"),
+    "an object": ({"threads": object()}, "option-type", "object"),
+    "a function": ({"min_confidence": len}, "option-type", "builtin_function_or_method"),
+    "a complex number": ({"min_confidence": np.complex128(1)}, "option-type", "complex"),
+    "an object in a list": ({"options": {"allow_labels": [object()]}}, "option-type", "object"),
+    "a null character": ({"clusters": "a\0b"}, "null-character"),
+    "a number as model": ({"model": 3}, "model-type", "int"),
+    "bytes as model": ({"model": b"x"}, "model-type", "bytes"),
+    "an array as model": ({"model": np.zeros(3)}, "model-type", "ndarray"),
+    "a long path of a model": ({"model": "x" * 5000}, "path-length", "5,000"),
+    "a long path": ({"full_sample": "x" * 5000}, "path-length", "5,000"),
+    "a key with a line break": ({"key_added": "a\nb"}, "option-range", "key_added"),
+    "a key that clears the terminal": ({"key_added": "\x1b[2J"}, "option-range", "key_added"),
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_types_are_refused_in_one_line(case, counts_adata, model):
-    named, text = HOSTILE[case]
-    with pytest.raises(InputError, match=text) as caught:
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_keywords_are_refused_in_one_line(case, counts_adata, model):
+    named, code, *values = REFUSED[case]
+    with refusal(code, *values) as caught:
         scp.annotate(counts_adata, **{"model": model} | named)
     assert str(caught.value).isprintable()
     assert list(counts_adata.obs) == ["cell_type"]
 
 
-@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "x" * 300, "x/" * 2000])
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [("a\0b", "path-null"), ("x" * 5000, "path-length"), ("x" * 300, "path-length"), ("x/" * 2000, "path-length")],
+)
 @pytest.mark.parametrize("step", [scp.annotate, scp.check, scp.report, scp.explain, scp.embed])
-def test_paths_that_no_file_can_have(step, path):
-    with pytest.raises(InputError, match=r"a null character in the path|a path of [\d,]+ characters"):
+def test_paths_that_no_file_can_have(step, path, code):
+    with refusal(code):
         step(path)
 
 
@@ -136,7 +124,7 @@ STEPS_OF_CELLS = {
 def test_what_is_no_cells_is_refused_with_the_remedy(name, what, counts_adata, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made, found = NO_CELLS[what]
-    with pytest.raises(InputError, match=rf"{found}; expected an AnnData.*anndata\.AnnData\(matrix.*mdata\.mod"):
+    with refusal("cells-type", found, "anndata.AnnData(matrix", "mdata.mod"):
         STEPS_OF_CELLS[name](made(counts_adata))
     assert not list(tmp_path.iterdir())
 
@@ -147,7 +135,7 @@ def test_several_files_may_come_in_any_order_of_things(counts_adata, model, writ
     for number, given in enumerate((paths, tuple(paths), iter(paths), pd.Series(paths), np.array(paths, dtype=object))):
         assert len(scp.annotate(given, model, output_dir=tmp_path / str(number))) == 2
     assert len(scp.check(iter(paths), model=model).files) == 2
-    with pytest.raises(InputError, match=r"a list with an AnnData in it; .*write_h5ad, .*anndata\.concat"):
+    with refusal("mixed-cells", "write_h5ad", "anndata.concat"):
         scp.train([counts_adata, counts_adata], "cell_type", output=tmp_path / "model")
 
 
@@ -166,11 +154,7 @@ def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_ad
     expected = scp.annotate(cells.to_memory().copy(), model)
     assert scp.check(cells, model=model).problems == []
     np.testing.assert_array_equal(scp.embed(cells, model), expected.obsm["X_scperformer"])
-    with (
-        nullcontext()
-        if kind == "backed"
-        else pytest.warns(UserWarning, match="the cells are a view: it becomes an annotated copy")
-    ):
+    with nullcontext() if kind == "backed" else pytest.warns(UserWarning, match="view"):
         assert scp.annotate(cells, model) is cells
     pd.testing.assert_frame_equal(cells.obs, expected.obs)
     np.testing.assert_array_equal(cells.obsm["X_scperformer"], expected.obsm["X_scperformer"])
@@ -318,9 +302,8 @@ def test_report_of_cells_in_memory_is_that_of_their_file(annotated, tmp_path, mo
     scp.report("cells.h5ad", output="file.html", evaluation="evaluation")
     pages = [(tmp_path / f"{name}.html").read_text() for name in ("report", "again", "file")]
     assert pages[0] == pages[1] == pages[2]
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("evaluation", "report.html", "again.html", "cells.h5ad", "file.html"),
-    }
+    made = {"evaluation", "report.html", "again.html", "cells.h5ad", "file.html"}
+    assert {path.name for path in tmp_path.iterdir()} == made
 
 
 # Names and types

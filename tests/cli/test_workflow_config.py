@@ -1,6 +1,5 @@
 """The configuration of the workflow and its sample sheet: what is read, and what is refused in one line."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 from support.refusal import refusal
 
-from scperformer.base.errors import InputError
 from scperformer.cli.compose import make_config
 from scperformer.cli.workflow import workflow_folder
 from scperformer.cli.workflow_config import Workflow, read_workflow, require_labelled
@@ -44,12 +42,8 @@ def user(tmp_path, monkeypatch) -> Path:
 def test_all_keys_have_defaults():
     workflow = read({})
     assert (workflow.references, workflow.samples, workflow.model) == ([], {}, "")
-    assert (workflow.cfg.label_key, workflow.output_dir, workflow.cfg.predict_jobs, workflow.cfg.gpu) == (
-        "cell_type",
-        "results",
-        8,
-        0,
-    )
+    cfg = workflow.cfg
+    assert (cfg.label_key, workflow.output_dir, cfg.predict_jobs, cfg.gpu) == ("cell_type", "results", 8, 0)
     assert read({"output_dir": None}) == workflow
     with refusal("workflow-config"):
         read({"predict-jobs": 1})
@@ -71,11 +65,7 @@ def test_samples_and_options_are_read():
     assert workflow.options["report"] == []
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["alpha=0.1 clusters='my leiden'", {"alpha": 0.1, "clusters": "my leiden"}],
-    ids=["words", "mapping"],
-)
+@pytest.mark.parametrize("given", ["alpha=0.1 clusters='my leiden'", {"alpha": 0.1, "clusters": "my leiden"}])
 def test_overrides_are_words_of_the_command_line_or_a_mapping(given):
     words = read(MODEL | overrides(predict=given)).options["predict"]
     options = make_config("predict", ["inputs=[a]", *words])
@@ -84,9 +74,7 @@ def test_overrides_are_words_of_the_command_line_or_a_mapping(given):
 
 def test_an_option_of_a_step_is_refused_with_the_place_where_it_goes(refused):
     error = refused("workflow", "samples.tsv", "clusters=leiden")
-    assert re.search(
-        r'option clusters; .*write overrides: \{predict: "clusters=\.\.\."\} into a file for --config', error
-    )
+    assert 'write overrides: {predict: "clusters=..."} into a file for --config' in error
 
 
 def test_references_without_the_labels_are_refused(counts_adata):
@@ -147,81 +135,71 @@ def overrides(**steps):
     return {"overrides": steps}
 
 
+IN_OVERRIDES, CONFIG = "workflow-overrides", "workflow-config"
 REFUSED = {
-    "unknown key": ({"refrence": "reference.h5ad"}, r"'refrence'; .*did you mean 'reference'"),
-    "no mapping": (["reference"], r"no mapping of names to values"),
-    "wrong type": ({"label_key": ["a"]}, r"label_key=\[a\]; expected a text"),
-    "unknown option": (overrides(predict=["batchsize=8"]), r"overrides: predict: .*batchsize.*batch_size"),
-    "option by name": (overrides(predict={"batchsize": 8}), r"overrides: predict: .*batchsize.*batch_size"),
-    "option of Hydra": (overrides(predict=["+hydra.callbacks.x._target_=os.system"]), r"expected an option of"),
-    "out of range": (overrides(predict={"alpha": 2}), r"overrides: predict: alpha=2.*; expected a number between"),
-    "options of an option": (
-        overrides(train={"trainer": {"max_epochs": 3}}),
-        r"overrides: train: options inside of the option trainer; expected the full name of each option",
-    ),
-    "no number of GPUs": ({"gpu": "yes"}, r"gpu=yes; expected a whole number"),
-    "too many GPUs": ({"gpu": 17}, r"gpu=17; expected a number from 0 to 16"),
-    "no jobs": ({"predict_jobs": 0}, r"predict_jobs=0; expected 1 or more"),
-    "a word without value": (overrides(predict="alpha=0.1 leiden"), r"overrides: predict: .*words such as 'alpha=0.1"),
-    "an open quote": (overrides(predict="clusters='a"), r"overrides: predict: .*No closing quotation.*close the quote"),
-    "unknown option in words": (overrides(train="modle=tiny"), r"overrides: train: option modle; expected an option"),
-    "unknown step": (overrides(fit=["model=tiny"]), r"'fit'; expected one of preprocess, train, predict"),
-    "braces": ({"output_dir": "a{b}"}, r"output_dir=a\{b\}; expected a folder without braces"),
-    "blanks in the container": (
-        {"container": "my images/a.sif"},
-        r"container=my images/a\.sif; expected an image whose",
-    ),
-    "braces in the container": ({"container": "{sample}.sif"}, r"container=\{sample\}\.sif; expected an image whose"),
-    "commands in the container": (
-        {"container": "a.sif;touch"},
-        r"container=a\.sif;touch; expected an image whose name",
-    ),
-    "reference alone": ({"reference": "reference.h5ad"}, r"no sample_sheet=; expected a sample sheet"),
-    "no reference": (REFERENCE | {"reference": "gone.h5ad"}, r"no gone\.h5ad; expected the labelled file"),
-    "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, r"braces in \{x\}\.h5ad, the labelled file"),
-    "braces in the model": (MODEL | {"model_path": "my{m}"}, r"braces in my\{m\}, the model"),
-    "no sheet": (REFERENCE | {"sample_sheet": "gone.tsv"}, r"no sample sheet gone\.tsv"),
-    "two models": (REFERENCE | {"model_path": "model"}, r"expected one of them"),
+    "unknown key": ({"refrence": "reference.h5ad"}, CONFIG, "'refrence'", "'reference'"),
+    "no mapping": (["reference"], CONFIG),
+    "wrong type": ({"label_key": ["a"]}, "bad-option", "label_key=[a]"),
+    "unknown option": (overrides(predict=["batchsize=8"]), IN_OVERRIDES, "predict", "batchsize", "batch_size"),
+    "option by name": (overrides(predict={"batchsize": 8}), IN_OVERRIDES, "predict", "batchsize", "batch_size"),
+    "option of Hydra": (overrides(predict=["+hydra.callbacks.x._target_=os.system"]), IN_OVERRIDES, "_target_"),
+    "out of range": (overrides(predict={"alpha": 2}), IN_OVERRIDES, "predict", "alpha=2"),
+    "options of an option": (overrides(train={"trainer": {"max_epochs": 3}}), IN_OVERRIDES, "'trainer.max_epochs'"),
+    "no number of GPUs": ({"gpu": "yes"}, "bad-option", "gpu=yes"),
+    "too many GPUs": ({"gpu": 17}, "option-range", "gpu=17", "0 to 16"),
+    "no jobs": ({"predict_jobs": 0}, "option-range", "predict_jobs=0"),
+    "a word without value": (overrides(predict="alpha=0.1 leiden"), IN_OVERRIDES, "alpha=0.1 leiden"),
+    "an open quote": (overrides(predict="clusters='a"), IN_OVERRIDES, "No closing quotation"),
+    "unknown option in words": (overrides(train="modle=tiny"), IN_OVERRIDES, "train", "modle"),
+    "unknown step": (overrides(fit=["model=tiny"]), CONFIG, "'fit'", "preprocess, train, predict"),
+    "braces": ({"output_dir": "a{b}"}, "output-dir-braces", "a{b}"),
+    "blanks in the container": ({"container": "my images/a.sif"}, "container-name", "my images/a.sif"),
+    "braces in the container": ({"container": "{sample}.sif"}, "container-name", "{sample}.sif"),
+    "commands in the container": ({"container": "a.sif;touch"}, "container-name", "a.sif;touch"),
+    "reference alone": ({"reference": "reference.h5ad"}, "no-sample-sheet"),
+    "no reference": (REFERENCE | {"reference": "gone.h5ad"}, "no-file", "gone.h5ad"),
+    "braces in the reference": (REFERENCE | {"reference": "{x}.h5ad"}, "path-braces", "{x}.h5ad"),
+    "braces in the model": (MODEL | {"model_path": "my{m}"}, "path-braces", "my{m}"),
+    "no sheet": (REFERENCE | {"sample_sheet": "gone.tsv"}, "no-file", "gone.tsv"),
+    "two models": (REFERENCE | {"model_path": "model"}, "reference-and-model"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_config_is_refused_in_one_line(user, case):
-    config, message = REFUSED[case]
+def test_bad_config_is_refused(user, case):
+    config, code, *values = REFUSED[case]
     (user / "{x}.h5ad").touch()
     (user / "my{m}").mkdir()
-    with pytest.raises(InputError, match=message) as refusal:
+    with refusal(code, *values):
         read(config)
-    assert "\n" not in str(refusal.value)
 
 
 BAD_SHEETS = {
-    "same sample twice": (["sample path", "a a.h5ad", "a b.h5ad"], r"sample a twice in samples\.tsv"),
-    "illegal name": (["sample path", "a/b a.h5ad"], r"sample 'a/b'.*; expected a name of letters"),
-    "missing file": (["sample path", "a gone.h5ad"], r"no gone\.h5ad; expected the path of sample a in samples\.tsv"),
-    "backslashes": (["sample path", "a runs\\a.h5ad"], r"no runs\\a\.h5ad; .*write / between folders"),
-    "missing truth": (["sample path truth", "a a.h5ad x.csv"], r"no x\.csv; expected the truth of sample a"),
-    "unknown column": (["sample file", "a a.h5ad"], r"without path \(sample=a, file=a.h5ad\)"),
-    "no sample": (["sample path", " a.h5ad"], r"a row of samples.tsv without sample \(path=a.h5ad\)"),
-    "two columns of a name": (["sample path donor donor", "a a.h5ad x y"], r"two columns 'donor' in samples\.tsv"),
-    "capitals": (["Sample Path", "a a.h5ad"], r"column 'Sample' in samples\.tsv; expected 'sample', in lower case"),
-    "no rows": (["sample path"], r"no samples in samples\.tsv; expected a line of column names and a line for each"),
-    "braces": (["sample path", "a {x}.h5ad"], r"braces in \{x\}\.h5ad, the path of sample a in samples\.tsv"),
+    "same sample twice": (["sample path", "a a.h5ad", "a b.h5ad"], "sample-twice", "sample a", "samples.tsv"),
+    "illegal name": (["sample path", "a/b a.h5ad"], "sample-name", "'a/b'"),
+    "missing file": (["sample path", "a gone.h5ad"], "no-file", "gone.h5ad", "sample a in samples.tsv"),
+    "backslashes": (["sample path", "a runs\\a.h5ad"], "no-file", "runs\\a.h5ad", "write / between folders"),
+    "missing truth": (["sample path truth", "a a.h5ad x.csv"], "no-file", "x.csv", "truth of sample a"),
+    "unknown column": (["sample file", "a a.h5ad"], "sheet-row", "path", "sample=a, file=a.h5ad"),
+    "no sample": (["sample path", " a.h5ad"], "sheet-row", "samples.tsv", "path=a.h5ad"),
+    "two columns of a name": (["sample path donor donor", "a a.h5ad x y"], "sheet-column", "'donor'", "samples.tsv"),
+    "capitals": (["Sample Path", "a a.h5ad"], "sheet-column", "'Sample'", "samples.tsv"),
+    "no rows": (["sample path"], "no-samples", "samples.tsv"),
+    "braces": (["sample path", "a {x}.h5ad"], "path-braces", "{x}.h5ad", "sample a in samples.tsv"),
     "mixed truth": (
         ["sample path truth truth_key", "a a.h5ad a.csv ", "b b.h5ad  label"],
-        r"table column cell_type for a and obs column label for b; expected the same kind of truth",
+        *("mixed-truth", "table column cell_type for a", "obs column label for b"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_SHEETS)
-def test_bad_sheet_is_refused_in_one_line(user, case):
-    rows, message = BAD_SHEETS[case]
+def test_bad_sheet_is_refused(user, case):
+    rows, code, *values = BAD_SHEETS[case]
     (user / "{x}.h5ad").touch()
     write_sheet("samples.tsv", *rows)
-    with pytest.raises(InputError, match=message) as refusal:
+    with refusal(code, *values):
         read(REFERENCE)
-    assert "\n" not in str(refusal.value)
 
 
 def test_an_output_dir_with_folders_of_the_users_is_refused(user):

@@ -402,7 +402,7 @@ def test_a_wrong_sheet_is_refused_in_one_line(user: Path) -> None:
     run = snakemake(user, "--dry-run", "--quiet", "--config", "model_path=model", "sample_sheet=samples.tsv")
     assert run.returncode == 2
     *said, last = run.stdout.splitlines()
-    assert last.startswith("error: two columns 'path' in samples.tsv; expected")
+    assert last.startswith("error: column 'path' in samples.tsv; expected")
     assert all(line.startswith("Using workflow specific profile") for line in said)
 
 
