@@ -91,19 +91,8 @@ TRACEBACK = "traceback"
 HALF = "half a file"
 EXECUTED = "executed something"
 OUTCOMES = (SAME, OTHER, REFUSED, WATCHED, HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF, EXECUTED)
-EXECUTING = (
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "subprocess.Popen",
-    "socket.connect",
-    "pty.spawn",
-)
-OF_GUARD = (
-    "does not come to an end",
-    "crashes the HDF5 library",
-    "far more memory",
-)  # messages of io/hdf5_guard.py
+EXECUTING = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pty.spawn")
+OF_GUARD = ("does not come to an end", "crashes the HDF5 library", "far more memory")  # messages of io/hdf5_guard.py
 DAMAGES = ("flip", "cut", "zeros", "ones")
 
 

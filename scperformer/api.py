@@ -493,10 +493,7 @@ def embed(
         return embed_cells(opened, ready, cfg, whole)
 
 
-@documented(
-    "predict",
-    model="From `load_model`, or its folder or name; if None, $SCPERFORMER_MODEL",
-)
+@documented("predict", model="From `load_model`, or its folder or name; if None, $SCPERFORMER_MODEL")
 def tokens(
     cells: AnnData,
     model: "Model | File | None" = None,

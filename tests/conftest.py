@@ -92,8 +92,7 @@ def make_counts() -> ad.AnnData:
     return ad.AnnData(
         sparse.csr_matrix(counts, dtype=np.float32),
         obs=pd.DataFrame(
-            {"cell_type": pd.Categorical(np.array(LABELS)[label_of_cell])},
-            index=[f"cell{i}" for i in range(NUM_CELLS)],
+            {"cell_type": pd.Categorical(np.array(LABELS)[label_of_cell])}, index=[f"cell{i}" for i in range(NUM_CELLS)]
         ),
         var=pd.DataFrame(index=[f"GENE{i}" for i in range(NUM_GENES)]),
     )

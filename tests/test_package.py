@@ -50,27 +50,8 @@ def test_cells_to_annotate_load_no_slow_module(step, tmp_path):
 def test_public_names():
     import scperformer
 
-    steps = {
-        "check",
-        "train",
-        "annotate",
-        "embed",
-        "tokens",
-        "adapt",
-        "evaluate",
-        "explain",
-        "report",
-        "pretrain",
-    }
-    functions = {
-        *steps,
-        "models",
-        "import_model",
-        "tokens",
-        "load_model",
-        "InputError",
-        "register_attention",
-    }
+    steps = {"check", "train", "annotate", "embed", "tokens", "adapt", "evaluate", "explain", "report", "pretrain"}
+    functions = {*steps, "models", "import_model", "tokens", "load_model", "InputError", "register_attention"}
     functions |= {"LinearAttention", "Attention", "AttentionOptions", "tokens"}
     assert all(callable(getattr(scperformer, name)) for name in functions)
     assert set(scperformer.__all__) == {"pl", *functions}

@@ -171,11 +171,7 @@ def set_columns(
         texts += set_texts(block.proba, in_set, labels)
         sizes.append(in_set.sum(axis=1).astype(np.int32))
     size = np.concatenate(sizes)
-    record = {
-        "alpha": alpha,
-        "num_cells": len(proba),
-        "mean_size": float(size[is_cell].mean()),
-    }
+    record = {"alpha": alpha, "num_cells": len(proba), "mean_size": float(size[is_cell].mean())}
     return {"set": pd.Series(texts, dtype=object).astype("category"), "set_size": size}, record
 
 

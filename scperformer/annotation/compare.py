@@ -87,12 +87,7 @@ class Comparison:
     resemblance: Resemblance | None = None  # to the profiles of a tissue
 
 
-def shifts_of_batches(
-    query: Query,
-    shift: Shift | None,
-    factors: np.ndarray | None,
-    estimate: Estimate,
-) -> BatchShifts:
+def shifts_of_batches(query: Query, shift: Shift | None, factors: np.ndarray | None, estimate: Estimate) -> BatchShifts:
     """Estimate the shift of each batch of a query; `shift` and `factors` are of the query, and of too small batches."""
     assert query.batches is not None
     unchanged = np.ones(query.plan.num_genes, dtype=np.float32)

@@ -9,14 +9,7 @@ from pathlib import Path
 from scperformer.annotation import predict
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
-from scperformer.annotation.outputs import (
-    Failures,
-    failed_file,
-    is_finished,
-    model_hash,
-    outputs_of,
-    require_writable,
-)
+from scperformer.annotation.outputs import Failures, failed_file, is_finished, model_hash, outputs_of, require_writable
 from scperformer.annotation.write import SEPARATORS
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent

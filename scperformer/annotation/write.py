@@ -42,13 +42,7 @@ STORE = FolderKind("an annotation in zarr")
 
 
 def write_annotation(
-    annotation: Annotation,
-    cells: OpenedCells,
-    output: Path,
-    *,
-    overwrite: bool,
-    scratch: Path,
-    seen: Seen,
+    annotation: Annotation, cells: OpenedCells, output: Path, *, overwrite: bool, scratch: Path, seen: Seen
 ) -> None:
     """Write the cells of an open file with their annotation, or a table, depending on the ending of `output`.
 

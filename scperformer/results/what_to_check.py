@@ -28,11 +28,7 @@ VERDICTS = {
     LIKE: ("good", "Like the reference", "Labels can be used; look at the unknown cells."),
     OTHER: ("fair", "Batch effect", "Labels are plausible, confidence is lowered: check markers."),
     PROFILES: ("good", "Like the profiles of the tissue", "This reference has no cells: check markers of rare labels."),
-    UNLIKE: (
-        "fair",
-        "Partly unlike the profiles",
-        "Labels are uncertain: check the tissue, and markers.",
-    ),
+    UNLIKE: ("fair", "Partly unlike the profiles", "Labels are uncertain: check the tissue, and markers."),
     UNDETERMINED: (
         "fair",
         "Tissue not determined",

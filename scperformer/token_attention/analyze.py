@@ -51,13 +51,7 @@ INDEX = 128  # index of the cumulative value in the heat map, as in Linformer
 MEAN_OF_VALUES = "mean of the values"  # the simplest approximation: every token attends equally to all tokens
 SIZES = (16, 32, 64, 128, 256, 512)  # values of the option that is the size of a mechanism
 DRAWS_PER_MECHANISM = 3  # of the random parts of each mechanism
-ERROR_KEYS = [
-    "mechanism",
-    "size_option",
-    "size",
-    "has_parameters",
-    "shared_qk",
-]  # columns of the errors
+ERROR_KEYS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk"]  # columns of the errors
 
 
 @dataclass

@@ -33,11 +33,7 @@ MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitte
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
 OFTEN = 0.02  # share of cells that express a gene, above which it is multiplied as dense
 PRODUCT_GENES = 4096  # genes that are dense at a time
-CLASS_WEIGHT_POWERS = {
-    "none": 0.0,
-    "sqrt": 0.5,
-    "balanced": 1.0,
-}  # of 1 / number of cells of a label
+CLASS_WEIGHT_POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of 1 / number of cells of a label
 DIAGONAL_JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
 

@@ -26,13 +26,7 @@ from scperformer.cli.predict import run as run_predict
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io import rows
 from scperformer.model import inference
-from scperformer.model.inference import (
-    Predictions,
-    branch_logits,
-    choose_precision,
-    predict_cells,
-    torch_state_kept,
-)
+from scperformer.model.inference import Predictions, branch_logits, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 

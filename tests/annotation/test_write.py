@@ -156,10 +156,7 @@ PLACES = ["obs/score", "obsm", "obsm/X_umap", "uns", "uns/nested/a", "raw"]
 OURS = ["obs/new_label", "obsm/new_proba", "uns/new"]
 
 
-@pytest.mark.parametrize(
-    "place",
-    [*PLACES, *OURS],
-)
+@pytest.mark.parametrize("place", [*PLACES, *OURS])
 def test_dangling_links_are_kept_or_replaced(place, rich, write, tmp_path):
     source = write(rich)
     with h5py.File(source, "r+") as file:

@@ -140,8 +140,7 @@ def test_several_files_may_come_in_any_order_of_things(counts_adata, model, writ
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"),
-    [("view", "sparse"), ("view", "dense"), ("backed", "sparse"), ("view of backed", "dense")],
+    ("kind", "form"), [("view", "sparse"), ("view", "dense"), ("backed", "sparse"), ("view of backed", "dense")]
 )
 def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_adata, model, write, tmp_path):
     if form == "dense":

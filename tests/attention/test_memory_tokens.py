@@ -163,11 +163,7 @@ def test_memory_is_exact_where_long_keys_are_subtracted(attention):
 @each_linear
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"chunk_tokens": 7},
-        pytest.param({"chunk_tokens": 7, "checkpointing": True}, marks=pytest.mark.slow),
-    ],
+    [{}, {"chunk_tokens": 7}, pytest.param({"chunk_tokens": 7, "checkpointing": True}, marks=pytest.mark.slow)],
     ids=str,
 )
 def test_gradients_equal_those_of_the_naive_form(attention, options):

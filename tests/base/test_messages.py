@@ -3,14 +3,7 @@
 import pytest
 
 from scperformer.base.errors import InputError, one_line
-from scperformer.base.messages import (
-    did_you_mean,
-    escape_formula,
-    in_time,
-    join_names,
-    name_problem,
-    split_names,
-)
+from scperformer.base.messages import did_you_mean, escape_formula, in_time, join_names, name_problem, split_names
 
 DURATIONS = {0: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 59.4: "59 s", 59.6: "1 min 00 s", 200: "3 min 20 s"}
 DURATIONS |= {3599.6: "1 h 00 min", 7500: "2 h 05 min", 100_000: "27 h 46 min"}

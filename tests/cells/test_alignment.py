@@ -13,9 +13,7 @@ from scperformer.io.gene_names import first_of_each
 
 
 @pytest.mark.parametrize(
-    "make",
-    [sparse.csr_matrix, sparse.csc_matrix, sparse.csr_array, np.asarray],
-    ids=["csr", "csc", "array", "dense"],
+    "make", [sparse.csr_matrix, sparse.csc_matrix, sparse.csr_array, np.asarray], ids=["csr", "csc", "array", "dense"]
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_align_and_sums_equal_a_loop(make, dtype):

@@ -42,11 +42,7 @@ def summary(findings):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda x: x,
-        lambda x: sparse.csr_array(x.tocsc()),
-        lambda x: x.toarray().astype(np.uint16),
-    ],
+    [lambda x: x, lambda x: sparse.csr_array(x.tocsc()), lambda x: x.toarray().astype(np.uint16)],
     ids=["csr", "array", "uint16"],
 )
 def test_counts_in_any_storage(counts_adata, make):
@@ -102,11 +98,7 @@ def test_logarithms_too_large_for_the_usual_total_are_refused():
     assert detect_expression(ad.AnnData(x), Stated(input_base="e", input_total=1000000.0)).total == 1e6
 
 
-@pytest.mark.parametrize(
-    ("total", "num_genes"),
-    [(1e6, None), (100.0, 60)],
-    ids=["TPM", "a part of percent"],
-)
+@pytest.mark.parametrize(("total", "num_genes"), [(1e6, None), (100.0, 60)], ids=["TPM", "a part of percent"])
 def test_values_without_logarithm_are_linear(counts_adata, total, num_genes):
     assert judge("X", sparse.csr_matrix(per_cell(counts_adata.X, total)[:, :num_genes])).kind == "linear"
 

@@ -25,7 +25,7 @@ TYPES = {
 NAMES = {
     "spike-ins": ["ERCC-00002", "ERCC_00003", "ERCC.00004", "GRCh38_ERCC-00171", "ERCC-00002__chrERCC"],
     "antibodies or hashtags": [
-        *("ADT_CD4", "CD4-TotalSeq-C", "Hashtag_12", "CD3-TGTTCCCGCTCAACT", "CD3:SK7|CD3E|AHS0033|pAbO", "CMO301"),
+        *("ADT_CD4", "CD4-TotalSeq-C", "Hashtag_12", "CD3-TGTTCCCGCTCAACT", "CD3:SK7|CD3E|AHS0033|pAbO", "CMO301")
     ],
     "peaks": ["chr1:100-900", "chrX-100-900", "GL000194.1:55723-56585"],
     "control probes": ["NegControlProbe_00042", "BLANK_0001", "Blank-1", "NegPrb3", "UnassignedCodeword_0001"],

@@ -10,13 +10,7 @@ from scipy import sparse
 from scipy.stats import median_abs_deviation
 
 from scperformer.cells.detect import detect_expression
-from scperformer.cells.quality import (
-    cell_quality,
-    low_quality,
-    measure_quality,
-    mitochondrial,
-    technical,
-)
+from scperformer.cells.quality import cell_quality, low_quality, measure_quality, mitochondrial, technical
 from scperformer.io.rows import Rows
 
 

@@ -88,8 +88,7 @@ def test_a_folder_of_others_is_refused(refused, sample):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [(["sead=1,2"], "did you mean seed?"), (["--cfg", "job"], "--cfg job; expected --cfg hydra")],
+    ("words", "message"), [(["sead=1,2"], "did you mean seed?"), (["--cfg", "job"], "--cfg job; expected --cfg hydra")]
 )
 def test_words_that_are_refused(refused, sample, words, message):
     assert message in refused("bench", sample, "label_key=cell_type", *words)

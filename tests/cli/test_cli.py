@@ -215,18 +215,12 @@ def test_packaged_model(command, pbmc, write):
 
 ERRORS = {
     "full disk": (OSError(28, "No space left", "/data/out"), "error: the disk is full (/data/out); expected "),
-    "full disk of HDF5": (
-        OSError("Can't write data (errno = 28, error"),
-        "error: the disk is full;",
-    ),
+    "full disk of HDF5": (OSError("Can't write data (errno = 28, error"), "error: the disk is full;"),
     "no permission": (PermissionError(13, "Permission denied", "x"), "error: no permission (x); expected "),
     "read-only": (OSError(30, "Read-only file system", "x"), "error: no permission (x)"),
     "broken disk": (OSError(5, "Input/output error"), "error: Input/output error; expected "),
     "memory": (MemoryError(), "error: memory ran out; expected "),
-    "memory of a GPU": (
-        torch.OutOfMemoryError("CUDA out of memory"),
-        "error: the memory of the GPU ran out",
-    ),
+    "memory of a GPU": (torch.OutOfMemoryError("CUDA out of memory"), "error: the memory of the GPU ran out"),
     "memory of torch": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "error: memory ran out; "),
     "memory of a library": (ImportError("x.so: failed to map segment from shared object"), "error: memory ran out; "),
     "a bug": (KeyError("a\nb"), "internal error: KeyError: 'a\\nb' (mock.py:"),

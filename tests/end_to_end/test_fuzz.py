@@ -23,19 +23,10 @@ from scperformer.model.folder import read_model
 
 FUZZED = int(os.environ.get("FUZZED", 45))
 STEPS = ("check", "predict", "preprocess", "train")
-OUTPUTS = {
-    "check": [".json"],
-    "predict": [".h5ad", ".csv"],
-    "preprocess": [".h5ad"],
-    "train": [""],
-}
+OUTPUTS = {"check": [".json"], "predict": [".h5ad", ".csv"], "preprocess": [".h5ad"], "train": [""]}
 MARGIN = 0.01  # of the logits of two labels; less may be rounding
 FUZZ = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    print_blob=False,
-    suppress_health_check=list(HealthCheck),
+    derandomize=True, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -37,12 +37,7 @@ def encoder(model: ModelConfig, **options) -> Encoder:
 def performer(ours: Encoder, model: ModelConfig, **options) -> theirs.Performer:
     """Theirs, with the weights and directions of ours."""
     performer = theirs.Performer(
-        dim=model.dim,
-        depth=model.depth,
-        heads=model.num_heads,
-        dim_head=model.head_dim,
-        qkv_bias=False,
-        **options,
+        dim=model.dim, depth=model.depth, heads=model.num_heads, dim_head=model.head_dim, qkv_bias=False, **options
     ).eval()
     for layer, (attention, feedforward) in zip(ours.stack, performer.net.layers, strict=True):
         to_q, to_k, to_v = layer.to_qkv.weight.detach().chunk(3)

@@ -50,10 +50,7 @@ def require_same(found: ad.AnnData, expected: ad.AnnData) -> None:
     pd.testing.assert_frame_equal(found.obsm["scperformer_proba"], expected.obsm["scperformer_proba"])
 
 
-STORED = {
-    "int csc": lambda x: x.astype(np.int64).tocsc(),
-    "dense float64": lambda x: x.toarray().astype(np.float64),
-}
+STORED = {"int csc": lambda x: x.astype(np.int64).tocsc(), "dense float64": lambda x: x.toarray().astype(np.float64)}
 
 
 @pytest.mark.parametrize("how", STORED)
@@ -105,13 +102,7 @@ def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, smal
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "calls.csv",
-        pytest.param("calls.zarr", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["calls.csv", pytest.param("calls.zarr", marks=pytest.mark.slow)])
 def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, write, tmp_path, monkeypatch, name):
     monkeypatch.setattr(writer, "TABLE_ROWS", 50)
     path, output = write(counts_adata), tmp_path / name
@@ -179,10 +170,7 @@ def sizes(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [
-        ({"input": 1}, "other input"),
-        ({"key_added": "mine"}, "no record of an annotation 'mine'"),
-    ],
+    [({"input": 1}, "other input"), ({"key_added": "mine"}, "no record of an annotation 'mine'")],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_finished_file_of_another_run_is_refused_before_any_work(

@@ -125,14 +125,8 @@ def with_weights(name: str, value: Callable[[torch.Tensor], torch.Tensor | None]
 DAMAGE = {
     "cut off": (cut_off, "archive"),
     "another checkpoint": (other_weights, "token_emb.weight"),
-    "no queries": (
-        with_weights("performer.net.layers.1.0.fn.to_q.weight", lambda _: None),
-        "layer 1",
-    ),
-    "not a number": (
-        with_weights("norm.bias", lambda bias: bias * torch.nan),
-        "encoder.norm.bias",
-    ),
+    "no queries": (with_weights("performer.net.layers.1.0.fn.to_q.weight", lambda _: None), "layer 1"),
+    "not a number": (with_weights("norm.bias", lambda bias: bias * torch.nan), "encoder.norm.bias"),
 }
 
 

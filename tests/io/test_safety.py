@@ -204,8 +204,7 @@ def test_null_characters_in_names_are_refused(cells, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "code"),
-    [("no JSON", "damaged-file"), ("chunk", "damaged-file"), ("not AnnData", "zarr-without-cells")],
+    ("damage", "code"), [("no JSON", "damaged-file"), ("chunk", "damaged-file"), ("not AnnData", "zarr-without-cells")]
 )
 def test_damaged_zarr_folders_are_refused(damage, code, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 3)

@@ -18,15 +18,7 @@ from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut
 from scperformer.model.card import model_card
 from scperformer.model.content import INFO
-from scperformer.model.folder import (
-    CARD,
-    GENES,
-    PACKAGED_MODEL,
-    WEIGHTS,
-    read_model,
-    resolve_model,
-    write_model,
-)
+from scperformer.model.folder import CARD, GENES, PACKAGED_MODEL, WEIGHTS, read_model, resolve_model, write_model
 from scperformer.model.saved_model import SavedModel
 
 
@@ -158,10 +150,7 @@ def test_a_label_tree_is_kept_and_shown(saved, tmp_path):
     assert "Label tree of 2 levels: x (B cell, T &lt;cell&gt; \\| Naïve)." in card
 
 
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [("provenance", "seed"), ("config", "target_sum"), ("metrics", "scales")],
-)
+@pytest.mark.parametrize(("group", "name"), [("provenance", "seed"), ("config", "target_sum"), ("metrics", "scales")])
 def test_refuses_missing_entries_of_provenance_config_and_metrics(folder, group, name):
     change_info(folder, lambda info: info[group].pop(name))
     with refusal("damaged-model", name, group):

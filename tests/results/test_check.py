@@ -273,11 +273,7 @@ SLOW = pytest.mark.slow  # trains a model; a test alike is in the default suite
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        *(pytest.param(content, marks=SLOW) for content in ("good", "none of the genes")),
-        *("mixed", "mouse"),
-    ],
+    "content", [*(pytest.param(content, marks=SLOW) for content in ("good", "none of the genes")), *("mixed", "mouse")]
 )
 def test_verdict_of_train(content, counts_adata, write, agree):
     CONTENTS[content](counts_adata)

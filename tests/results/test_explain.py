@@ -19,12 +19,7 @@ from scperformer.annotation.load import load_model
 from scperformer.model.inference import branch_logits
 from scperformer.model.minibatches import Cells
 from scperformer.results.explain import delete_genes, marker_ranks
-from scperformer.results.explanation_page import (
-    attention_per_label,
-    deletion_text,
-    genes_per_label,
-    marker_overlap,
-)
+from scperformer.results.explanation_page import attention_per_label, deletion_text, genes_per_label, marker_overlap
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
 QUICK = ["logger=none", "data.min_genes=0", "trainer.max_steps=30"]

@@ -106,11 +106,7 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
             "labels": by_label | {"error": np.array([0.05])},
         },
         "novelty": {"unknown_fpr": 0.05, "num_cells": 400},
-        "sets": {
-            "alpha": alpha,
-            "num_cells": 400,
-            "mean_size": float(sizes.mean()),
-        },
+        "sets": {"alpha": alpha, "num_cells": 400, "mean_size": float(sizes.mean())},
     }
 
 

@@ -34,16 +34,7 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.Comple
     places = str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]
     env = {**os.environ, "PATH": os.pathsep.join(places), "PYTHONPATH": str(root)}
     env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--snakefile",
-        str(root / "Snakefile"),
-        "--cores",
-        "2",
-        *words,
-    ]
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--cores", "2", *words]
     return subprocess.run(
         command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
