@@ -65,9 +65,9 @@ from sklearn.preprocessing import StandardScaler
 import scperformer
 from scperformer.base import errors
 from scperformer.cli import main as cli
-from scperformer.importing.folders import import_model
+from scperformer.importing.folders import import_into_library
 from scperformer.io.gene_table import human_genes
-from scperformer.io.read import open_cells, read_cells
+from scperformer.io.read import open_adata, read_cells
 from scperformer.io.rows import Rows
 from scperformer.io.safety import READ_ERRORS
 from scperformer.model.folder import PACKAGED_MODEL, read_model
@@ -243,13 +243,13 @@ def digest(path: Path) -> str:
     """Read cells as the commands do, in both ways, or import a model; return a checksum of everything that was read."""
     seen = hashlib.sha256()
     if path.name.startswith("model"):
-        return read_model(import_model(path, path.parent / "library")).hash
+        return read_model(import_into_library(path, path.parent / "library")).hash
     adata = read_cells(path)
     for part in (adata.obs.to_csv(), adata.var.to_csv(), sparse.csr_matrix(adata.X).toarray().tobytes()):
         seen.update(part.encode() if isinstance(part, str) else part)
     for place in (adata.obsm, adata.uns, adata.layers):
         seen.update(repr({name: place[name] for name in sorted(place)}).encode())
-    with open_cells(path) as cells:
+    with open_adata(path) as cells:
         seen.update(repr(list(cells.obs_names)).encode())
         for _, block in Rows(cells.X).blocks():
             seen.update(sparse.csr_matrix(block).toarray().astype(np.float32).tobytes())

@@ -338,7 +338,7 @@ def import_model(
 
     named = {"name": name, "reference": reference, "label_key": label_key, "output": output}
     cfg = _options(ModelsConfig, _one(path), options, action="import", overwrite=overwrite, **named)
-    return _trained(folders.import_model(Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg))
+    return _trained(folders.import_into_library(Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg))
 
 
 def models() -> pd.DataFrame:

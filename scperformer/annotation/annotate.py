@@ -145,7 +145,7 @@ class Annotation:
         adata.uns[self.key] = self.record.to_uns()
 
 
-def annotate(
+def annotation_of(
     adapted: Adapted,
     blocks: Blocks,
     options: LabelOptions,

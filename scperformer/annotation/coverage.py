@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 from scperformer.annotation.record import CoverageRecord
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, shortened
-from scperformer.cells.normalisation import linear, normalise_counts, recover_counts, thin
+from scperformer.cells.normalisation import normalise_counts, recover_counts, thin, undo_log
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
@@ -153,7 +153,7 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
     """
     rows = seen_rows(query)
     rows = rows[:: max(1, -(-len(rows) // REPEAT_CELLS))]
-    x = linear(query.some(rows))
+    x = undo_log(query.some(rows))
     is_repeat = are_among(cell_hashes(x), saved.weights.get(HASHES, np.arange(0)))
     if reference_cells is not None and (HASHES not in saved.weights or not query.measured.all()):
         kept = cell_hashes(reference_cells.values[:, query.measured])

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 @progress("loading the model")
 @torch_state_kept()
 def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
-    """Load a model folder; None: $SCPERFORMER_MODEL, else the packaged pbmc3k, of blood. Refuse one without labels."""
+    """Load a model folder, or if None, $SCPERFORMER_MODEL or else the packaged pbmc3k; refuse one without labels."""
     path, why = resolve_model(None if model_path is None else os.fspath(model_path))
     saved = read_model(path)
     if why == "imported":  # it is called what its user calls it

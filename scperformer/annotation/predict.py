@@ -2,7 +2,7 @@
 
 The steps: open the cells (`open_cells`), find their expression and the genes of the model (`find_query`), adapt the
 model to them (`Model.adapt`), predict each block of cells (`Adapted.predict_block`), make the annotation of the
-predictions (`annotate`), and write a copy of the file with it (`write_annotation`).
+predictions (`annotation_of`), and write a copy of the file with it (`write_annotation`).
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy as np
 from anndata import AnnData
 
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.annotate import Annotation, annotate
+from scperformer.annotation.annotate import Annotation, annotation_of
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.label_options import find_label_options
@@ -52,10 +52,10 @@ def annotate_cells(
     start = time.perf_counter()
     model, tissue = model_for(cells, model, options)
     label_options = find_label_options(cells, model.saved, options)
-    adapted = adapt(model, cells, options, whole)
+    adapted = adapt_to_cells(model, cells, options, whole)
     blocks = predict_all(adapted)
     seconds = time.perf_counter() - start
-    annotation = annotate(adapted, lambda: blocks, label_options, options.key_added, seconds, tissue)
+    annotation = annotation_of(adapted, lambda: blocks, label_options, options.key_added, seconds, tissue)
     annotation.record.config_json = _as_json(options)
     annotation.write_into(adata)
     return annotation
@@ -71,7 +71,7 @@ def embed_cells(
     model, _ = model_for(cells, model, options)
     if not model.saved.has_encoder:
         log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
-    return np.concatenate([block.embedding for block in predict_all(adapt(model, cells, options, whole))])
+    return np.concatenate([block.embedding for block in predict_all(adapt_to_cells(model, cells, options, whole))])
 
 
 def annotate_file(
@@ -93,7 +93,7 @@ def annotate_file(
             require_not_annotated(cells, options.key_added, replace=options.replace_annotation)
         model, tissue = model_for(cells, given, options)
         label_options = find_label_options(cells, model.saved, options)
-        adapted = adapt(model, cells, options)
+        adapted = adapt_to_cells(model, cells, options)
         start = time.perf_counter()
         files = _predict_to_disk(adapted, scratch, default_output(path, "").name)
 
@@ -103,7 +103,7 @@ def annotate_file(
                     yield Predictions(**arrays)
 
         seconds = time.perf_counter() - start
-        annotation = annotate(adapted, blocks, label_options, options.key_added, seconds, tissue)
+        annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
         record = annotation.record
         record.config_json = _as_json(options)
         of_full_sample = adapted.record.of_sha256 or ""
@@ -148,7 +148,9 @@ def _as_json(options: AnnotationOptions) -> str:
     return json.dumps(asdict(options) | {"inputs": [Path(name).name for name in options.inputs]})
 
 
-def adapt(model: Model, cells: OpenedCells, options: AnnotationOptions, whole: AnnData | None = None) -> Adapted:
+def adapt_to_cells(
+    model: Model, cells: OpenedCells, options: AnnotationOptions, whole: AnnData | None = None
+) -> Adapted:
     """Adapt a model to opened cells, or to all cells of which they are some: `whole`, or `options.full_sample`."""
     query = find_query(cells, model.saved)
     with_shift = options.shift != "false"

@@ -25,7 +25,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
-from scperformer.cells.normalisation import linear
+from scperformer.cells.normalisation import undo_log
 from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
@@ -147,7 +147,7 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
         targets = [maps[number].target for number in pair]
         shared, *columns = np.intersect1d(targets[0], targets[1], return_indices=True)
         one, other = (
-            cell_hashes(linear(references[number].x[:, genes[shared >= 0]]))
+            cell_hashes(undo_log(references[number].x[:, genes[shared >= 0]]))
             for number, genes in zip(pair, columns, strict=True)
         )
         in_other = are_among(one, other)

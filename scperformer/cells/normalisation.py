@@ -77,19 +77,19 @@ def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> spa
     return sparse.csr_matrix(content, shape=counts.shape)
 
 
-def linear(x: sparse.csr_matrix) -> sparse.csr_matrix:
+def undo_log(x: sparse.csr_matrix) -> sparse.csr_matrix:
     """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
     return sparse.csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
 
 
 def over_own_genes(x: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
     """Normalise ln(1 + cp10k) values again over the columns of `x` alone, where totals were over more genes."""
-    return normalise_counts(linear(x), target_sum)
+    return normalise_counts(undo_log(x), target_sum)
 
 
 def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
     """Return counts from ln(1 + cp10k), CSR float32 N x G, if a cell's smallest value is one count; None if not."""
-    values = linear(x).data
+    values = undo_log(x).data
     lengths = np.diff(x.indptr)
     one_count = np.ones(x.shape[0])
     one_count[lengths > 0] = np.minimum.reduceat(values, x.indptr[:-1][lengths > 0]) if len(values) else 1.0
@@ -108,7 +108,7 @@ def thinned_cells(x: sparse.csr_matrix, share: float, seed: int = 0) -> sparse.c
     """
     if share == 1:
         return x
-    counts = linear(x)
+    counts = undo_log(x)
     values = np.zeros(len(counts.data), dtype=np.float32)
     for start, stop in pairwise(x.indptr.tolist()):
         if start == stop:

@@ -16,8 +16,7 @@ from scperformer.cells.detect import Findings, Stated, detect_expression, gene_t
 from scperformer.cells.quality import QUALITY, block_quality, mitochondrial
 from scperformer.config.options import ModelOptions
 from scperformer.io.h5ad import BackedH5ad, read_stored
-from scperformer.io.read import checksum
-from scperformer.io.read import open_cells as open_file
+from scperformer.io.read import checksum, open_adata
 from scperformer.io.rows import Matrix, Rows
 from scperformer.io.safety import reading
 
@@ -194,6 +193,6 @@ def open_cells(source: str | Path | AnnData, options: ModelOptions) -> Iterator[
     if isinstance(source, AnnData):
         yield OpenedCells(source, options)
         return
-    with open_file(source, options.orientation) as adata:
+    with open_adata(source, options.orientation) as adata:
         kind = CellsOnDisk if isinstance(adata, BackedH5ad) else OpenedCells
         yield kind(adata, options, str(source))

@@ -24,7 +24,7 @@ from scipy import sparse
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.cells.detect import Stated, detect_expression, gene_table, stored_expression
-from scperformer.cells.normalisation import linear, normalise, recover_counts
+from scperformer.cells.normalisation import normalise, recover_counts, undo_log
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import MAX_LABELS, deepest_labels, read_terms
@@ -34,7 +34,7 @@ from scperformer.config.options import AUTO
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.h5ad import BackedH5ad, open_stored
-from scperformer.io.read import open_cells, require_readable
+from scperformer.io.read import open_adata, require_readable
 from scperformer.io.rows import Rows
 from scperformer.io.safety import quiet_anndata, reading
 from scperformer.labels.joining import MAP, replicate_types
@@ -93,7 +93,7 @@ def added_profiles(cfg: ReferenceOptions) -> list[Path]:
     found = []
     for path in files:
         is_zarr = require_readable(path) == "zarr"  # which `open_cells` would read as a whole
-        with reading(path), nullcontext(open_stored(path)) if is_zarr else open_cells(path, cfg.orientation) as cells:
+        with reading(path), nullcontext(open_stored(path)) if is_zarr else open_adata(path, cfg.orientation) as cells:
             found += [path] if has_profiles(cells, cfg, path) else []
     return found if len(files) - len(found) == 1 else []
 
@@ -239,7 +239,7 @@ def _label_of_term(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions,
 
 def _shares(x: sparse.csr_matrix, path: Path) -> sparse.csr_matrix:
     """Return the share of each gene in profiles, T x G, from ln(1 + expression)."""
-    values = linear(x)
+    values = undo_log(x)
     totals = np.asarray(values.sum(axis=1)).ravel()
     if not (totals > 0).all():
         found = f"a profile without expression in {path}"

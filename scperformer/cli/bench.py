@@ -29,7 +29,7 @@ from scperformer.cli.running import call, command_line, load_plugins, refuse, se
 from scperformer.cli.train import run as train
 
 if TYPE_CHECKING:  # pandas and pictures are slow to import
-    from scperformer.cli.bench_table import Record
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -156,11 +156,11 @@ def _all_jobs(folder: Path) -> Iterator[None]:
             submitit.SlurmJob(folder=task.parent / "%j", job_id=task.name).wait()
 
 
-def _read(folder: Path) -> "Record":
+def _read(folder: Path) -> "BenchRecord":
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
-def _write(folder: Path, record: "Record") -> None:
+def _write(folder: Path, record: "BenchRecord") -> None:
     with new_file(folder / RECORD, overwrite=True) as temporary:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
 

@@ -26,7 +26,7 @@ COSTS = ("cpu_seconds", "gpu_seconds", "peak_gib", "gpu_peak_gib", "parameters",
 MAX_ERROR_LENGTH = 80  # characters of a printed error
 
 
-class Record(TypedDict):
+class BenchRecord(TypedDict):
     """The options of a run as on the command line, size and time of its files, its results, and its error or ""."""
 
     options: dict[str, str]
@@ -35,7 +35,7 @@ class Record(TypedDict):
     error: str
 
 
-def write_results(folder: Path, records: dict[str, Record]) -> int:
+def write_results(folder: Path, records: dict[str, BenchRecord]) -> int:
     """Write the tables and the picture of a bench, and print its summary; return the number of failed runs."""
     runs = runs_table(records)
     summary = summary_of(runs, dict.fromkeys(name for record in records.values() for name in record["options"]))
@@ -57,7 +57,7 @@ def write_results(folder: Path, records: dict[str, Record]) -> int:
     return len(failed)
 
 
-def runs_table(records: dict[str, Record]) -> pd.DataFrame:
+def runs_table(records: dict[str, BenchRecord]) -> pd.DataFrame:
     """Return a row for each run: its folder, options, results, and its error ("": none)."""
     parts = [pd.DataFrame([record[part] for record in records.values()]) for part in ("options", "results")]
     table = pd.concat(parts, axis=1)

@@ -1,4 +1,4 @@
-"""What `scperformer --help` and `scperformer STEP --help` print."""
+"""What `scperformer --help` and `scperformer COMMAND --help` print."""
 
 import re
 import textwrap
@@ -14,7 +14,7 @@ from scperformer.config.steps import SCHEMAS
 PROGRAM = """\
 scperformer {version}: cell-type annotation of single-cell data
 
-usage: scperformer STEP files... [option=value ...]
+usage: scperformer COMMAND files... [option=value ...]
 
 {steps}
 
@@ -23,9 +23,9 @@ examples:
   scperformer train reference.h5ad label_key=cell_type output=my_model
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
 
-  scperformer STEP --help       examples and options of one step
-  scperformer STEP --cfg job    every option of a step with its value
-  scperformer --plugin F STEP   an attention mechanism in a Python file: docs/own_mechanism.md"""
+  scperformer COMMAND --help       examples and options of one command
+  scperformer COMMAND --cfg job    every option of a command with its value
+  scperformer --plugin F COMMAND   an attention mechanism in a Python file: docs/own_mechanism.md"""
 WIDTH = 116  # characters of a line of the list of options
 INDENT = 34  # characters before the meaning of an option
 MAX_DEFAULT_LENGTH = 40  # characters

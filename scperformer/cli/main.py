@@ -1,4 +1,4 @@
-"""The command line: `scperformer STEP files... option=value...` calls `run` in cli/STEP.py."""
+"""The command line: `scperformer COMMAND files... option=value...` calls `run` in cli/COMMAND.py."""
 
 import logging
 import os
@@ -82,7 +82,9 @@ def run_words(words: list[str]) -> int:
         plugins = []
         while words[0] == PLUGIN:
             if len(words) < 3:
-                raise InputError("bad-argument", " ".join(words), f"{PLUGIN} FILE.py STEP ...", "add what is missing")
+                raise InputError(
+                    "bad-argument", " ".join(words), f"{PLUGIN} FILE.py COMMAND ...", "add what is missing"
+                )
             plugins.append(words[1])
             words = words[2:]
         step, *rest = words

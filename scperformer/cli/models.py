@@ -31,12 +31,12 @@ EXAMPLES = """\
 
 def run(cfg: ModelsConfig) -> list[Path]:
     """List models and tissues, show one, or import a model; return the folders of these models."""
-    from scperformer.importing.folders import import_model
+    from scperformer.importing.folders import import_into_library
     from scperformer.model.folder import library_folder
 
     library = Path(cfg.output) if cfg.output else library_folder()
     if cfg.action == "import":
-        return [import_model(Path(path), library, cfg) for path in cfg.inputs]
+        return [import_into_library(Path(path), library, cfg) for path in cfg.inputs]
     return _list_models(library, only=" ".join(cfg.inputs) or None)
 
 

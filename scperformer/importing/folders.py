@@ -108,7 +108,7 @@ def read_names(path: str, what: str) -> list[str]:
     return [str(name) for name in names]
 
 
-def import_model(path: Path, library: Path, cfg: ImportOptions | None = None) -> Path:
+def import_into_library(path: Path, library: Path, cfg: ImportOptions | None = None) -> Path:
     """Check a model folder, an archive of one, or a model of another tool; return its new folder in the library.
 
     It is refused if it is damaged, has a name that no folder can have, or is there and `overwrite` is not set.

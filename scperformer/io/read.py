@@ -187,7 +187,7 @@ def read_cells(path: str | Path, orientation: str = "auto", everything: bool = F
 
 
 @contextmanager
-def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
+def open_adata(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
     """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk."""
     stored = None
     path = Path(path)

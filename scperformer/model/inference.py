@@ -62,7 +62,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Predictions(NamedTuple):
+class NetworkOutput(NamedTuple):
     """The predictions for N cells: C labels, embedding width D."""
 
     proba: np.ndarray  # float32 N x C, each row sums to 1
@@ -206,7 +206,7 @@ def predict_cells(
     device: str = "cpu",
     precision: str = "32-true",
     done: Callable[[int], None] | None = None,
-) -> Predictions:
+) -> NetworkOutput:
     """Predict N cells; no cell influences another's result.
 
     A network that only needs sums over genes is computed from these in float32, whatever `precision`: that takes a
@@ -259,7 +259,7 @@ def predict_cells(
             outputs = [predict(batch, len(rows)) for (rows, _), batch in zip(batches, ready, strict=True)]
     # Copied at the end: each copy waits for the GPU, which would then wait for its next batch.
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
-    return Predictions(*(torch.cat(part).cpu().numpy()[order] for part in zip(*outputs, strict=True)))
+    return NetworkOutput(*(torch.cat(part).cpu().numpy()[order] for part in zip(*outputs, strict=True)))
 
 
 def _in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int) -> list[Any]:
@@ -271,7 +271,7 @@ def _in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_thread
 
 def _predict_sums(
     network: CellTypeModel, x: csr_matrix, device: str, num_threads: int, done: Callable[[int], None] | None
-) -> Predictions:
+) -> NetworkOutput:
     """Predict cells with a network without layers between tokens, from the sums over their genes."""
     linear = network.linear
     encoder = network.encoder if isinstance(network.encoder, Performer) else None
@@ -303,12 +303,12 @@ def _predict_sums(
             return logits_BC.softmax(-1), embedding_BD, network.decided_by_encoder(linear_BC, logits_BC)
 
     parts = _in_threads(predicted, range(0, x.shape[0], num_cells), num_threads)
-    return Predictions(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
+    return NetworkOutput(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
 
 
 def _predict_imported(
     network: ImportedNetwork, cells: Cells, num_threads: int, done: Callable[[int], None] | None
-) -> Predictions:
+) -> NetworkOutput:
     """Predict cells as the tool that made the network does."""
 
     def predicted(first: int) -> tuple[np.ndarray, np.ndarray]:
@@ -320,7 +320,7 @@ def _predict_imported(
 
     parts = _in_threads(predicted, range(0, len(cells), CELLS_PER_SUM), num_threads)
     proba, embedding = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Predictions(proba, embedding, np.zeros(len(cells), dtype=bool))
+    return NetworkOutput(proba, embedding, np.zeros(len(cells), dtype=bool))
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

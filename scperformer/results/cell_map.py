@@ -22,7 +22,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise
 from scperformer.io.gene_matching import gene_symbols
-from scperformer.io.read import open_cells
+from scperformer.io.read import open_adata
 from scperformer.io.safety import reading
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.read_annotations import Annotated
@@ -82,7 +82,7 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
     for sample, chosen in zip(samples, rows, strict=True):
         record = sample.record.input
         source = str(record.source)
-        with open_cells(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
+        with open_adata(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
             findings = Findings(
                 source=source,
                 kind=str(record.kind),

@@ -24,7 +24,7 @@ DELETED = {"contribution": "largest contributions", "random": "random", "express
 DPI = 140
 
 
-def gene_table(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
+def explained_genes(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
     """Return a row for each gene, or `listed` gene, of each label of the cells, the highest mean contribution first."""
     tables = []
     means = {"mean_contribution": "contributions", "mean_attention": "attention", "marker_rank": "marker_ranks"}
@@ -47,7 +47,7 @@ def gene_table(explanation: AnnData, key: str, *, listed: bool = True) -> pd.Dat
 def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
     """Return how many of the 20 genes that contribute most to a label are among its 20 best markers, if known."""
     explained = explanation.uns[key]["label"]
-    groups = gene_table(explanation, key, listed=False).groupby("label", sort=False)["marker_rank"]
+    groups = explained_genes(explanation, key, listed=False).groupby("label", sort=False)["marker_rank"]
     return {
         label: int((ranks.head(NUM_TOP) <= NUM_TOP).sum())
         for label, ranks in groups
@@ -58,7 +58,7 @@ def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
 
 def genes_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
     """Return the 100 genes with the largest absolute mean contributions to each label, in descending order."""
-    table = gene_table(explanation, key)
+    table = explained_genes(explanation, key)
     sizes = table["mean_contribution"].abs().groupby(table["label"])
     return _without_formulas(table[sizes.rank(ascending=False, method="first") <= NUM_LISTED])
 
@@ -67,7 +67,7 @@ def attention_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
     """Return the 100 genes with the highest mean attention in the cells of each label; empty if cells read no genes."""
     if f"{key}_attention" not in explanation.varm:
         return pd.DataFrame()
-    groups = gene_table(explanation, key).groupby("label", sort=False)
+    groups = explained_genes(explanation, key).groupby("label", sort=False)
     tables = [genes.sort_values("mean_attention", ascending=False, kind="stable") for _, genes in groups]
     return _without_formulas(pd.concat([genes.head(NUM_LISTED) for genes in tables]))
 
@@ -91,7 +91,7 @@ def dot_plot(explanation: AnnData, key: str, num_genes: int, ax: Axes | None = N
     """Draw the expression of the first genes of each label in the cells of each label; return the axes of the dots."""
     import scanpy as sc  # takes seconds to import
 
-    groups = gene_table(explanation, key).groupby("label", sort=False)["gene"]
+    groups = explained_genes(explanation, key).groupby("label", sort=False)["gene"]
     genes = {label: list(names.head(num_genes)) for label, names in groups}
     options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
     plot = sc.pl.dotplot(explanation, genes, f"{key}_label", ax=ax, return_fig=True, **options)
@@ -103,7 +103,7 @@ def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
     """Return a row of the page for each label: its cells, overlap with markers, and genes for, against and read."""
     overlap = marker_overlap(explanation, key)
     rows = []
-    for label, genes in gene_table(explanation, key).groupby("label", sort=False):
+    for label, genes in explained_genes(explanation, key).groupby("label", sort=False):
         means = genes["mean_contribution"]
         parts = {"for": genes[means > 0].head(NUM_FOR), "against": genes[means < 0].iloc[::-1].head(NUM_AGAINST)}
         if "mean_attention" in genes:

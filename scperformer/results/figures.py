@@ -66,7 +66,7 @@ def stops(colours: Sequence[str]) -> list[list[Any]]:
     return [[place / (len(colours) - 1), colour] for place, colour in enumerate(colours)]
 
 
-def composition(
+def composition_bars(
     samples: Sequence[str], counts: npt.NDArray[np.int64], labels: Sequence[str], colours: Sequence[str]
 ) -> Figure:
     """Return stacked bars of the shares of calls in each sample; `counts` are samples x labels, unknown is hatched."""
@@ -157,7 +157,7 @@ def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: npt.NDArra
     return {"data": data, "layout": layout, "name": "markers", "width": 260 + 19 * len(genes)}
 
 
-def confusion(counts: pd.DataFrame) -> Figure:
+def confusion_map(counts: pd.DataFrame) -> Figure:
     """Return a heat map of a confusion matrix as shares of each true label, which are rows."""
     true, predicted = list(counts.index), list(counts)
     shares = counts.div(counts.sum(axis=1), axis=0).to_numpy()

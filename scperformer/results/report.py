@@ -109,12 +109,12 @@ def _charts(
     called = [label for label in labels if label.name in set(cells["call"])]
     names, colours = [label.name for label in called], [label.colour for label in called]
     counts = np.array([row[2:] for row in composition.rows])
-    charts = [figures.composition([row[0] for row in composition.rows], counts, names, colours)]
+    charts = [figures.composition_bars([row[0] for row in composition.rows], counts, names, colours)]
     charts.append(figures.confidence(cells, names, colours))
     if evaluation is not None:
         evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
         confusion = evaluation.confusion.loc[evaluated, evaluated]
-        charts.append(figures.confusion(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
+        charts.append(figures.confusion_map(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
     return charts
 
 

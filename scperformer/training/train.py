@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
-from scperformer.cells.normalisation import linear, recover_counts
+from scperformer.cells.normalisation import recover_counts, undo_log
 from scperformer.cells.on_disk import Config, Sample, choose_storage
 from scperformer.cells.profiles import reference_with_profiles
 from scperformer.cells.reference import Reference, make_reference
@@ -210,7 +210,7 @@ def _log_cost(reference: Reference) -> None:
 
 def _hashes(reference: Reference) -> np.ndarray:
     """Return a hash of each cell; refuse cells that are all the same, and warn of some that are."""
-    hashes = cell_hashes(linear(reference.x))
+    hashes = cell_hashes(undo_log(reference.x))
     known = hashes[hashes != 0]  # 0: too few genes to say
     if len(known) == len(hashes) and len(np.unique(known)) == 1:
         found = f"{len(hashes)} cells with the same expression in the reference"

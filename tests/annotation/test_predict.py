@@ -26,7 +26,7 @@ from scperformer.cli.predict import run as run_predict
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.io import rows
 from scperformer.model import inference
-from scperformer.model.inference import Predictions, branch_logits, choose_precision, predict_cells, torch_state_kept
+from scperformer.model.inference import NetworkOutput, branch_logits, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
@@ -112,7 +112,7 @@ def test_a_gpu_gets_the_fastest_precision_with_the_labels_of_float32(num_wrong, 
     def labels_of(_network, some, _batch_size, _device, precision="32-true"):
         assert len(some) == 1000
         label = np.arange(len(some)) < num_wrong.get(precision, 0)
-        return Predictions(np.eye(2)[label.astype(int)], np.empty(0), np.empty(0))
+        return NetworkOutput(np.eye(2)[label.astype(int)], np.empty(0), np.empty(0))
 
     monkeypatch.setattr(inference, "predict_cells", labels_of)
     assert choose_precision(network, many, 64, "cuda") == chosen

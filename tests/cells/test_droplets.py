@@ -8,7 +8,7 @@ from scipy import sparse
 from scperformer.cells.detect import detect_expression
 from scperformer.cells.droplets import find_droplets
 from scperformer.io import rows
-from scperformer.io.read import open_cells
+from scperformer.io.read import open_adata
 
 NUM_GENES = 30_000
 
@@ -24,7 +24,7 @@ FORMS = {
 def test_empty_droplets_are_found(raw_pbmc, form, write, monkeypatch):
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 100)
-    with open_cells(write(FORMS[form](raw_pbmc))) as cells:
+    with open_adata(write(FORMS[form](raw_pbmc))) as cells:
         findings = detect_expression(cells)
     found = findings.droplets
     assert found.num_empty == 600

@@ -14,7 +14,7 @@ from scperformer.cells.detect import detect_expression, gene_table, stored_expre
 from scperformer.cells.features import gene_columns
 from scperformer.io import rows as matrix_rows
 from scperformer.io.gene_table import human_genes
-from scperformer.io.read import open_cells
+from scperformer.io.read import open_adata
 
 TYPES = {
     "10x": ("feature_types", "Gene Expression", "Antibody Capture"),
@@ -73,7 +73,7 @@ def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, wr
     found = []
     for number, adata in enumerate((cite_pbmc, few_pbmc)):
         adata.X = adata.X.toarray() if form == "dense" else adata.X
-        with open_cells(write(adata, f"{number}.h5ad")) as cells:
+        with open_adata(write(adata, f"{number}.h5ad")) as cells:
             findings = detect_expression(cells)
             rows, names = stored_expression(cells, findings)
             plan = plan_of(gene_table(cells, findings), findings, model_genes)

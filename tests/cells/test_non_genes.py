@@ -9,7 +9,7 @@ from scipy import sparse
 from support.refusal import refusal
 
 from scperformer.cells.detect import Stated, detect_expression, gene_table
-from scperformer.io.read import open_cells
+from scperformer.io.read import open_adata
 from scperformer.model.tissues import collection
 
 NUM = 200
@@ -66,7 +66,7 @@ def test_rows_about_cells_are_left_out_of_logarithms(plain, tmp_path):
     rows = {"tumor": 53 + np.arange(NUM) % 40, "malignant(1=no,2=yes)": 1 + np.arange(NUM) % 2}
     table = pd.concat([pd.DataFrame(rows, index=plain.obs_names).T, plain.to_df().T.round(4)])
     table.to_csv(tmp_path / "logs.txt", sep="\t", index_label="Cell")
-    with open_cells(tmp_path / "logs.txt") as cells:
+    with open_adata(tmp_path / "logs.txt") as cells:
         findings = detect_expression(cells)
     assert (findings.kind, findings.log_base, findings.num_genes) == ("log1p", 2.0, plain.n_vars)
     assert any("'tumor', 'malignant(1=no,2=yes)'" in note for note in findings.notes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.refusal import refusal
 
-from scperformer.importing.folders import import_model
+from scperformer.importing.folders import import_into_library
 from scperformer.model.content import INFO
 from scperformer.model.folder import library_folder, resolve_model
 from scperformer.model.tissues import collection
@@ -51,7 +51,7 @@ def test_an_imported_model_is_found_by_its_name(model, library, command, counts_
 
 
 def test_a_model_here_comes_before_an_imported_one(model, library, tmp_path, monkeypatch):
-    import_model(model, library)
+    import_into_library(model, library)
     monkeypatch.chdir(tmp_path)
     name = name_of(model)
     assert resolve_model(name) == (library / name, "imported")
@@ -91,12 +91,12 @@ def test_names_that_no_folder_can_have(name, model, library):
     info = json.loads((model / "bundle.json").read_text())
     (model / "bundle.json").write_text(json.dumps(info | {"name": name}))
     with refusal("model-name"):
-        import_model(model, library)
+        import_into_library(model, library)
     assert not library.exists()
 
 
 def test_a_damaged_model_in_the_library_is_listed_as_such(model, library, command):
-    import_model(model, library)
+    import_into_library(model, library)
     os.truncate(library / name_of(model) / "model.safetensors", 100)
     ran = command("models", "list")
     assert ran.code == 0
@@ -160,7 +160,7 @@ def test_merged_types_are_shown(library, command):
 
 
 def test_a_model_of_the_name_of_a_tissue_comes_first(model, library, command):
-    import_model(model, library)
+    import_into_library(model, library)
     (library / name_of(model)).rename(library / "pancreas")
     ran = command("models", "show", "pancreas")
     assert ran.code == 0

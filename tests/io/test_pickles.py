@@ -13,7 +13,7 @@ from support.hostile_pickles import CANARY, HOSTILE
 from support.refusal import refusal
 
 from scperformer.base import child
-from scperformer.importing.folders import import_model
+from scperformer.importing.folders import import_into_library
 from scperformer.io.pickles import NUMPY, Made, array_of, plain_value, read_pickle, stand_in
 
 HARMFUL = ("os.", "subprocess.", "exec", "import", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
@@ -43,7 +43,7 @@ def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path, monkeypat
     global watched
     monkeypatch.setattr(child, "CPU_SECONDS", 1)
     with refusal("foreign-model"):  # Python imports what it needs, such as codecs
-        import_model(written(tmp_path, pickle.dumps(["x"])), tmp_path / "models")
+        import_into_library(written(tmp_path, pickle.dumps(["x"])), tmp_path / "models")
     path = written(tmp_path, HOSTILE[name])
     Path(CANARY).unlink(missing_ok=True)
     tracemalloc.start()
@@ -51,7 +51,7 @@ def test_hostile_files_are_refused_and_execute_nothing(name, tmp_path, monkeypat
         watched = events.fileno()
         try:
             with refusal("foreign-model") as refused:
-                import_model(path, tmp_path / "models")
+                import_into_library(path, tmp_path / "models")
         finally:
             watched = None
             peak = tracemalloc.get_traced_memory()[1]

@@ -16,7 +16,7 @@ from support.inputs import NUM_CELLS, WRITERS, dense, same, table, write_loom
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
-from scperformer.io.read import checksum, default_output, open_cells, read_cells, require_readable
+from scperformer.io.read import checksum, default_output, open_adata, read_cells, require_readable
 from scperformer.io.rows import Rows
 
 
@@ -65,7 +65,7 @@ def test_big_endian_numbers(kind, is_open, cells, tmp_path):
     else:
         with h5py.File(path, "r+") as file:
             swap_bytes(file)
-    with open_cells(path) if is_open else nullcontext(read_cells(path)) as found:
+    with open_adata(path) if is_open else nullcontext(read_cells(path)) as found:
         np.testing.assert_array_equal(dense(Rows(found.X).block(0, cells.n_obs)), dense(cells.X))
         assert list(found.obs_names) == list(cells.obs_names)
         assert not kind.startswith("h5ad") or found.obs["depth"].groupby(found.obs["depth"]).size().eq(1).all()

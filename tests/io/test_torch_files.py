@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.refusal import refusal
 
-from scperformer.importing.folders import import_model
+from scperformer.importing.folders import import_into_library
 from scperformer.io.torch_files import is_torch_file, read_torch
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -106,7 +106,7 @@ def test_mappings_without_end_are_refused_in_one_line(case, tmp_path):
         archive.writestr("archive/data.pkl", ENDLESS[case])
         archive.writestr("archive/version", "3")
     with refusal("foreign-model"):
-        import_model(tmp_path / "model.pt", tmp_path / "library")
+        import_into_library(tmp_path / "model.pt", tmp_path / "library")
     assert not (tmp_path / "library").exists()
 
 
@@ -114,4 +114,4 @@ def test_a_tensor_that_is_larger_than_all_memory(tmp_path):
     """It refers to a single number, again and again."""
     torch.save({"model_state_dict": {"x": torch.zeros(1).expand(10**12)}}, tmp_path / "model.pt")
     with refusal("foreign-model"):
-        import_model(tmp_path / "model.pt", tmp_path / "library")
+        import_into_library(tmp_path / "model.pt", tmp_path / "library")

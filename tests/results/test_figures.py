@@ -16,7 +16,7 @@ def test_long_names_are_shortened_and_tags_are_escaped():
 
 def test_bars_are_shares_of_a_sample_and_unknown_is_hatched():
     counts = np.array([[1, 3], [2, 0]])
-    known, unknown = figures.composition(["s1", "s2"], counts, ["A", "unknown"], ["#111111", "#222222"])["data"]
+    known, unknown = figures.composition_bars(["s1", "s2"], counts, ["A", "unknown"], ["#111111", "#222222"])["data"]
     assert (known["x"], unknown["x"]) == ([0.25, 1], [0.75, 0])
     assert ("pattern" in known["marker"], "pattern" in unknown["marker"]) == (False, True)
 
