@@ -29,7 +29,7 @@ from scperformer.cli.running import call, command_line, load_plugins, refuse, se
 from scperformer.cli.train import run as train
 
 if TYPE_CHECKING:  # pandas and pictures are slow to import
-    pass
+    from scperformer.cli.bench_table import BenchRecord
 
 log = logging.getLogger(__name__)
 
