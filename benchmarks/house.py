@@ -9,9 +9,9 @@ each function is entered once for each of its parameters. A return is a stay in 
 step between subpackages. The walk reads names, not types, so that calls of methods of other objects are left out.
 """
 
+import argparse
 import ast
 import re
-import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -206,4 +206,6 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1], help="a checkout")
+    main(parser.parse_args().folder)

@@ -109,7 +109,8 @@ def set_checks(logs: pd.DataFrame, terms: list[str], markers: pd.DataFrame, usua
 
 def checks(species: str) -> pd.DataFrame:
     """Return the rows of the profiles of a species, without the verdict."""
-    names = collection().sets.index[collection().sets["species"] == species]
+    sets = collection().sets
+    names = sets.index[(sets["species"] == species) & (sets["orthologs_of"] == "")]  # the studies
     tables = {name: np.log2(collection().profiles(name) + PSEUDO) for name in names}
     logs = pd.concat(tables, names=["set", "label"])
     usual = logs.median()

@@ -50,11 +50,8 @@ def render(
         if markers:
             charts.append(figures.dots(markers, drawn.expression, calls))
     data = {"unknown": NO_CALL, "figures": charts, "map": _map(samples, cells, labels, evaluation, drawn)}
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
 
-    sizes = cells["call"].value_counts()
-    first = [label for label in called if label.name != NO_CALL][:NUM_FIRST_LABELS]
     in_model = [label for label in labels if label.in_model]
     record = samples[0].record
     dates = sorted(sample.record.run.date for sample in samples if sample.record.run is not None)
@@ -73,7 +70,7 @@ def render(
         "num_labels": len(in_model),
         "num_used": sum(label in called for label in in_model),
         "not_used": [label.name for label in in_model if label not in called],
-        "first_labels": [(label, int(sizes[label.name]), sizes[label.name] / len(cells)) for label in first],
+        "first_labels": _first_labels(called, cells),
         "trust_groups": what_to_check.trust_groups(summaries),
         "checks": what_to_check.things_to_check(summaries, evaluation),
         "cluster_notes": what_to_check.cluster_notes(summaries),
@@ -94,12 +91,24 @@ def render(
         "scores": tables.score_tables(evaluation) if evaluation else (),
         "inputs": tables.input_table(summaries),
         "figures": {chart["name"] for chart in charts},
-        # In the HTML element `script`, which no text of a user can end.
-        "data": text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+        "data": _as_script(data),
         "scripts": scripts,
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
     return render_page("report.html.jinja", **content), render_page("summary.html.jinja", **content)
+
+
+def _as_script(data: dict[str, Any]) -> str:
+    """Return JSON for the HTML element `script`, which no text of a user can end."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _first_labels(called: Sequence[tables.Label], cells: pd.DataFrame) -> list[tuple[tables.Label, int, float]]:
+    """Return the labels with the most cells, each with the number and the share of its cells."""
+    sizes = cells["call"].value_counts()
+    first = [label for label in called if label.name != NO_CALL][:NUM_FIRST_LABELS]
+    return [(label, int(sizes[label.name]), sizes[label.name] / len(cells)) for label in first]
 
 
 def _charts(

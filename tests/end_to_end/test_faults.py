@@ -113,7 +113,7 @@ def test_a_helper_process_that_dies_ends_the_training(inputs):
 @pytest.mark.parametrize("how", ["changed", "gone"])
 def test_an_input_that_changes_meanwhile_is_noticed(how, inputs, tmp_path, monkeypatch):
     path = inputs / "cells.h5ad"
-    make = predict.make_annotation
+    make = predict.annotation_of
 
     def change(*rest, **options):
         found = make(*rest, **options)
@@ -124,7 +124,7 @@ def test_an_input_that_changes_meanwhile_is_noticed(how, inputs, tmp_path, monke
                 file.write(b"\x89")
         return found
 
-    monkeypatch.setattr(predict, "make_annotation", change)
+    monkeypatch.setattr(predict, "annotation_of", change)
     options = {"model_path": str(inputs / "model"), "output": str(tmp_path / "out.h5ad")}
     with refusal("input-changed"):
         run_predict(PredictConfig(inputs=[str(path)], **options))

@@ -11,11 +11,12 @@ from safetensors.numpy import load_file, save
 from support.measured import TensorBytes
 from support.refusal import refusal
 
-from scperformer.annotation.load import load_model, rebuild
+from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.model.content import INFO
 from scperformer.model.folder import WEIGHTS, read_model
+from scperformer.model.load import rebuild
 
 HUGE = 10**9
 

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import scanpy as sc
 from scipy import sparse
-from scperformer.model.shift import FAR
 
 import scperformer as scp
 from scperformer.base.inputs import sha256
@@ -15,6 +14,7 @@ from scperformer.model.card import model_card
 from scperformer.model.folder import CARD, PACKAGED_MODEL, load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
+from scperformer.trust.shift import FAR
 
 REFERENCE = PACKAGED_MODEL.parents[3] / "data" / "pbmc3k.h5ad"
 
