@@ -41,14 +41,8 @@ def render(
     composition = tables.composition_table(tables.sample_of_cells(samples, cells, sample_key), cells, labels)
     drawn = cell_map.draw_cells(samples, max_cells, seed)
 
-    charts = _charts(cells, labels, composition, evaluation)
-    markers: dict[str, list[str]] = {}
-    if drawn.expression is not None:
-        calls = cells["call"].to_numpy(object)[drawn.rows]
-        found = cell_map.find_markers(drawn.expression, calls)
-        markers = {label.name: found[label.name] for label in called if found.get(label.name)}
-        if markers:
-            charts.append(figures.dots(markers, drawn.expression, calls))
+    markers, dots = _markers(drawn, cells, called)
+    charts = [*_charts(cells, labels, composition, evaluation), *dots]
     data = {"unknown": NO_CALL, "figures": charts, "map": _map(samples, cells, labels, evaluation, drawn)}
     scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
 
@@ -96,6 +90,18 @@ def render(
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
     return render_page("report.html.jinja", **content), render_page("summary.html.jinja", **content)
+
+
+def _markers(
+    drawn: cell_map.Drawn, cells: pd.DataFrame, called: Sequence[tables.Label]
+) -> tuple[dict[str, list[str]], list[figures.Figure]]:
+    """Return the markers of each call with any, and their dot plot, if there are some."""
+    if drawn.expression is None:
+        return {}, []
+    calls = cells["call"].to_numpy(object)[drawn.rows]
+    found = cell_map.find_markers(drawn.expression, calls)
+    markers = {label.name: found[label.name] for label in called if found.get(label.name)}
+    return markers, [figures.dots(markers, drawn.expression, calls)] if markers else []
 
 
 def _as_script(data: dict[str, Any]) -> str:
