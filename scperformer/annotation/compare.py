@@ -94,14 +94,15 @@ def shifts_of_batches(query: Query, shift: Shift | None, factors: np.ndarray | N
     sizes = np.bincount(query.batches.of_cell[query.cell_rows], minlength=len(query.batches.names))
     found = []
     for number, size in enumerate(sizes):
-        own: tuple[Shift | None, np.ndarray | None] = shift, factors
+        of_batch, of_genes = shift, factors
         if size >= MIN_CELLS:
             estimated = estimate(number, unchanged if factors is None else factors)
-            own = own if estimated[0] is not None and estimated[0].kind == FEW else estimated
-        found.append((own[0], unchanged if own[1] is None else own[1]))
-    shifts = [shift for shift, _ in found if shift is not None]
-    for name, shift in zip(query.batches.names, shifts, strict=False):
-        log.info("%s: batch %s of obs['%s']: %s", query.path, shortened(name), query.batches.key, shift.text)
+            if estimated[0] is None or estimated[0].kind != FEW:
+                of_batch, of_genes = estimated
+        found.append((of_batch, unchanged if of_genes is None else of_genes))
+    shifts = [own for own, _ in found if own is not None]
+    for name, own in zip(query.batches.names, shifts, strict=False):
+        log.info("%s: batch %s of obs['%s']: %s", query.path, shortened(name), query.batches.key, own.text)
     # Types of low novelty make the relative novelty of a batch of them too small.
     least = 1.0 if shift is None else shift.factor
     novelty = np.array([max(each.factor, least) if each.kind == OTHER else 1.0 for each in shifts])
