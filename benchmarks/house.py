@@ -21,7 +21,6 @@ WALKS = (  # file, function, parameter; those of other versions are left out whe
     ("api.py", "annotate", "cells"),
     ("annotation/predict.py", "annotate_cells", "adata"),
     ("annotation/predict.py", "annotate_file", "path"),
-    ("annotation/run.py", "annotate_files", "options"),
     ("cli/predict.py", "run", "cfg"),
     ("cli/train.py", "run", "cfg"),
     ("training/train.py", "train_cells", "cfg"),
@@ -30,8 +29,8 @@ PATTERNS = {
     "cells in memory or on disk, in signatures": r"AnnData \| BackedH5ad",
     "isinstance of it": r"isinstance\([^()]*BackedH5ad",
     'path = "the data"': r'path: str(?: \| Path)? = "the data"',
-    "lines that ask for the kind of a model": r"\bis_tissue\b|\.members\b|if [\w.]*\.studies\b|\.imported\b(?! import)"
-    r'|"network" in|"profiles" in|isinstance\([\w.]*network|"tissue" (?:not )?in',
+    "conditions on the kind of a model": r"\b(?:if|elif|assert|not)\b[^\n]*(?:\bis_tissue\b|\.members\b|\.studies\b"
+    r'|\.imported\b|"network" in|"profiles" in|isinstance\([\w.]*network|saved\.families is)',
     "dict[str, Any]": r"dict\[str, Any\]",
     "entries of a record by string keys": r"(?:facts|record|recorded|shift|coverage|condition|tissue)"
     r"""(?:\[|\.get\()["']""",
