@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,18 @@ Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
 
 CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
 KINDS = {str: "a text", int: "a number", float: "a number", bool: "a number", dict: "a mapping"}
+
+
+class Part:
+    """A part of a record. Of each group of `parallel` lists, all exist, and are equally long, or none does."""
+
+    parallel: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def __post_init__(self) -> None:
+        for names in self.parallel:
+            lengths = {-1 if (values := getattr(self, name)) is None else len(values) for name in names}
+            if len(lengths) > 1:
+                raise ValueError(f" has lists of different lengths in {' and '.join(map(repr, names))}")
 
 
 def texts(values: Any) -> np.ndarray:
@@ -122,8 +134,10 @@ class RepeatsRecord:
 
 
 @dataclass(kw_only=True)
-class CheckRecord:
+class CheckRecord(Part):
     """Clusters to check, the most different first."""
+
+    parallel = (CLUSTER_ENTRIES,)
 
     text: str
     tissue: str | None = None
@@ -136,11 +150,6 @@ class CheckRecord:
     too_high: Texts | None = None
     too_low: Texts | None = None
     num_returned: int | None = None
-
-    def __post_init__(self) -> None:
-        _require_equal_lengths(self, *CLUSTER_ENTRIES)
-        if self.label is not None and any(getattr(self, name) is None for name in CLUSTER_ENTRIES):
-            raise ValueError(" has 'label' without all entries of a cluster")
 
     @property
     def clusters(self) -> pd.DataFrame:
@@ -177,8 +186,10 @@ class QualityRecord:
 
 
 @dataclass(kw_only=True)
-class TreeRecord:
+class TreeRecord(Part):
     """The label tree; the parent of the highest nodes is empty."""
+
+    parallel = (("nodes", "parents", "ontology_term_ids"),)
 
     nodes: Texts
     parents: Texts
@@ -186,20 +197,16 @@ class TreeRecord:
     num_levels: int = 0
     num_backed_off: int = 0
 
-    def __post_init__(self) -> None:
-        _require_equal_lengths(self, "nodes", "parents", "ontology_term_ids")
-
 
 @dataclass(kw_only=True)
-class BinsRecord:
+class BinsRecord(Part):
     """Bins of the reliability curve."""
+
+    parallel = (("confidence", "num_cells"),)
 
     confidence: Numbers
     num_cells: Numbers
     accuracy: Numbers | None = None
-
-    def __post_init__(self) -> None:
-        _require_equal_lengths(self, "confidence", "num_cells")
 
 
 @dataclass(kw_only=True)
@@ -251,8 +258,10 @@ class ProfilesRecord:
 
 
 @dataclass(kw_only=True)
-class TissueRecord:
+class TissueRecord(Part):
     """The tissue, and how it was found."""
+
+    parallel = (("types", "type_cells"), ("next", "next_scores"))
 
     name: str
     title: str
@@ -266,18 +275,12 @@ class TissueRecord:
     next_scores: Numbers | None = None
     instead: str | None = None  # a tissue that fits better than the given one
 
-    def __post_init__(self) -> None:
-        _require_equal_lengths(self, "types", "type_cells")
-        _require_equal_lengths(self, "next", "next_scores")
-        if self.score is not None and self.next is None:
-            raise ValueError(" has 'score' without 'next'")
-        if self.types is not None and self.num_cells is None:
-            raise ValueError(" has 'types' without 'num_cells'")
-
 
 @dataclass(kw_only=True)
-class BatchesRecord:
+class BatchesRecord(Part):
     """Batches whose effects were corrected apart; `gene_factors` are batches x genes."""
+
+    parallel = (("name", "num_cells"), ("kind", "batch_effect"))
 
     key: str
     name: Texts
@@ -287,11 +290,6 @@ class BatchesRecord:
     kind: Texts | None = None
     relative_novelty: Numbers | None = None
     batch_effect: Numbers | None = None
-
-    def __post_init__(self) -> None:
-        _require_equal_lengths(self, "name", "kind", "batch_effect")
-        if self.kind is not None and self.batch_effect is None:
-            raise ValueError(" has 'kind' without 'batch_effect'")
 
 
 @dataclass(kw_only=True)
@@ -415,10 +413,3 @@ def _kind_of(value: Any) -> str:
     if all(isinstance(text, str) for text in array):
         return "a list of texts"
     return "a list of numbers" if is_number else "a list"
-
-
-def _require_equal_lengths(record: Any, *names: str) -> None:
-    """Refuse lists of which some exist, of different lengths; the first exists if one of the others does."""
-    lengths = {name: len(values) for name in names if (values := getattr(record, name)) is not None}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f" has lists of different lengths in {' and '.join(map(repr, lengths))}")
