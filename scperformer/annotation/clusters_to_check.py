@@ -43,7 +43,7 @@ MEAN_CLUSTER = 20  # cells, at least
 MIN_CLUSTER = 10
 NUM_VARIABLE = 1000  # genes by which cells are clustered
 NUM_DIRECTIONS = 30
-# Correlation with the nearest profile minus that with the families of the labels. In the choosing pairs of
+# Correlation with the nearest profile minus that with the families of the labels. In the development pairs of
 # benchmarks/studies.py: up to .055 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
 MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the nearest profile

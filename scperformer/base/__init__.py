@@ -1,1 +1,1 @@
-"""Shared by all rooms: errors, inputs and outputs, messages, pictures, progress, signals."""
+"""Shared by all subpackages: errors, inputs and outputs, messages, pictures, progress, signals."""

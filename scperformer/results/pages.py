@@ -1,4 +1,4 @@
-"""HTML pages from the templates in this room."""
+"""HTML pages from the templates of this subpackage."""
 
 import math
 from pathlib import Path
@@ -29,7 +29,7 @@ def _shown(value: Any, kind: str) -> str:
 
 
 def render_page(template: str, **content: Any) -> str:
-    """Return the HTML of a template in this room."""
+    """Return the HTML of a template of this subpackage."""
     import jinja2  # takes a while to import, and `check` does not need it
 
     # Labels, genes and file names come from users, so everything is escaped.

@@ -23,13 +23,13 @@ from scipy.special import softmax
 NUM_GENES = 2000  # that vary most between the profiles
 HALFWAY = 0.5  # of the way from the mixture of types to the mean of all profiles
 NUM_MARKERS = 30  # of each type, whose ranks are compared
-# Weights and sharpness of the probabilities by the fit, by correlation and by ranks, from the choosing files
+# Weights and sharpness of the probabilities by the fit, by correlation and by ranks, from the development files
 # (benchmarks/NOTES.md).
 WEIGHTS = (0.4, 0.4, 0.2)
 SHARPNESS = (15.0, 30.0)
-FAMILY_POWER = 2.5  # of the joined probabilities of families, by which they hold on the choosing files
+FAMILY_POWER = 2.5  # of the joined probabilities of families, by which they hold on the development files
 MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one would make any cell resemble it
-# Share of known cells with at most this resemblance relative to the usual one of their file: the mean over the choosing
+# Share of known cells with at most this resemblance relative to the usual one of their file: the mean over the development
 # files of benchmarks/tissues.py.
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 QUANTILES = (0.0, 0.376, 0.434, 0.524, 0.605, 0.695, 0.769, 0.879, 0.974, 1.125, 1.8)
