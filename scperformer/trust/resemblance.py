@@ -29,8 +29,8 @@ WEIGHTS = (0.4, 0.4, 0.2)
 SHARPNESS = (15.0, 30.0)
 FAMILY_POWER = 2.5  # of the joined probabilities of families, by which they hold on the development files
 MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one would make any cell resemble it
-# Share of known cells with at most this resemblance relative to the usual one of their file: the mean over the development
-# files of benchmarks/tissues.py.
+# Share of known cells with at most this resemblance relative to the usual one of their file: the mean over the
+# development files of benchmarks/tissues.py.
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 QUANTILES = (0.0, 0.376, 0.434, 0.524, 0.605, 0.695, 0.769, 0.879, 0.974, 1.125, 1.8)
 USUAL = 0.75  # quantile of the resemblance of the cells of a file; types that the tissue lacks are below it
