@@ -56,5 +56,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 PACKAGED := scperformer/model/packaged/pbmc3k
 packaged-model: $(INSTALLED)
 	$(ACTIVATE) && $(SINGLE) scperformer train data/pbmc3k.h5ad label_key=cell_type tissue=blood \
-	    output=$(PACKAGED) overwrite=true trainer=cpu
-	rm -r $(PACKAGED).run
+	    output=build/pbmc3k overwrite=true trainer=cpu
+	cp build/pbmc3k/[!.]* $(PACKAGED)/

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from scperformer.annotation.expectation import Expectation, expected_of_model
 from scperformer.annotation.predictions import Predictions, mean_predictions
 from scperformer.annotation.record import CoverageRecord, TissueRecord
 from scperformer.cells.query import Query
+from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
 from scperformer.model.inference import choose_device, choose_precision, predict_cells, torch_state_kept
@@ -27,9 +28,11 @@ from scperformer.trust.resemblance import Resemblance
 from scperformer.trust.shift import Shift
 
 if TYPE_CHECKING:
+    from scperformer.annotation.clusters_to_check import SampledCells
     from scperformer.annotation.fitted import Model
 
 NUM_DRAWS = 2  # of the counts of cells that are thinned
+MAX_NOVEL = 400  # novel cells of a block that are kept
 
 
 @dataclass
@@ -48,6 +51,8 @@ class Adapted:
     doublets: Doublets | None = None  # None: doublets cannot be found
     batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the query
     resemblance: Resemblance | None = None  # to the profiles of a tissue; only of a tissue
+    # Cells that show the clusters of the query, or why there are none.
+    sampled: "SampledCells | str" = "its cells are not annotated"
     precision: str | None = None  # of the network's products, chosen with the first block; None: as the options say
 
     @property
@@ -72,12 +77,12 @@ class Adapted:
             return self.batches.novelty[self.batches.batches.of_cell[rows]]
         return 1.0 if self.shift is None else self.shift.factor
 
-    def novelty(self, scores: np.ndarray) -> np.ndarray:
-        """Return the share of known cells that are less novel, float64 N, from the scores of all cells; or NaN."""
+    def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Return the share of known cells that are less novel, float64 N, from the scores of cells; or NaN."""
         held_out = self.saved.held_out
         if held_out is None:
             return scores
-        return novelty_share(scores / self.novelty_factor(slice(None)), held_out.scores)
+        return novelty_share(scores / self.novelty_factor(rows), held_out.scores)
 
     def predict_block(self, start: int, done: Callable[[int], None] | None = None) -> Predictions:
         """Predict the cells of a block of the query, from row `start` on; none depends on the other cells.
@@ -125,7 +130,20 @@ class Adapted:
             by_encoder=predicted.by_encoder,
             gains=gains,
             counts=counts,
+            **self._group(x, scores, start),
         )
+
+    def _group(self, x: csr_matrix, scores: np.ndarray, start: int) -> dict[str, Any]:
+        """Return the clusters of the cells of a block, and the novel cells."""
+        cluster = np.full(x.shape[0], -1, dtype=np.int16)
+        novel = np.arange(0)
+        if not isinstance(self.sampled, str):
+            if self.sampled.clusters is not None:
+                cluster = self.sampled.clusters.nearest(x).astype(np.int16)
+            is_novel = 1 - self.novelty(scores, slice(start, start + x.shape[0])) <= self.options.unknown_fpr
+            novel = np.flatnonzero(is_novel)
+            novel = novel[evenly_spaced(len(novel), MAX_NOVEL)]
+        return {"cluster": cluster, "novel_rows": start + novel, "novel": x[novel]}
 
     def _first_block(self) -> Cells:
         x = self.query.block(0)

@@ -179,7 +179,7 @@ def annotation_of(
     if findings.is_foreign is not None:
         table["empty"] |= findings.is_foreign  # they are unknown
     novelty = adapted.novelty(table["scores"].to_numpy())
-    unknown, checked = flag_unknown(adapted, table, novelty, options)
+    unknown, checked = flag_unknown(adapted, blocks, table, novelty, options)
     is_cell = findings.is_cell
     obs, details = named_columns(table, unknown, saved.labels, options.terms, options.tree)
     obs |= {"confidence": table["confidence"], "novelty": novelty.astype(np.float32)}
@@ -229,7 +229,7 @@ def constraints_of(options: LabelOptions, labels: list[str]) -> ConstraintsRecor
 
 
 def flag_unknown(
-    adapted: Adapted, table: pd.DataFrame, novelty: np.ndarray, options: LabelOptions
+    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, novelty: np.ndarray, options: LabelOptions
 ) -> tuple[np.ndarray, Checked]:
     """Return which cells are unknown, boolean N, and the clusters to check.
 
@@ -237,7 +237,7 @@ def flag_unknown(
     """
     flags = options.is_type, options.unknown_fpr, options.min_confidence
     unknown = unknown_cells(table, novelty, *flags)
-    checked = check_clusters(adapted, table, unknown)
+    checked = check_clusters(adapted, blocks, table, unknown)
     return unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags), checked
 
 

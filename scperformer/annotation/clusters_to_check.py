@@ -18,31 +18,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.linalg import eigh
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.coverage import seen_rows
+from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord
 from scperformer.cells.quality import technical
-from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.model.label_profiles import MIN_GENES, Profiles, find_profiles
 from scperformer.model.tissues import collection
 from scperformer.trust.batch_effect import log_factors, mean_counts
+from scperformer.trust.clusters import Clusters, fit_clusters
 from scperformer.trust.shift import FAR
 
 log = logging.getLogger(__name__)
 
 MIN_CELLS = 200  # of a file that has clusters
-# By Ward's method: as good as Leiden's clusters (benchmarks/NOTES.md), which take longer to import than to be found.
-MAX_CLUSTERS = 25
-MEAN_CLUSTER = 20  # cells, at least
 MIN_CLUSTER = 10
-NUM_VARIABLE = 1000  # genes by which cells are clustered
-NUM_DIRECTIONS = 30
 # Correlation with the nearest profile minus that with the families of the labels. In the development pairs of
 # benchmarks/studies.py: up to .055 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
@@ -56,32 +50,33 @@ MIN_CONFIDENCE = 0.6  # their mean confidence, with profiles that of the family
 
 
 @dataclass(frozen=True)
-class Clusters:
-    """Clusters of some cells of a file, which its other cells can join."""
+class SampledCells:
+    """Some cells of a query, which show its clusters before any cell is predicted."""
 
-    numbers: np.ndarray  # int, of the cells' clusters, from 0
-    genes: np.ndarray  # int, by which cells are clustered
-    directions: np.ndarray  # float64 genes x D: principal components
-    centres: np.ndarray  # float64 K x D
-
-    def nearest(self, x: csr_matrix) -> np.ndarray:
-        """Return the number of the cluster with the nearest centre for each cell, from ln(1 + cp10k), cells x G."""
-        points = x[:, self.genes] @ self.directions
-        return np.asarray((points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1))
+    rows: np.ndarray  # their row numbers, ascending, int64
+    x: csr_matrix  # ln(1 + cp10k), cells x G
+    profiles: Profiles  # with which they are compared
+    clusters: Clusters | None  # None: too few cells
 
 
-def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
-    """Cluster cells, from ln(1 + cp10k), cells x G, by principal components of the genes that vary most."""
-    variance = np.asarray(x.multiply(x).mean(axis=0)).ravel() - np.asarray(x.mean(axis=0)).ravel() ** 2
-    genes = np.argsort(-np.where(left_out, 0, variance), kind="stable")[:NUM_VARIABLE]
-    values = x[:, genes].toarray().astype(np.float64)
-    last = (max(0, len(genes) - NUM_DIRECTIONS), len(genes) - 1)
-    directions = eigh(np.cov(values, rowvar=False), subset_by_index=last)[1]
-    points = values @ directions
-    num_clusters = min(MAX_CLUSTERS, len(points) // MEAN_CLUSTER)
-    numbers = fcluster(linkage(points, "ward"), num_clusters, "maxclust") - 1
-    centres = np.stack([points[numbers == number].mean(axis=0) for number in range(numbers.max() + 1)])
-    return Clusters(numbers, genes, directions, centres)
+def sample_cells(adapted: Adapted) -> SampledCells | str:
+    """Return the cells of a query that show its clusters, or why clusters are not checked."""
+    if adapted.label_means is None:
+        return "this needs stored cells of one reference, and no adapt=false"
+    query, saved = adapted.query, adapted.saved
+    rows = seen_rows(query)
+    rows = rows[query.findings.is_cell[rows]]
+    x = query.some(rows)
+    is_expressed = np.diff(x.indptr) > 0
+    rows, x = rows[is_expressed], x[is_expressed]
+    if not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
+        return "its cells are of another tissue"
+    genes = np.array(saved.genes)
+    profiles = find_profiles((saved.name, saved.tissue), genes[query.measured].tolist(), adapted.label_means)
+    if profiles is None:
+        return f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
+    clusters = fit_clusters(x, technical(genes)) if len(rows) >= MIN_CELLS else None
+    return SampledCells(rows, x, profiles, clusters)
 
 
 @dataclass
@@ -93,33 +88,34 @@ class Checked:
     column: pd.Categorical | None = None  # what the cells of clusters to check look like, else missing
 
 
-def check_clusters(adapted: Adapted, table: pd.DataFrame, unknown: np.ndarray) -> Checked:
+def check_clusters(adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray) -> Checked:
     """Find the clusters of a query that are to be checked, and the unknown cells that get their label back; log both.
 
-    `table` has the predictions of each cell, as `gather_predictions` returns them; `unknown` cells are given by a
-    boolean.
+    `table` has the predictions of each cell in `blocks`, as `gather_predictions` returns them; `unknown` cells are
+    given by a boolean.
     """
-    query = adapted.query.of_genes(adapted.query.measured)
-    is_cell = query.findings.is_cell & ~table["empty"].to_numpy()
-    rows = seen_rows(query)
-    rows = rows[is_cell[rows]]
-    profiles = _profiles_for(adapted, len(rows))
-    if isinstance(profiles, str):
-        text = f"clusters were not checked: {profiles}"
+    query, sampled = adapted.query, adapted.sampled
+    if not isinstance(sampled, SampledCells):
+        text = f"clusters were not checked: {sampled}"
         log.info("%s: %s", query.path, text)
         return Checked(CheckRecord(text=text), np.zeros(len(table), dtype=bool))
-    found = _find_clusters(query, adapted, table, rows, profiles)
+    is_cell = query.findings.is_cell & ~table["empty"].to_numpy()
+    found = _find_clusters(adapted, sampled, table)
     place = np.full(len(table), -1)
     column = None
-    title = collection().title(profiles.tissue)
-    record = CheckRecord(text="", tissue=title, num_looked_at=len(rows), num_clusters=found.num_clusters)
-    if found.clusters is None:
+    record = CheckRecord(
+        text="",
+        tissue=collection().title(sampled.profiles.tissue),
+        num_looked_at=len(sampled.rows),
+        num_clusters=found.num_clusters,
+    )
+    if sampled.clusters is None:
         record.text = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
     elif not len(found.table):
         record.text = "no cluster to check: all resemble the types of their labels"
     else:
-        of_cell = np.concatenate([found.clusters.nearest(query.block(start)) for start in query.starts()])
-        of_cell[rows] = found.clusters.numbers
+        of_cell = table["cluster"].to_numpy(copy=True)
+        of_cell[sampled.rows] = sampled.clusters.numbers
         for number, listed_as in zip(found.table["number"], found.table["place"], strict=True):
             place[is_cell & (of_cell == number)] = listed_as
         groups = found.table.groupby("place")
@@ -132,76 +128,65 @@ def check_clusters(adapted: Adapted, table: pd.DataFrame, unknown: np.ndarray) -
     log.info("%s: %s", query.path, record.text)
     for text in record.sentences:
         log.warning("%s: to check: %s", query.path, text)
-    returned = _returned_cells(query, adapted, table[is_cell], unknown[is_cell], place[is_cell] >= 0, found)
+    returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), found.study_G)
     record.num_returned = len(returned)
     return Checked(record, np.isin(np.arange(len(table)), returned), column)
-
-
-def _profiles_for(adapted: Adapted, num_seen: int) -> Profiles | str:
-    """Return the profiles with which the labels of a model are compared, or why there are none."""
-    if adapted.label_means is None:
-        return "this needs stored cells of one reference, and no adapt=false"
-    if not num_seen or (adapted.shift is not None and adapted.shift.kind == FAR):
-        return "its cells are of another tissue"
-    saved = adapted.saved
-    genes = np.array(saved.genes)[adapted.query.measured].tolist()
-    profiles = find_profiles((saved.name, saved.tissue), genes, adapted.label_means)
-    return profiles or f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
 
 
 @dataclass
 class _Found:
     """Clusters of some cells, beside profiles."""
 
-    profiles: Profiles
-    clusters: Clusters | None  # None: too few cells
     num_clusters: int
     table: pd.DataFrame  # of the clusters to check, the most different first
     study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
 
 
-def _find_clusters(
-    query: Query, adapted: Adapted, predictions: pd.DataFrame, rows: np.ndarray, profiles: Profiles
-) -> _Found:
-    """Cluster some cells of a query, and find the clusters that resemble another type than their labels do."""
-    saved = adapted.saved
-    genes = np.array(saved.genes)[adapted.query.measured]
+def _find_clusters(adapted: Adapted, sampled: SampledCells, predictions: pd.DataFrame) -> _Found:
+    """Find the clusters of some cells of a query that resemble another type than their labels do."""
+    saved, rows = adapted.saved, sampled.rows
+    measured = adapted.query.measured
     best = predictions["best"].to_numpy()[rows]
-    x = query.some(rows)
-    clusters = fit_clusters(x, technical(genes)) if len(rows) >= MIN_CELLS else None
-    numbers = np.zeros(len(rows), dtype=np.int64) if clusters is None else clusters.numbers
+    numbers = np.zeros(len(rows), dtype=np.int64) if sampled.clusters is None else sampled.clusters.numbers
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(rows)))
     assert adapted.label_means is not None
     groups = [numbers == number for number in large]
-    table, study_G = _compare_clusters(x, best, groups, profiles, adapted.label_means, genes)
+    genes = np.array(saved.genes)[measured]
+    x = sampled.x if measured.all() else sampled.x[:, measured]
+    table, study_G = _compare_clusters(x, best, groups, sampled.profiles, adapted.label_means, genes)
     table = table.assign(number=large, label=np.array(saved.labels, dtype=object)[table["called"]])
     is_other = (table["difference"] >= MIN_DIFFERENCE) & (table["resemblance"] >= MIN_RESEMBLANCE)
     table = table[is_other].sort_values("difference", ascending=False, kind="stable")
     table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
-    return _Found(profiles, clusters, len(large), table[table["place"] < MAX_LISTED], study_G)
+    return _Found(len(large), table[table["place"] < MAX_LISTED], study_G)
 
 
 def _returned_cells(
-    query: Query, adapted: Adapted, table: pd.DataFrame, unknown: np.ndarray, is_listed: np.ndarray, found: _Found
+    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, study_G: np.ndarray
 ) -> np.ndarray:
-    """Return the numbers of the rows of unknown cells that keep their label: together they resemble its type.
+    """Return the numbers of the rows of novel cells that keep their label: together they resemble its type.
 
-    `table` has the predictions of the cells, of which some are `unknown`, and some in a cluster to check, `is_listed`.
+    `table` has the predictions of the cells in `blocks`, of which some are `unknown` and in no cluster to check.
     """
-    saved = adapted.saved
+    saved, sampled = adapted.saved, adapted.sampled
+    assert isinstance(sampled, SampledCells)
     best = table["best"].to_numpy()
     confidence = table["family" if "family" in table else "confidence"].to_numpy()
+    kept = np.concatenate([block.novel_rows for block in blocks()])
+    is_cell = adapted.query.findings.is_cell & ~table["empty"].to_numpy()
     returned = []
-    for label in lost_cells(best, unknown):
-        cells = unknown & (best == label) & ~is_listed
-        if saved.labels[label] in saved.others or not cells.any():  # the others are not named
+    for label in lost_cells(best[is_cell], unknown[is_cell]):
+        cells = unknown & (best == label)
+        # Others are not named.
+        if saved.labels[label] in saved.others or confidence[cells].mean() < MIN_CONFIDENCE:
             continue
-        rows = table.index[cells].to_numpy()
-        is_sure = confidence[cells].mean() >= MIN_CONFIDENCE
-        if is_sure and _is_of_type(query, rows, label, found.profiles, found.study_G):
-            returned.append(rows)
+        of_label = kept[cells[kept]]
+        chosen = of_label[evenly_spaced(len(of_label), NUM_LOOKED_AT)]
+        x = vstack([block.novel[np.isin(block.novel_rows, chosen)] for block in blocks()], "csr")
+        if len(chosen) and _is_of_type(x[:, adapted.query.measured], label, sampled.profiles, study_G):
+            returned.append(np.flatnonzero(cells))
             text = "%s: %s novel cells keep the label %s, as together they resemble its type"
-            log.info(text, query.path, f"{len(rows):,}", saved.labels[label])
+            log.info(text, adapted.query.path, f"{cells.sum():,}", saved.labels[label])
     return np.concatenate([np.arange(0), *returned])
 
 
@@ -231,9 +216,8 @@ def _compare_clusters(
     return table, study_G
 
 
-def _is_of_type(query: Query, rows: np.ndarray, label: int, profiles: Profiles, study_G: np.ndarray) -> bool:
-    """Return whether some cells, taken together, resemble the type of a label."""
-    x = query.some(rows[evenly_spaced(len(rows), NUM_LOOKED_AT)])
+def _is_of_type(x: csr_matrix, label: int, profiles: Profiles, study_G: np.ndarray) -> bool:
+    """Return whether cells, taken together, resemble the type of a label."""
     shares = np.eye(len(profiles.of_labels))[[label]]
     mean = mean_counts(x)[None] / np.exp(study_G)
     found = profiles.compare(mean, shares).iloc[0]

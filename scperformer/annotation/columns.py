@@ -20,6 +20,7 @@ from scperformer.base.messages import shortened
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.quality import low_quality
 from scperformer.cells.query import Query
+from scperformer.cells.values import evenly_spaced
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
@@ -37,7 +38,7 @@ REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 # Entries of obsm, with the prefix in place of the braces.
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
 
-PREDICTION_ENTRIES = ("scores", "empty", "by_encoder", "baseline", "gains", "counts")
+PREDICTION_ENTRIES = ("scores", "empty", "by_encoder", "baseline", "gains", "counts", "cluster")
 MANY_LOST = 0.2  # share of the cells of a label that are unknown
 MIN_LOST = 3  # cells; fewer say too little about a label
 ONE_TYPE = 0.9  # whole blood samples have up to .64 of their cells in a parent of at most half of the labels, parts 1.0
@@ -248,7 +249,8 @@ def find_clusters(blocks: Blocks, graph: spmatrix | None, is_cell: np.ndarray, r
 
 def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:
     """Return a warning about cells with fewer genes than an imported model is made for; "" if there are none."""
-    num_genes = np.diff(query.some(query.findings.spread(LOOKED_AT)).indptr)
+    rows = query.cells.sample_rows()
+    num_genes = np.diff(query.some(rows[evenly_spaced(len(rows), LOOKED_AT)]).indptr)
     num_few = int((num_genes < min_genes).sum())
     if not num_few:
         return ""

@@ -15,13 +15,9 @@ from scperformer.cells.normalisation import normalise_counts, recover_counts, th
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
-from scperformer.cells.values import evenly_spaced
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.saved_model import HASHES, SavedModel
 
-# Cells of a file that show its depth, and the blocks of the file that they come from.
-SEEN_CELLS = 2000
-SEEN_BLOCKS = 20
 REPEAT_CELLS = 1000  # cells of a query that are compared with the reference, at most
 
 
@@ -47,22 +43,11 @@ def depth_class(counts: csr_matrix) -> float | None:
 
 
 def seen_rows(query: Query, batch: int | None = None) -> np.ndarray:
-    """Return the numbers of up to 2,000 rows, ascending, that show what a file states about all of its cells.
-
-    They are from up to 20 blocks, spread over the file, or over a batch of it. Rows that are no cells of the sample
-    are not among them.
-    """
-    rows = np.arange(query.rows.shape[0])
-    if batch is not None:
-        assert query.batches is not None
-        rows = query.batches.rows(batch)
-    if query.findings.droplets is not None:
-        return query.findings.spread(SEEN_CELLS, rows)
-    rows = rows[query.findings.is_cell[rows]]
-    blocks = rows // query.rows.block_cells
-    present = np.unique(blocks)
-    rows = rows[np.isin(blocks, present[evenly_spaced(len(present), SEEN_BLOCKS)])]
-    return rows[evenly_spaced(len(rows), SEEN_CELLS)]
+    """Return the numbers of up to 2,000 rows, ascending, that show what a file or a batch states about its cells."""
+    if batch is None:
+        return query.cells.sample_rows()
+    assert query.batches is not None
+    return query.cells.sample_rows(query.batches.rows(batch))
 
 
 def recorded_coverage(query: Query, record: CoverageRecord) -> Coverage | None:

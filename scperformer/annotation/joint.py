@@ -160,4 +160,7 @@ class AdaptedJoint(Adapted):
             by_encoder=np.zeros(num_cells, dtype=bool),
             gains=np.full(num_cells, np.nan),
             counts=np.full(num_cells, np.nan),
+            cluster=parts[0].cluster,
+            novel_rows=parts[0].novel_rows,
+            novel=parts[0].novel,
         )

@@ -18,6 +18,7 @@ from anndata import AnnData
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.annotate import Annotation, annotation_of
+from scperformer.annotation.clusters_to_check import sample_cells
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.label_options import find_label_options
@@ -53,6 +54,7 @@ def annotate_cells(
     model, tissue = model_for(cells, model, options)
     label_options = find_label_options(cells, model.saved, options)
     adapted = adapt_to_cells(model, cells, options, whole)
+    adapted.sampled = sample_cells(adapted)
     blocks = predict_all(adapted)
     seconds = time.perf_counter() - start
     annotation = annotation_of(adapted, lambda: blocks, label_options, options.key_added, seconds, tissue)
@@ -94,13 +96,13 @@ def annotate_file(
         model, tissue = model_for(cells, given, options)
         label_options = find_label_options(cells, model.saved, options)
         adapted = adapt_to_cells(model, cells, options)
+        adapted.sampled = sample_cells(adapted)
         start = time.perf_counter()
         files = _predict_to_disk(adapted, scratch, default_output(path, "").name)
 
         def blocks() -> Iterator[Predictions]:
             for file in files:
-                with np.load(file) as arrays:
-                    yield Predictions(**arrays)
+                yield Predictions.load(file)
 
         seconds = time.perf_counter() - start
         annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
@@ -130,7 +132,7 @@ def _predict_to_disk(adapted: Adapted, scratch: Path, name: str) -> list[Path]:
     with progress(name, total=query.rows.shape[0], unit="cells") as shown, freed_memory(KEPT):
         for start in query.starts():
             files.append(scratch / f"{start}.npz")
-            np.savez(files[-1], **vars(adapted.predict_block(start, shown.update)))
+            adapted.predict_block(start, shown.update).save(files[-1])
     return files
 
 

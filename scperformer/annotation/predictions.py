@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 
 @dataclass
@@ -20,6 +22,26 @@ class Predictions:
     by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
     gains: np.ndarray  # float64 N, by which a second label explains the counts better (trust/doublets.py); or NaN
     counts: np.ndarray  # float64 N, of the cell over the genes of the model; or NaN
+    cluster: np.ndarray  # int16 N, of the file (trust/clusters.py); -1 without clusters
+    novel_rows: np.ndarray  # int64, row numbers of novel cells in the file; those of a label are looked at together
+    novel: csr_matrix  # ln(1 + cp10k) of these cells, float32 cells x G
+
+    def save(self, file: Path) -> None:
+        """Write everything into a file."""
+        arrays = {name: value for name, value in vars(self).items() if name != "novel"}
+        parts = {f"novel_{name}": getattr(self.novel, name) for name in CSR_PARTS}
+        np.savez(file, **arrays, **parts)
+
+    @classmethod
+    def load(cls, file: Path) -> "Predictions":
+        """Read what `save` wrote."""
+        with np.load(file) as stored:
+            arrays = dict(stored)
+        data, indices, indptr, shape = (arrays.pop(f"novel_{name}") for name in CSR_PARTS)
+        return cls(**arrays, novel=csr_matrix((data, indices, indptr), shape=shape))
+
+
+CSR_PARTS = ("data", "indices", "indptr", "shape")
 
 
 # Returns the predictions of all cells of a file, block by block in the order of the cells. It can be called repeatedly:

@@ -132,7 +132,7 @@ class AdaptedTissue(Adapted):
         scores = self.resemblance.of_cells(x, self.resemblance.correlations(x))
         return self.resemblance.joined(proba, x, self.saved.families), scores
 
-    def novelty(self, scores: np.ndarray) -> np.ndarray:
+    def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         assert self.resemblance is not None
         return self.resemblance.novelty(scores)
 

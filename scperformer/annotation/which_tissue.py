@@ -26,6 +26,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import Query, align_to_genes
+from scperformer.cells.values import evenly_spaced
 from scperformer.io.gene_names import guess_species
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.io.gene_table import human_genes
@@ -187,7 +188,8 @@ def rank_tissues(cells: OpenedCells) -> Ranking:
             problem = error
             continue
         if query.measured.sum() >= MIN_PANEL:
-            x = query.some(cells.findings.spread(NUM_CELLS)).toarray()
+            rows = cells.sample_rows()
+            x = query.some(rows[evenly_spaced(len(rows), NUM_CELLS)]).toarray()
             return _ranking(each, x, query.measured, in_capitals)
     raise problem
 

@@ -76,6 +76,11 @@ class Attention(nn.Module):
         """Return the number W of sums over the genes of a cell that `read_genes` needs."""
         raise NotImplementedError
 
+    @property
+    def num_key_sums(self) -> int | None:
+        """The number of the first sums, which must be exact; the others may be compressed. None: all must be exact."""
+        return None
+
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor | None:
         """Return the table, G x W, whose product with the expression of cells `read_genes` needs, if any.
 

@@ -220,6 +220,10 @@ class LinearAttention(Attention):
         """The number of features of a key in all heads; in one, if all heads have the same phi."""
         raise NotImplementedError
 
+    @property
+    def num_key_sums(self) -> int:
+        return self.num_features
+
     def table_width(self, num_genes: int) -> int:
         return self.num_features * (1 + self.sizes.head_dim)
 
@@ -229,16 +233,15 @@ class LinearAttention(Attention):
         return torch.exp2(phi_HGM) if self.logarithmic else phi_HGM
 
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor:
-        """Return phi(k) and phi(k) v^T of each gene: G x (H M (1 + E))."""
-        phi_HGM = self._phi_of_genes(k_GE)
-        one_v_GN = torch.cat([torch.ones_like(v_GE[:, :1]), v_GE], dim=1)
-        return (phi_HGM.unsqueeze(-1) * one_v_GN.unsqueeze(1)).transpose(0, 1).flatten(1)
+        """Return phi(k) and phi(k) v^T of each gene: G x (H M + H M E)."""
+        phi_GF = self._phi_of_genes(k_GE).transpose(0, 1).flatten(1)
+        return torch.cat([phi_GF, (phi_GF.unsqueeze(-1) * v_GE.unsqueeze(1)).flatten(1)], dim=1)
 
     def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
         phi_q_BHLM = self.features(q_BHLE, queries=True)
-        sums_BHMN = sums_BW.unflatten(1, (-1, phi_q_BHLM.shape[-1], v_GE.shape[1] + 1))
-        z_BHM = sums_BHMN[..., 0].clamp_min(MIN_SUM)
-        s_BHME = sums_BHMN[..., 1:]
+        z_BF, s_BN = sums_BW.tensor_split([self.num_features], dim=1)
+        z_BHM = z_BF.unflatten(1, (-1, phi_q_BHLM.shape[-1])).clamp_min(MIN_SUM)
+        s_BHME = s_BN.unflatten(1, (*z_BHM.shape[1:], -1))
         if self.logarithmic:
             weights_BHLM = torch.softmax((phi_q_BHLM + z_BHM.log2().unsqueeze(2)) * LN_2, dim=-1)
             return weighted_sums(weights_BHLM / z_BHM.unsqueeze(2), s_BHME)

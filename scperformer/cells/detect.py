@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from anndata import AnnData
+from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed, shortened
@@ -45,6 +46,9 @@ class Findings:
     droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
     is_foreign: np.ndarray | None = None  # which cells are of another species, or of two, boolean; None: none is
+    # Some cells that were read with the first pass (`sample_of`): their row numbers, and their expression as it is
+    # stored, float64 cells x genes; None: none are kept
+    sample: tuple[np.ndarray, csr_matrix] | None = None
 
     @property
     def is_cell(self) -> np.ndarray:
@@ -172,7 +176,15 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         droplets=droplets,
         is_gene=None if is_gene.all() else is_gene,
         is_foreign=None if mixture is None else mixture.is_foreign,
+        sample=_sample_of_genes(chosen, is_gene),
     )
+
+
+def _sample_of_genes(chosen: Candidate, is_gene: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
+    """Return the sample of a place, with the columns of the genes of the place, which are given as a boolean."""
+    assert chosen.sample is not None
+    columns = is_gene if chosen.is_gene is None else is_gene[chosen.is_gene]
+    return chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]
 
 
 def _candidates(adata: AnnData, source: str, path: str | Path) -> tuple[list[Candidate], list[str]]:
@@ -201,10 +213,10 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
         if is_gene is not None and not is_gene.any():
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({listed_others})")
         candidate = judge(source, Rows(x, is_gene))
-        assert candidate.shown is not None
+        assert candidate.sample is not None
         names = np.array([str(name) for name in var.index], dtype=object)
         genes = np.arange(len(names)) if is_gene is None else np.flatnonzero(is_gene)
-        is_none, is_doubtful = find_non_genes(candidate.shown, candidate.shown_rows, names[genes])
+        is_none, is_doubtful = find_non_genes(candidate.sample, candidate.sample_rows, names[genes])
         if is_none.any() and not is_none.all():
             is_gene = np.isin(np.arange(len(names)), genes[~is_none])
             candidate = judge(source, Rows(x, is_gene))

@@ -13,14 +13,14 @@ from anndata.io import read_elem
 from scipy.sparse import csr_matrix
 
 from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
-from scperformer.cells.quality import QUALITY, block_quality, mitochondrial
+from scperformer.cells.quality import QUALITY, block_quality, mitochondrial, typical_quality
+from scperformer.cells.values import SAMPLE_CELLS, sample_of
 from scperformer.config.options import ModelOptions
 from scperformer.io.h5ad import BackedH5ad, read_stored
 from scperformer.io.read import checksum, open_adata
 from scperformer.io.rows import Matrix, Rows
 from scperformer.io.safety import reading
 
-MAX_SAMPLE = 2000  # cells of a sample that is kept
 IN_MEMORY = "the data"  # the path of cells in memory, in messages
 
 
@@ -97,15 +97,30 @@ class OpenedCells:
 
     def some(self, rows: np.ndarray) -> csr_matrix:
         """Return the stored expression of rows with ascending numbers, float64; small samples are kept."""
-        for numbers, stored in self._samples:
+        for numbers, stored in [*filter(None, [self.findings.sample]), *self._samples]:
             places = np.searchsorted(numbers, rows)
-            if len(rows) <= len(numbers) and (numbers[np.minimum(places, len(numbers) - 1)] == rows).all():
+            if 0 < len(rows) <= len(numbers) and (numbers[np.minimum(places, len(numbers) - 1)] == rows).all():
                 return stored if len(rows) == len(numbers) else stored[places]
         with self.reading():
             stored = self.rows.some(rows)
-        if 0 < len(rows) <= MAX_SAMPLE:
+        if 0 < len(rows) <= SAMPLE_CELLS:
             self._samples.append((rows, stored))
         return stored
+
+    def sample_rows(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the numbers of up to 2,000 rows, ascending, that show what the file states about all of its cells.
+
+        They are from up to 20 blocks, spread over the file, or over the given rows. Rows that are no cells of the
+        sample are not among them.
+        """
+        if self.findings.droplets is not None:
+            return self.findings.spread(SAMPLE_CELLS, rows)
+        rows = np.arange(self.n_obs) if rows is None else rows
+        return sample_of(rows[self.findings.is_cell[rows]], self.rows.block_cells)
+
+    def typical_quality(self) -> dict[str, int | float | None]:
+        """Return the medians of the quality of some cells; those that are not known are None."""
+        return typical_quality(self.some(self.sample_rows()), self._is_mito, self.findings)
 
     def quality(self) -> pd.DataFrame:
         """Return the quality of all cells, with the columns of `block_quality`; blocks that were not read are read."""

@@ -13,7 +13,7 @@ from scperformer.io.axes import without_affixes
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.gene_names import ids_and_symbols
 from scperformer.io.gene_table import human_genes
-from scperformer.io.rows import Matrix, Rows
+from scperformer.io.rows import Matrix
 
 # Limits of quality, in median absolute deviations (MAD) from the median of the file. Source: Heumos et al. 2023, Best
 # practices for single-cell analysis across modalities.
@@ -23,8 +23,6 @@ MIN_HIGH_SHARE = 0.08  # a lower mitochondrial share is never high
 # Symbols in upper case. R writes a dot for the dash. RPS6KA1 and its kin are kinases, not ribosomal proteins.
 MITOCHONDRIAL = re.compile(r"MT[-.]")
 TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
-MAX_SAMPLED_CELLS = 5000  # sampled by `check` from a large file
-
 
 QUALITY = ("num_genes", "total", "mitochondrial")
 
@@ -48,14 +46,8 @@ def block_quality(stored: Matrix, is_mito: np.ndarray, findings: Findings) -> np
     return np.column_stack([num_genes, totals, shares])
 
 
-def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
-    """Measure each cell of a matrix; the columns are those of `block_quality`."""
-    parts = [np.empty((0, 3)), *(block_quality(stored, is_mito, findings) for _, stored in rows.blocks())]
-    return pd.DataFrame(np.concatenate(parts), columns=list(QUALITY))
-
-
 def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Return which cells of the table of `cell_quality` have a low quality, and the limits of both measures.
+    """Return which cells of a table, with the columns `QUALITY`, have a low quality, and the limits of both measures.
 
     A cell has a low quality if ln(1 + genes) is more than 5 MAD below the median, or if its mitochondrial share is more
     than 3 MAD above the median and above 0.08. Rows that are not cells of the sample (`is_cell`, boolean N) have a low
@@ -70,16 +62,12 @@ def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, f
     return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> dict[str, int | float | None]:
-    """Measure the quality of up to 5,000 cells of the sample; medians that are not known are None."""
-    is_mito = mitochondrial(var)
-    chosen = findings.spread(MAX_SAMPLED_CELLS)
-    sampled = Rows(rows.some(chosen)) if len(chosen) < rows.shape[0] else rows
-    cells = cell_quality(sampled, is_mito, findings)
-    num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
+def typical_quality(stored: Matrix, is_mito: np.ndarray, findings: Findings) -> dict[str, int | float | None]:
+    """Return the medians of the quality of some cells; those that are not known are None."""
+    num_genes, totals, shares = block_quality(stored, is_mito, findings).T
     filled = num_genes > 0
     return {
-        "num_seen": len(cells),
+        "num_seen": len(num_genes),
         "median_genes": float(np.median(num_genes)),
         "median_counts": float(np.median(totals)) if findings.kind == "counts" else None,
         "median_mitochondrial": float(np.median(shares[filled])) if is_mito.any() and filled.any() else None,

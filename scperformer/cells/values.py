@@ -23,10 +23,10 @@ WHOLE_TOLERANCE = 0.05  # a multiple of one count may differ from a whole number
 MIN_MULTIPLES = 50  # with fewer multiples, the share means nothing
 MAX_LOG = 25.0  # e**25 counts are more than any cell has, in any base that is in use
 MAX_VALUE = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
-MAX_SAMPLED_CELLS = 2000
-# Some cells of some blocks show the values of each column.
-SHOWN_BLOCKS = 4
-SHOWN_CELLS = 250  # of a block
+MIN_SAMPLED_CELLS = 100  # with decimals, to recognise logarithms; if the sample has fewer, more are read
+# A sample of a file, which is read with the first pass over it, and kept.
+SAMPLE_CELLS = 2000
+SAMPLE_BLOCKS = 20  # that they come from
 # Logarithms that were rounded have small values only, in cells with many genes; without the logarithm, the sums of the
 # cells differ less. Counts have sums that differ more by 1.15 and more, rounded logarithms by .95 and less.
 MAX_ROUNDED_LOG = 14.0
@@ -76,8 +76,8 @@ class Candidate:
     doubt: str = ""  # what the values probably are instead, for users
     num_expressed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # genes of each cell
     sums: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))  # sum of each cell's values
-    shown: sparse.csr_matrix | None = None  # up to 1,000 cells, as they are stored, float64
-    shown_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
+    sample: sparse.csr_matrix | None = None  # cells of `sample_of`, as they are stored, float64
+    sample_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None if all are
     left_out: list[str] = field(default_factory=list)  # sentences about the other features
     doubtful: list[str] = field(default_factory=list)  # names of features that may not be genes
@@ -101,6 +101,14 @@ def are_bulk(num_expressed: np.ndarray, num_genes: int) -> bool:
 def evenly_spaced(num: int, most: int) -> np.ndarray:
     """Return up to `most` evenly spaced positions from 0 to `num` - 1, ascending; int64."""
     return np.unique(np.linspace(0, num - 1, min(num, most)).astype(int))
+
+
+def sample_of(rows: np.ndarray, block_cells: int) -> np.ndarray:
+    """Return up to 2,000 of some rows, ascending, that are spread over up to 20 blocks of the file."""
+    blocks = rows // block_cells
+    present = np.unique(blocks)
+    rows = rows[np.isin(blocks, present[evenly_spaced(len(present), SAMPLE_BLOCKS)])]
+    return rows[evenly_spaced(len(rows), SAMPLE_CELLS)]
 
 
 class _Hypothesis:
@@ -170,16 +178,14 @@ def judge(source: str, x: Rows) -> Candidate:
     num_expressed = np.zeros(x.shape[0], dtype=np.int32)
     is_whole = np.ones(x.shape[0], dtype=bool)
     highest, sums = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(2))
-    starts = np.arange(0, x.shape[0], x.block_cells)
-    shown_starts = set(starts[evenly_spaced(len(starts), SHOWN_BLOCKS)].tolist()) if len(starts) else set()
-    shown, shown_rows = [sparse.csr_matrix((0, x.shape[1]), dtype=np.float64)], [np.empty(0, dtype=np.int64)]
+    sample_rows = sample_of(np.arange(x.shape[0]), x.block_cells)
+    sampled = [sparse.csr_matrix((0, x.shape[1]), dtype=np.float64)]
     with np.errstate(over="ignore"):  # values that overflow are refused below
         for start, stored in x.blocks():
             block = sparse.csr_matrix(stored)
-            if start in shown_starts:
-                sampled = evenly_spaced(block.shape[0], SHOWN_CELLS)
-                shown.append(block[sampled].astype(np.float64))
-                shown_rows.append(start + sampled)
+            first, last = np.searchsorted(sample_rows, [start, start + block.shape[0]])
+            if first < last:
+                sampled.append(block[sample_rows[first:last] - start].astype(np.float64))
             values = block.data
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 num_not_finite += int(values.size - np.count_nonzero(np.isfinite(values)))
@@ -193,7 +199,7 @@ def judge(source: str, x: Rows) -> Candidate:
                 is_whole[rows] = ~_by_row(np.logical_or, block, is_fraction)
                 highest[rows] = _by_row(np.maximum, block, values)
     candidate = Candidate(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums)
-    candidate.shown, candidate.shown_rows = sparse.vstack(shown, "csr"), np.concatenate(shown_rows)
+    candidate.sample, candidate.sample_rows = sparse.vstack(sampled, "csr"), sample_rows
     if num_not_finite:
         candidate.text = f"{num_not_finite} NaN or infinite value{'s' if num_not_finite > 1 else ''}"
     elif low < 0:
@@ -222,8 +228,12 @@ def _by_row(reduce: np.ufunc, rows: sparse.csr_matrix, values: np.ndarray) -> np
 
 def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndarray) -> None:
     """Judge values with decimals in cells that are not `is_whole`, of which `highest` is the largest value."""
-    small = np.flatnonzero(~is_whole & (highest <= MAX_LOG))
-    sampled = candidate.x.some(small[evenly_spaced(len(small), MAX_SAMPLED_CELLS)])
+    assert candidate.sample is not None
+    is_small = ~is_whole & (highest <= MAX_LOG)
+    small = np.flatnonzero(is_small)
+    sampled = candidate.sample[is_small[candidate.sample_rows]]
+    if sampled.shape[0] < min(len(small), MIN_SAMPLED_CELLS):
+        sampled = candidate.x.some(small[evenly_spaced(len(small), SAMPLE_CELLS)])
     log = recognise(sampled) if len(small) else Logarithm()
     num_others = int((~is_whole & (highest > MAX_LOG)).sum() + (is_whole & (candidate.sums >= MIN_MIXED_SUM)).sum())
     if log.base is not None and log.confirmed and num_others:
@@ -248,8 +258,8 @@ def _doubt_of_counts(candidate: Candidate) -> str:
     """Return that whole numbers are rounded logarithms, if they are; else ""."""
     if not 1 < candidate.largest <= MAX_ROUNDED_LOG or candidate.typical_genes < MIN_ROUNDED_GENES:
         return ""
-    assert candidate.shown is not None
-    rows = candidate.shown[np.diff(candidate.shown.indptr) > 0]
+    assert candidate.sample is not None
+    rows = candidate.sample[np.diff(candidate.sample.indptr) > 0]
 
     def spread(values: np.ndarray) -> float:
         sums = np.add.reduceat(values, rows.indptr[:-1])

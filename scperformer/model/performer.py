@@ -6,10 +6,14 @@ expression, and these are one product of the cells with a table of the genes. Th
 starts as the sum of the gene vectors weighted by expression (the co-expression encoder), and each layer adds what it
 reads. What the mean cell would read with the same query is subtracted: thereby genes that are silent count, too.
 
+Most of the sums are of phi(key) value^T. Over cells they vary in few directions: their principal components in the
+training cells take their place, in the table as in training and prediction.
+
 Latent queries that read tokens: Jaegle et al. 2021, arXiv 2103.03206; linear attention: Choromanski et al. 2021, arXiv
 2009.14794.
 
-Shape letters: B cells, L tokens, D model width, H heads, G genes, X numbers in the sums of a cell.
+Shape letters: B cells, L tokens, D model width, H heads, G genes, W sums that attention needs, X numbers in the sums of
+a cell, N compressed sums, P principal components of them.
 """
 
 from typing import Any
@@ -31,6 +35,8 @@ from scperformer.model.linear import LENGTH, TINY, power_transform, sums_over_ge
 KEY_LENGTH = 2.0  # of a gene's key, after the scaling by D^(-1/4) of attention: exponents of phi are then 4 at most
 SPREAD = 2.0  # standard deviation of the widest number of what cells read, before training
 START_GENES = 4096  # genes from whose keys a mechanism starts
+NUM_COMPONENTS = 64  # of the sums of phi(key) value^T
+COMPONENT_CELLS = 4096  # training cells that show them
 
 
 def expression_weights(batch: Batch) -> Tensor:
@@ -77,6 +83,11 @@ class CrossAttention(nn.Module):
                 expected = "attention whose queries can read all genes (favor, rbf or softmax)"
                 raise InputError("performer-attention", found, expected, "choose one of them, or model=tiny")
             width = self.attention.table_width(num_genes)
+            if (num_exact := self.attention.num_key_sums) is not None:
+                num_components = min(NUM_COMPONENTS, width - num_exact)
+                self.components_NP: Tensor  # orthonormal
+                self.register_buffer("components_NP", torch.zeros(width - num_exact, num_components))
+                width = num_exact + num_components
             self.scale: Tensor  # of what is read
             self.register_buffer("scale", torch.ones(1))
         self.mean_X: Tensor  # the sums of the mean training cell
@@ -87,10 +98,25 @@ class CrossAttention(nn.Module):
         state = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("layers.")}
         self.load_state_dict(state, strict=False)
 
+    def compressed(self, table_GW: Tensor) -> Tensor:
+        """Return the table of the sums that are stored, given that of all that attention needs."""
+        if self.attention.num_key_sums is None:
+            return table_GW
+        exact_GF, others_GN = table_GW.tensor_split([self.attention.num_key_sums], dim=1)
+        return torch.cat([exact_GF, others_GN @ self.components_NP], dim=1)
+
+    def all_sums(self, sums_BX: Tensor) -> Tensor:
+        """Return all sums that attention needs, B x W, from those that are stored."""
+        sums_BY = sums_BX[:, self.dim :]
+        if self.attention.num_key_sums is None:
+            return sums_BY
+        exact_BF, others_BP = sums_BY.tensor_split([self.attention.num_key_sums], dim=1)
+        return torch.cat([exact_BF, others_BP @ self.components_NP.T], dim=1)
+
     def read(self, q_BHLD: Tensor, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         """Return what queries read in their cells beyond what they read in the mean cell: B x H x L x D."""
-        read_BHLD = self.attention.read_genes(q_BHLD, sums_BX[:, self.dim :], k_GD, v_GD)
-        mean_1W = self.mean_X[None, self.dim :]
+        read_BHLD = self.attention.read_genes(q_BHLD, self.all_sums(sums_BX), k_GD, v_GD)
+        mean_1W = self.all_sums(self.mean_X[None])
         return (read_BHLD - self.attention.read_genes(q_BHLD, mean_1W, k_GD, v_GD)) * self.scale
 
     def forward(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
@@ -156,12 +182,28 @@ class Performer(nn.Module):
         state = weights_state(self)
         if self.kept_table is not None and self.kept_table[0] == state and not torch.is_grad_enabled():
             return self.kept_table[1]
+        table_GX = torch.cat([self.vectors_GD, self.reader.compressed(self._table_of_attention())], dim=1)
+        self.kept_table = (state, table_GX) if not torch.is_grad_enabled() else None
+        return table_GX
+
+    def _table_of_attention(self) -> Tensor:
+        """Return the table of all sums that attention needs, G x W."""
         table_GW = self.reader.attention.gene_table(self.keys_GD, self.vectors_GD)
         assert table_GW is not None
         # A gene without a vector, as its expression does not vary, has no direction: it is no token.
-        table_GX = torch.cat([self.vectors_GD, table_GW * self.has_vector_G.unsqueeze(1)], dim=1)
-        self.kept_table = (state, table_GX) if not torch.is_grad_enabled() else None
-        return table_GX
+        return table_GW * self.has_vector_G.unsqueeze(1)
+
+    def _set_components(self, x: csr_matrix) -> None:
+        """Set the components by which sums are compressed, from training cells, N x G."""
+        if self.needs_expression or (num_exact := self.reader.attention.num_key_sums) is None:
+            return
+        some = x[:: -(-x.shape[0] // COMPONENT_CELLS)]
+        others_GN = self._table_of_attention()[:, num_exact:].contiguous()
+        sums = sums_over_genes(some, [(1.0, others_GN)]).astype(np.float64)
+        values, vectors = np.linalg.eigh(sums.T @ sums)
+        num = self.reader.components_NP.shape[1]
+        has_part = values[-num:] > TINY * max(values[-1], TINY)
+        self.reader.components_NP.copy_(torch.from_numpy(vectors[:, -num:] * has_part))
 
     def sums(self, batch: Batch) -> Tensor:
         """Return the sums over the genes of cells, B x X, from tokens."""
@@ -221,6 +263,7 @@ class Performer(nn.Module):
             drawn = torch.multinomial(lengths_G, num_drawn, replacement=True, generator=generator)
             k_BHLD = self.keys_GD[drawn].expand(1, self.reader.attention.sizes.num_heads, -1, -1)
             self.reader.attention.start(k_BHLD, torch.ones(1, num_drawn, dtype=torch.bool), generator)
+        self._set_components(x)
         sums_NX = torch.from_numpy(self.sums_of(x))
         self.reader.mean_X.copy_(sums_NX.mean(dim=0))
         self.reader.scale.fill_(1.0)

@@ -29,7 +29,6 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.opened import IN_MEMORY, OpenedCells, open_cells
 from scperformer.cells.profiles import has_profiles, reference_with_profiles
-from scperformer.cells.quality import measure_quality
 from scperformer.cells.query import Query, align_to_model, require_fit
 from scperformer.cells.reference_labels import label_columns, require_labels
 from scperformer.config.annotation import AnnotationOptions
@@ -217,8 +216,7 @@ class Checker:
         """Add the findings about the expression, and check it as `predict` or, with `label_key`, `train` does."""
         findings = cells.findings
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
-        with cells.reading():
-            self._add_expression(result, findings, measure_quality(cells.rows, cells.var, findings))
+        self._add_expression(result, findings, cells.typical_quality())
         if self.label_key is not None:
             self._check_reference(cells, result)
             return
@@ -257,8 +255,8 @@ class Checker:
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
         """Add the used and unused matrices, genes, counts and mitochondrial expression."""
         droplets = findings.droplets
-        values = asdict(replace(findings, droplets=None)) | {"text": findings.text}
-        for name in ("droplets", "is_gene", "is_foreign"):  # too long for JSON; the notes describe them
+        values = asdict(replace(findings, droplets=None, sample=None)) | {"text": findings.text}
+        for name in ("droplets", "is_gene", "is_foreign", "sample"):  # too long for JSON; the notes describe them
             del values[name]
         result |= {"findings": values, "quality": quality}
         num_seen = quality["num_seen"]

@@ -4,6 +4,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.sparse import csr_matrix
 from support.opened import opened
 from support.refusal import refusal
 
@@ -30,7 +31,10 @@ def test_levels_repeat_the_call_below_it():
     tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"}, {"lymphocyte": "X:9"})
     proba = np.array([[0.4, 0.1, 0.5], [0.35, 0.35, 0.3], [0.1, 0.9, 0.0]])
     nothing = np.zeros(3)
-    calls = Predictions(proba, proba, nothing.astype(int), nothing > 0, nothing, nothing, nothing > 0, nothing, nothing)
+    numbers, none = nothing.astype(int), nothing > 0
+    calls = Predictions(
+        proba, proba, numbers, none, nothing, nothing, none, nothing, nothing, numbers, numbers[:0], csr_matrix((0, 1))
+    )
     table = gather_predictions(lambda: [calls], tree, 0.8)
     np.testing.assert_allclose(table["margin"], [0.1, 0, 0.8])
     np.testing.assert_allclose(table["call_confidence"], [0.9, 0, 0.9])

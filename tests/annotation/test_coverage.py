@@ -10,7 +10,9 @@ from support.opened import opened
 
 from scperformer.annotation.coverage import Coverage, depth_share, find_coverage, reduced, seen_rows
 from scperformer.cells.batches import Batches
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
+from scperformer.config.options import ModelOptions
 from scperformer.model.arrays import ReferenceCells
 
 GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
@@ -116,8 +118,9 @@ def test_rows_that_are_looked_at_are_spread_over_a_file_or_a_batch_of_it(batch):
     num_cells = 44 * 100 + 7
     findings = SimpleNamespace(droplets=None, is_cell=np.ones(num_cells, dtype=bool))
     batches = Batches("run", ["a", "b"], (np.arange(num_cells) % 3 == 0).astype(np.int64))
-    stored = SimpleNamespace(shape=(num_cells, 5), block_cells=100)
-    found = seen_rows(SimpleNamespace(rows=stored, findings=findings, batches=batches), batch)
+    cells = OpenedCells(ad.AnnData(np.zeros((num_cells, 5))), ModelOptions(inputs=[""]))
+    cells._findings, cells.rows = findings, SimpleNamespace(block_cells=100)
+    found = seen_rows(SimpleNamespace(cells=cells, batches=batches), batch)
     own = [row for row in range(num_cells) if batch is None or row % 3 == 0]
     blocks = {int(44 * number / 19) for number in range(20)}
     own = [row for row in own if row // 100 in blocks]

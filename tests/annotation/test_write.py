@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import zarr
 from conftest import make_counts
+from scipy.sparse import csr_matrix
 from support.inputs import nullable, write_nullable
 from support.record import record_of
 from support.refusal import refusal
@@ -53,9 +54,10 @@ def annotation_of(num, num_blocks=5):
     details = pd.DataFrame({"margin": np.linspace(0, 1, num), "level1": pd.Categorical(["a"] * num)})
     embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
     proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
-    nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool, float, float)]
+    nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool, float, float, np.int16)]
     blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
-    parts = [Predictions(*arrays) for arrays in zip(*blocks, strict=True)]
+    novel = np.arange(0), csr_matrix((0, 1))
+    parts = [Predictions(*arrays, *novel) for arrays in zip(*blocks, strict=True)]
     record = record_of(["a", "b"])
     return Annotation("new", obs, details, lambda: parts, ["CD8+|CD45RA+ T", "b"], record)
 

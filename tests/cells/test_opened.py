@@ -9,7 +9,7 @@ from support.refusal import refusal
 from scperformer.base.errors import InputError
 from scperformer.cells import opened as module
 from scperformer.cells.opened import open_cells
-from scperformer.cells.quality import cell_quality, mitochondrial
+from scperformer.cells.quality import block_quality, mitochondrial
 from scperformer.config.options import ModelOptions
 from scperformer.io import rows as stored_rows
 
@@ -52,13 +52,14 @@ def test_the_expression_is_judged_once(source, monkeypatch):
 
 def test_samples_and_quality_are_those_of_the_whole_matrix_read_once(source, few_pbmc, monkeypatch):
     monkeypatch.setattr(stored_rows, "MAX_BLOCK_CELLS", 7)  # nine blocks
+    monkeypatch.setattr("scperformer.cells.values.SAMPLE_CELLS", 10)
     whole = few_pbmc.X.toarray()
     with open_cells(source, OPTIONS) as cells:
         chosen = np.array([1, 5, 8, 30, 59])
         np.testing.assert_array_equal(cells.some(chosen).toarray(), whole[chosen])
         for start in range(0, 60, 7):
             np.testing.assert_array_equal(cells.block(start).toarray(), whole[start : start + 7])
-        expected = cell_quality(cells.rows, mitochondrial(cells.var), cells.findings)
+        expected = block_quality(whole, mitochondrial(cells.var), cells.findings)
         monkeypatch.setattr(cells.rows, "_read", None)  # nothing is read again
         np.testing.assert_array_equal(cells.some(chosen[1:4]).toarray(), whole[chosen[1:4]])
         np.testing.assert_array_equal(cells.quality(), expected)

@@ -10,8 +10,11 @@ from scipy import sparse
 from scipy.stats import median_abs_deviation
 
 from scperformer.cells.detect import detect_expression
-from scperformer.cells.quality import cell_quality, low_quality, measure_quality, mitochondrial, technical
-from scperformer.io.rows import Rows
+from scperformer.cells.opened import OpenedCells
+from scperformer.cells.quality import low_quality, mitochondrial, technical
+from scperformer.config.options import ModelOptions
+
+OPTIONS = ModelOptions(inputs=[""])
 
 
 @pytest.fixture
@@ -29,8 +32,8 @@ def cells() -> ad.AnnData:
 
 def measured(cells: ad.AnnData, x=None) -> dict:
     """Return the quality of cells as a dictionary; `x` replaces their matrix."""
-    rows = Rows(cells.X if x is None else x)
-    return measure_quality(rows, cells.var, detect_expression(cells))
+    x = cells.X if x is None else x
+    return OpenedCells(ad.AnnData(x, var=cells.var), OPTIONS).typical_quality()
 
 
 def naive(x: np.ndarray) -> dict:
@@ -51,14 +54,14 @@ def naive(x: np.ndarray) -> dict:
 
 @pytest.mark.parametrize("make", [sparse.csr_matrix, np.asarray], ids=["sparse", "dense"])
 def test_quality_equals_a_naive_loop(cells, make, monkeypatch):
-    monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", 1000)
+    monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", 4000)
     x = cells.X.toarray()
     expected = naive(x)
     assert measured(cells, make(x)) == expected
 
 
 def test_a_large_file_is_described_by_a_sample(cells, monkeypatch):
-    monkeypatch.setattr("scperformer.cells.quality.MAX_SAMPLED_CELLS", 30)
+    monkeypatch.setattr("scperformer.cells.values.SAMPLE_CELLS", 30)
     seen = np.unique(np.linspace(0, 89, 30).astype(int))
     assert measured(cells) == naive(cells.X.toarray()[seen])
 
@@ -98,7 +101,7 @@ def test_low_quality_is_relative_to_the_file(cells):
     """Thirty cells are dying, and another has a tenth of the genes. The expected limits are those of scipy."""
     x = cells.X.toarray()
     x[80, 30:] = 0
-    measured = cell_quality(Rows(sparse.csr_matrix(x)), np.arange(300) < 10, detect_expression(cells))
+    measured = OpenedCells(ad.AnnData(sparse.csr_matrix(x), var=cells.var), OPTIONS).quality()
     low, few, high = low_quality(measured, np.ones(len(measured), dtype=bool))
     logs, shares = np.log1p((x > 0).sum(axis=1)), x[:, :10].sum(axis=1) / np.maximum(x.sum(axis=1), 1)
     assert few == pytest.approx(np.expm1(np.median(logs) - 5 * median_abs_deviation(logs)))
@@ -111,9 +114,9 @@ def test_low_quality_is_relative_to_the_file(cells):
 def test_empty_droplets_do_not_influence_medians_and_limits(raw_pbmc, few_pbmc):
     limits, quality = [], []
     for adata in (few_pbmc, raw_pbmc):
-        findings, rows = detect_expression(adata), Rows(adata.X)
-        quality.append(measure_quality(rows, adata.var, findings))
-        low, few, high = low_quality(cell_quality(rows, mitochondrial(adata.var), findings), findings.is_cell)
+        opened = OpenedCells(adata, OPTIONS)
+        quality.append(opened.typical_quality())
+        low, few, high = low_quality(opened.quality(), opened.findings.is_cell)
         limits.append((few, high))
     assert quality[1] == quality[0]
     assert limits[1] == limits[0]

@@ -1,0 +1,44 @@
+"""Clusters of some cells of a file, which its other cells can join."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.linalg import eigh
+from scipy.sparse import csr_matrix
+
+# By Ward's method: as good as Leiden's clusters (benchmarks/NOTES.md), which take longer to import than to be found.
+MAX_CLUSTERS = 25
+MEAN_CLUSTER = 20  # cells, at least
+NUM_VARIABLE = 1000  # genes by which cells are clustered
+NUM_DIRECTIONS = 30
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """K clusters of some cells, by the genes that vary most."""
+
+    numbers: np.ndarray  # int, of the cells' clusters, from 0
+    directions: np.ndarray  # float32 G x D: principal components, 0 for genes that vary little
+    centres: np.ndarray  # float64 K x D
+
+    def nearest(self, x: csr_matrix) -> np.ndarray:
+        """Return the number of the cluster with the nearest centre for each cell, from ln(1 + cp10k), cells x G."""
+        points = x @ self.directions
+        return np.asarray((points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1))
+
+
+def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
+    """Cluster cells, from ln(1 + cp10k), cells x G, without the genes that are `left_out`, boolean G."""
+    variance = np.asarray(x.multiply(x).mean(axis=0)).ravel() - np.asarray(x.mean(axis=0)).ravel() ** 2
+    genes = np.argsort(-np.where(left_out, 0, variance), kind="stable")[:NUM_VARIABLE]
+    values = x[:, genes].toarray().astype(np.float64)
+    last = (max(0, len(genes) - NUM_DIRECTIONS), len(genes) - 1)
+    components = eigh(np.cov(values, rowvar=False), subset_by_index=last)[1]
+    points = values @ components
+    num_clusters = min(MAX_CLUSTERS, len(points) // MEAN_CLUSTER)
+    numbers = fcluster(linkage(points, "ward"), num_clusters, "maxclust") - 1
+    centres = np.stack([points[numbers == number].mean(axis=0) for number in range(numbers.max() + 1)])
+    directions = np.zeros((x.shape[1], components.shape[1]), dtype=np.float32)
+    directions[genes] = components
+    return Clusters(numbers, directions, centres)

@@ -1,0 +1,65 @@
+"""How often the matrix of a file is read: once for what the file states as a whole, and once for the predictions."""
+
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pytest
+import scanpy as sc
+
+import scperformer as scp
+from scperformer.cli.predict import PredictConfig, run
+from scperformer.io.rows import Rows
+
+DATA = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
+
+
+@pytest.fixture
+def num_read(monkeypatch) -> list[int]:
+    """The number of rows of each block that is read; a file of 2,638 cells has 14 blocks."""
+    monkeypatch.setattr("scperformer.io.rows.MAX_BLOCK_CELLS", 200)
+    found = []
+    read = Rows._read
+
+    def counted(rows: Rows, start: int, stop: int):
+        found.append(stop - start)
+        return read(rows, start, stop)
+
+    monkeypatch.setattr(Rows, "_read", counted)
+    return found
+
+
+def stored(path: Path, values: str) -> str:
+    cells = ad.read_h5ad(DATA)
+    if values == "log1p":
+        sc.pp.normalize_total(cells, target_sum=1e4)
+        sc.pp.log1p(cells)
+    if values == "a twentieth of the depth":
+        cells.X.data = np.random.default_rng(0).binomial(cells.X.data.astype(int), 0.05).astype(np.float32)
+        cells.X.eliminate_zeros()
+    cells.write_h5ad(path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ("counts", {"model_path": "pbmc3k", "adapt": "false"}),
+        ("log1p", {"model_path": "pbmc3k"}),
+        ("counts", {"model_path": "pbmc3k", "deny_labels": ["B", "Platelet"]}),  # clusters to check, and novel cells
+        ("a twentieth of the depth", {"model_path": "pbmc3k"}),  # refitted
+        ("counts", {}),  # its tissue is found
+    ],
+)
+def test_predict_reads_the_matrix_twice(values, options, num_read, tmp_path):
+    path = stored(tmp_path / "cells.h5ad", values)
+    run(PredictConfig(inputs=[path], output=str(tmp_path / "calls.csv"), **options))
+    assert sum(num_read) <= 2 * 2638
+
+
+def test_check_reads_the_matrix_once(num_read, tmp_path):
+    path = stored(tmp_path / "cells.h5ad", "counts")
+    for model in ("pbmc3k", None):
+        num_read.clear()
+        assert not scp.check(path, model=model).problems
+        assert sum(num_read) <= 2638
