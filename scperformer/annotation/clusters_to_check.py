@@ -22,7 +22,6 @@ from scipy.sparse import csr_matrix, vstack
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.columns import lost_cells
-from scperformer.annotation.coverage import seen_rows
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord
 from scperformer.cells.quality import technical
@@ -55,7 +54,6 @@ class SampledCells:
 
     rows: np.ndarray  # their row numbers, ascending, int64
     x: csr_matrix  # ln(1 + cp10k), cells x G
-    profiles: Profiles  # with which they are compared
     clusters: Clusters | None  # None: too few cells
 
 
@@ -63,20 +61,25 @@ def sample_cells(adapted: Adapted) -> SampledCells | str:
     """Return the cells of a query that show its clusters, or why clusters are not checked."""
     if adapted.label_means is None:
         return "this needs stored cells of one reference, and no adapt=false"
-    query, saved = adapted.query, adapted.saved
-    rows = seen_rows(query)
-    rows = rows[query.findings.is_cell[rows]]
+    query = adapted.query
+    rows = query.cells.sample_rows()
     x = query.some(rows)
     is_expressed = np.diff(x.indptr) > 0
     rows, x = rows[is_expressed], x[is_expressed]
     if not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
         return "its cells are of another tissue"
-    genes = np.array(saved.genes)
-    profiles = find_profiles((saved.name, saved.tissue), genes[query.measured].tolist(), adapted.label_means)
-    if profiles is None:
-        return f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
-    clusters = fit_clusters(x, technical(genes)) if len(rows) >= MIN_CELLS else None
-    return SampledCells(rows, x, profiles, clusters)
+    return SampledCells(rows, x, fit_clusters(x, technical(adapted.saved.genes)) if len(rows) >= MIN_CELLS else None)
+
+
+def _profiles_for(adapted: Adapted) -> Profiles | str:
+    """Return the profiles with which the labels of a model are compared, or why there are none."""
+    if isinstance(adapted.sampled, str):
+        return adapted.sampled
+    saved = adapted.saved
+    genes = np.array(saved.genes)[adapted.query.measured].tolist()
+    assert adapted.label_means is not None
+    profiles = find_profiles((saved.name, saved.tissue), genes, adapted.label_means)
+    return profiles or f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
 
 
 @dataclass
@@ -95,17 +98,18 @@ def check_clusters(adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknow
     given by a boolean.
     """
     query, sampled = adapted.query, adapted.sampled
-    if not isinstance(sampled, SampledCells):
-        text = f"clusters were not checked: {sampled}"
+    profiles = _profiles_for(adapted)
+    if isinstance(profiles, str) or isinstance(sampled, str):
+        text = f"clusters were not checked: {profiles}"
         log.info("%s: %s", query.path, text)
         return Checked(CheckRecord(text=text), np.zeros(len(table), dtype=bool))
     is_cell = query.findings.is_cell & ~table["empty"].to_numpy()
-    found = _find_clusters(adapted, sampled, table)
+    found = _find_clusters(adapted, sampled, table, profiles)
     place = np.full(len(table), -1)
     column = None
     record = CheckRecord(
         text="",
-        tissue=collection().title(sampled.profiles.tissue),
+        tissue=collection().title(profiles.tissue),
         num_looked_at=len(sampled.rows),
         num_clusters=found.num_clusters,
     )
@@ -128,7 +132,7 @@ def check_clusters(adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknow
     log.info("%s: %s", query.path, record.text)
     for text in record.sentences:
         log.warning("%s: to check: %s", query.path, text)
-    returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), found.study_G)
+    returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), found)
     record.num_returned = len(returned)
     return Checked(record, np.isin(np.arange(len(table)), returned), column)
 
@@ -137,12 +141,13 @@ def check_clusters(adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknow
 class _Found:
     """Clusters of some cells, beside profiles."""
 
+    profiles: Profiles
     num_clusters: int
     table: pd.DataFrame  # of the clusters to check, the most different first
     study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
 
 
-def _find_clusters(adapted: Adapted, sampled: SampledCells, predictions: pd.DataFrame) -> _Found:
+def _find_clusters(adapted: Adapted, sampled: SampledCells, predictions: pd.DataFrame, profiles: Profiles) -> _Found:
     """Find the clusters of some cells of a query that resemble another type than their labels do."""
     saved, rows = adapted.saved, sampled.rows
     measured = adapted.query.measured
@@ -153,23 +158,22 @@ def _find_clusters(adapted: Adapted, sampled: SampledCells, predictions: pd.Data
     groups = [numbers == number for number in large]
     genes = np.array(saved.genes)[measured]
     x = sampled.x if measured.all() else sampled.x[:, measured]
-    table, study_G = _compare_clusters(x, best, groups, sampled.profiles, adapted.label_means, genes)
+    table, study_G = _compare_clusters(x, best, groups, profiles, adapted.label_means, genes)
     table = table.assign(number=large, label=np.array(saved.labels, dtype=object)[table["called"]])
     is_other = (table["difference"] >= MIN_DIFFERENCE) & (table["resemblance"] >= MIN_RESEMBLANCE)
     table = table[is_other].sort_values("difference", ascending=False, kind="stable")
     table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
-    return _Found(len(large), table[table["place"] < MAX_LISTED], study_G)
+    return _Found(profiles, len(large), table[table["place"] < MAX_LISTED], study_G)
 
 
 def _returned_cells(
-    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, study_G: np.ndarray
+    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, found: _Found
 ) -> np.ndarray:
     """Return the numbers of the rows of novel cells that keep their label: together they resemble its type.
 
     `table` has the predictions of the cells in `blocks`, of which some are `unknown` and in no cluster to check.
     """
-    saved, sampled = adapted.saved, adapted.sampled
-    assert isinstance(sampled, SampledCells)
+    saved = adapted.saved
     best = table["best"].to_numpy()
     confidence = table["family" if "family" in table else "confidence"].to_numpy()
     kept = np.concatenate([block.novel_rows for block in blocks()])
@@ -183,7 +187,7 @@ def _returned_cells(
         of_label = kept[cells[kept]]
         chosen = of_label[evenly_spaced(len(of_label), NUM_LOOKED_AT)]
         x = vstack([block.novel[np.isin(block.novel_rows, chosen)] for block in blocks()], "csr")
-        if len(chosen) and _is_of_type(x[:, adapted.query.measured], label, sampled.profiles, study_G):
+        if len(chosen) and _is_of_type(x[:, adapted.query.measured], label, found.profiles, found.study_G):
             returned.append(np.flatnonzero(cells))
             text = "%s: %s novel cells keep the label %s, as together they resemble its type"
             log.info(text, adapted.query.path, f"{cells.sum():,}", saved.labels[label])

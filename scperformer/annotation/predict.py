@@ -90,7 +90,8 @@ def annotate_file(
     their values; `markers` is the table of markers to write.
     """
     seen = fingerprint(path)
-    with open_cells(path, options) as cells, scratch_folder(output) as scratch:
+    # The arrays of a block get the memory of the last one.
+    with open_cells(path, options) as cells, scratch_folder(output) as scratch, freed_memory(KEPT):
         if output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells, options.key_added, replace=options.replace_annotation)
         model, tissue = model_for(cells, given, options)
@@ -128,8 +129,7 @@ def _predict_to_disk(adapted: Adapted, scratch: Path, name: str) -> list[Path]:
     """Write the predictions of each block into a file, and return the files."""
     query = adapted.query
     files = []
-    # The arrays of a block get the memory of the last one.
-    with progress(name, total=query.rows.shape[0], unit="cells") as shown, freed_memory(KEPT):
+    with progress(name, total=query.rows.shape[0], unit="cells") as shown:
         for start in query.starts():
             files.append(scratch / f"{start}.npz")
             adapted.predict_block(start, shown.update).save(files[-1])

@@ -36,11 +36,11 @@ def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix
     assert x.shape[1] == len(target), "one target per column"
     rows = sparse.csr_matrix(x, dtype=np.float32)
     # Changing the column numbers of the stored entries takes one pass; a product with a selection matrix takes several.
-    column = target[rows.indices]
+    column = target.astype(np.int32)[rows.indices]
     keep = column >= 0
-    kept_before = np.concatenate([[0], np.cumsum(keep)])
-    content = (rows.data[keep], column[keep], kept_before[rows.indptr])
-    aligned = sparse.csr_matrix(content, shape=(rows.shape[0], num_genes))
+    dropped = np.flatnonzero(~keep)
+    indptr = rows.indptr - np.searchsorted(dropped, rows.indptr)
+    aligned = sparse.csr_matrix((rows.data[keep], column[keep], indptr), shape=(rows.shape[0], num_genes))
     aligned.sort_indices()
     return aligned
 

@@ -30,9 +30,7 @@ def normalise(
     cell's values. Without `target_sum` the values are ln(1 + count). The result is N x G, CSR float32, without stored
     zeros, with sorted indices. Cells without counts stay zero.
     """
-    rows = sparse.csr_matrix(x, dtype=np.float32, copy=True)
-    rows.sum_duplicates()
-    rows.eliminate_zeros()
+    rows = without_zeros(sparse.csr_matrix(x, dtype=np.float32, copy=by_scanpy))
     if findings.kind == "log1p":
         assert findings.log_base is not None, "detect_expression gives log1p values a base"
         total = findings.total or ASSUMED_TOTAL
@@ -75,6 +73,16 @@ def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> spa
     np.log1p(values, out=values)
     content = (values.astype(np.float32, copy=False), counts.indices, counts.indptr)
     return sparse.csr_matrix(content, shape=counts.shape)
+
+
+def without_zeros(x: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Return a matrix with sorted indices, and without stored zeros and duplicates: itself, if it is one."""
+    if x.has_canonical_format and x.data.all():
+        return x
+    x = x.copy()
+    x.sum_duplicates()
+    x.eliminate_zeros()
+    return x
 
 
 def undo_log(x: sparse.csr_matrix) -> sparse.csr_matrix:

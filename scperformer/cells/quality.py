@@ -8,6 +8,7 @@ import pandas as pd
 from scipy import sparse
 
 from scperformer.cells.detect import Findings
+from scperformer.cells.normalisation import without_zeros
 from scperformer.cells.values import undo_log1p
 from scperformer.io.axes import without_affixes
 from scperformer.io.gene_matching import name_columns
@@ -33,13 +34,12 @@ def block_quality(stored: Matrix, is_mito: np.ndarray, findings: Findings) -> np
     The columns are num_genes (expressed genes; scanpy's n_genes_by_counts), total (sum of the values before any
     logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt in percent).
     """
-    block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)
-    block.sum_duplicates()
-    block.eliminate_zeros()
+    block = without_zeros(sparse.csr_matrix(stored))
     if findings.log_base is not None:  # normalisation does not change shares, but the logarithm does
-        block.data = undo_log1p(block.data, findings.log_base)
+        values = undo_log1p(block.data.astype(np.float64), findings.log_base)
+        block = sparse.csr_matrix((values, block.indices, block.indptr), shape=block.shape)
     num_genes = np.diff(block.indptr)
-    totals = np.asarray(block.sum(axis=1)).ravel()
+    totals = block @ np.ones(block.shape[1])
     shares = block @ is_mito.astype(np.float64)
     filled = num_genes > 0
     shares[filled] /= totals[filled]

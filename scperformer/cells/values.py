@@ -194,7 +194,10 @@ def judge(source: str, x: Rows) -> Candidate:
             high = max(high, float(values.max(initial=0)))
             rows = slice(start, start + block.shape[0])
             sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
-            num_expressed[rows] = _by_row(np.add, block, (values != 0).astype(np.int32))
+            is_expressed = values != 0
+            num_expressed[rows] = np.diff(block.indptr)
+            if not is_expressed.all():
+                num_expressed[rows] = _by_row(np.add, block, is_expressed.astype(np.int32))
             if values.dtype.kind == "f" and (is_fraction := values != np.rint(values)).any():
                 is_whole[rows] = ~_by_row(np.logical_or, block, is_fraction)
                 highest[rows] = _by_row(np.maximum, block, values)
