@@ -8,7 +8,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -243,7 +243,7 @@ def flag_unknown(
 
 def _encoder_record(adapted: Adapted, by_encoder: pd.Series) -> dict[str, int]:
     """Return the number of cells whose label the encoder changed, and log it."""
-    kind = branch_names(adapted.saved.metrics.get("encoder", {}))["encoder"]
+    kind = branch_names(adapted.saved.metrics.encoder)["encoder"]
     text = "%s: the %s changed %s of %s labels"
     log.info(text, adapted.query.path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
     return {"num_cells": len(by_encoder), "num_decided": int(by_encoder.sum())}
@@ -269,7 +269,7 @@ def _warnings(adapted: Adapted, expected: str, best: np.ndarray, options: LabelO
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
     foreign = f"{num_foreign:,} cells of another species, or of several, are unknown" if num_foreign else ""
     few_genes = ""
-    if min_genes := saved.config.get("min_genes"):  # of the tool of an imported model
+    if min_genes := saved.config.min_genes:  # of the tool of an imported model
         few_genes = few_genes_warning(query, min_genes, saved.imported.get("tool", "its tool"))
     depends_on_file = (adapted.record.adapted and adapted.record.depth_share < 1) or query.share < 1
     depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
@@ -333,24 +333,24 @@ def described_run(adapted: Adapted) -> Record:
 
 def model_record(saved: SavedModel, path: Path) -> ModelRecord:
     """Return the record of a model in a folder."""
-    provenance = saved.provenance
+    made = saved.provenance
     return ModelRecord(
         name=saved.name,
         tissue=saved.tissue or "",
         hash=saved.hash,
         path=_portable(os.path.abspath(path)),
         labels=texts(saved.labels),
-        trained_on=provenance["reference"],
-        trained_on_sha256=provenance.get("reference_sha256", ""),
-        label_key=provenance["label_key"],
-        num_cells=provenance["num_cells"],
-        seed=provenance["seed"],
+        trained_on=made.reference or "",
+        trained_on_sha256=made.reference_sha256 or "",
+        label_key=made.label_key or "",
+        num_cells=made.num_cells,
+        seed=made.seed,
         scales=saved.scales,
         format_version=FORMAT_VERSION,
         imported=dict(saved.imported) or None,
         lacks=texts(saved.lacks) if saved.imported else None,
         studies=texts(study.name for study in saved.studies) if saved.studies else None,
-        encoder=saved.metrics.get("encoder"),
+        encoder=None if saved.metrics.encoder is None else asdict(saved.metrics.encoder),
         branch_scores=saved.branch_scores or None,
     )
 

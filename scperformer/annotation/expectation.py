@@ -91,10 +91,10 @@ def expected_of_model(
 def _evidence(saved: SavedModel, held_out: HeldOut, unknown_fpr: float, mean_confidence: float) -> Expectation:
     """Return how confidences and flags behave on held-out cells of the reference."""
     found = calibration(held_out.logits, held_out.labels)
-    bins = BinsRecord(**{name: np.array(values) for name, values in found["bins"].items()})
+    bins = BinsRecord(**{name: np.array(values) for name, values in found.bins.items()})
     held_out_confidence = float(probabilities(held_out).max(axis=1).mean())
     return Expectation(
-        calibration=CalibrationRecord(num_cells=found["num_cells"], error=found["error"], bins=bins),
+        calibration=CalibrationRecord(num_cells=found.num_cells, error=found.error, bins=bins),
         novelty=NoveltyRecord(unknown_fpr=unknown_fpr, num_cells=len(held_out.labels)),
         fit={"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
     )

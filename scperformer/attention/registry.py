@@ -23,7 +23,13 @@ from scperformer.attention.lsh import Lsh
 from scperformer.attention.softmax import Linformer, Softmax
 from scperformer.attention.window import Evo, Window
 from scperformer.base.errors import InputError, one_line
-from scperformer.config.mechanisms import CONTRACT, register_mechanism, registered_mechanism, registered_names
+from scperformer.config.mechanisms import (
+    CONTRACT,
+    Mechanism,
+    register_mechanism,
+    registered_mechanism,
+    registered_names,
+)
 from scperformer.config.options import checked
 
 MECHANISMS: dict[str, type[Attention]] = {
@@ -131,7 +137,7 @@ def all_mechanisms() -> dict[str, type[Attention]]:
     return MECHANISMS | {name: registered_mechanism(name) for name in registered_names()}
 
 
-def with_source(attention: dict[str, Any]) -> dict[str, Any]:
+def with_source(attention: Mechanism) -> Mechanism:
     """Add the hash of its source to the options of a mechanism that is not part of scperformer."""
     if attention["name"] in MECHANISMS:
         return attention

@@ -1,10 +1,10 @@
 """The options of each step by its name; those of `predict`, `train` and `pretrain` are in files of their own."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.config.annotation import PredictConfig
+from scperformer.config.mechanisms import Mechanism
 from scperformer.config.options import (
     LINE,
     ONE_OR_MORE,
@@ -54,7 +54,7 @@ class AnalyzeConfig(ModelOptions):
     takes_one = True
     model_path: str | None = option(None, help="if null, $SCPERFORMER_MODEL, else the packaged model pbmc3k")
     analysis: str = fixed(choice("spectrum", "approximation", CONTRACT, help="the first plain word"))
-    attention: dict[str, Any] = field(default_factory=dict)  # the mechanism of `contract`, with its options
+    attention: Mechanism = field(default_factory=dict)  # the mechanism of `contract`, with its options
     output: str | None = option(None, help="a folder; if null, INPUT.spectrum or INPUT.approximation beside the input")
     cells: int = option(8, ONE_OR_MORE, help="number of cells, a random sample of those that express any gene")
     max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"), help="maximum number of tokens of a cell")

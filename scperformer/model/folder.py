@@ -27,9 +27,10 @@ from scperformer.base.errors import InputError, require_path
 from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean, name_problem
 from scperformer.base.outputs import FolderKind, new_folder
+from scperformer.base.records import from_plain
 from scperformer.model.arrays import CELLS_FILE, HELD_OUT, ReferenceCells, read_held_out, read_reference_cells
 from scperformer.model.card import model_card
-from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
+from scperformer.model.content import INFO, from_json, read_tree, to_json
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.tissues import collection
 
@@ -124,7 +125,7 @@ def write_model(
         for name, data in (content | dict(more)).items():
             (folder / name).write_bytes(data)
         proven = list(content)
-        info: dict[str, Any] = {"format_version": FORMAT_VERSION} | {name: getattr(saved, name) for name in CONTENT}
+        info = {"format_version": FORMAT_VERSION} | to_json(saved)
         if saved.tree is not None:
             info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
         if saved.studies:
@@ -211,31 +212,32 @@ def _read_model(folder: Path) -> SavedModel:
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if is_older else update
         raise InputError("model-format", f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
-    require_sound_content(info)
+    bundle = from_json(info)
+    files = from_plain(dict[str, str], info.get("files"), f"'{INFO}'['files']")
     for name in (WEIGHTS, GENES):
-        if name not in info["files"]:
+        if name not in files:
             raise ValueError(f"'{INFO}' without the checksum of {name}")
-    for name, checksum in info["files"].items():
+    for name, checksum in files.items():
         study, _, file = name.partition("/")
         is_known = name in PROVEN or (file == INFO and STUDY.fullmatch(study))
         if not is_known or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
             raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
-    num_labels = len(info["labels"])
+    made, num_labels = bundle.provenance, len(bundle.labels)
     weights, genes, means = _read_arrays(folder, num_labels)
-    has_baseline = not {"imported", "profiles"} & info["provenance"].keys()
-    is_fitted_here = info["labels"] and not info.get("studies") and has_baseline
+    has_baseline = made.imported is None and made.profiles is None
+    is_fitted_here = bundle.labels and not info.get("studies") and has_baseline
     if is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
         raise ValueError(f"no weights '{min(missing)}'")
     held_out = None
-    if HELD_OUT in info["files"]:  # of several studies without a profile, as each study has its own
-        kinds = {"has_profile": not info.get("studies"), "some": "imported" in info["provenance"]}
+    if HELD_OUT in files:  # of several studies without a profile, as each study has its own
+        kinds = {"has_profile": not info.get("studies"), "some": made.imported is not None}
         held_out = read_held_out(folder, len(genes), num_labels, **kinds)
     return SavedModel(
-        **{name: info[name] for name in CONTENT},
+        **vars(bundle),
         genes=genes,
         gene_means=means,
         weights=weights,
-        has_reference_cells=CELLS_FILE in info["files"],
+        has_reference_cells=CELLS_FILE in files,
         held_out=held_out,
         studies=_read_studies(folder, info),
         tree=read_tree(info),
