@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -121,8 +120,9 @@ def test_content_of_wrong_types(case, model, counts_adata, write, command):
 @pytest.mark.parametrize("value", [None, [], {}, "x", 10**400, -1], ids=repr)
 def test_a_card_of_odd_metrics_is_made_or_refused(name, value, model):
     change(model, metrics={name: value})
-    saved = read_model(model)
     try:
+        saved = read_model(model)
         assert model_card(saved).startswith(f"# {saved.name}")
     except InputError as error:
-        assert re.search("with scores or a provenance of another form .* train it again", str(error))  # noqa: PT017
+        assert error.code in ("damaged-model", "model-scores")  # noqa: PT017
+        assert len(str(error)) < 600  # noqa: PT017
