@@ -347,7 +347,7 @@ def model_record(saved: SavedModel, path: Path) -> ModelRecord:
         seed=made.seed,
         scales=saved.scales,
         format_version=FORMAT_VERSION,
-        imported=dict(saved.imported) or None,
+        imported=made.imported,
         lacks=texts(saved.lacks) if saved.imported else None,
         studies=texts(study.name for study in saved.studies) if saved.studies else None,
         encoder=None if saved.metrics.encoder is None else asdict(saved.metrics.encoder),

@@ -17,7 +17,7 @@ from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
 from scperformer.cells.values import evenly_spaced
 from scperformer.model.arrays import ReferenceCells
-from scperformer.model.bundle import AdaptedFrom
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.saved_model import HASHES, SavedModel
 
 # Cells of a file that show its depth, and the blocks of the file that they come from.
@@ -112,7 +112,7 @@ def adapted_model(
     """Return a model that was adapted to a coverage with cells `x`, N x measured genes; `parts` are its new fields."""
     made = replace(
         saved.provenance,
-        adapted_from=AdaptedFrom(name=saved.name, hash=saved.hash, num_genes=len(saved.genes)),
+        adapted_from=OriginalModel(name=saved.name, hash=saved.hash, num_genes=len(saved.genes)),
         coverage=coverage.key,
         depth=coverage.depth,
         num_kept_cells=x.shape[0],

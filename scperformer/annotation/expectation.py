@@ -78,7 +78,8 @@ def expected_of_model(
             expressed = predictions.loc[~predictions["empty"], "confidence"]
             lowest, highest = shift.expected_accuracy(float(expressed.mean()))
         elif not math.isnan(adapted.record.expected_accuracy):
-            accuracies = [adapted.record.expected_accuracy, *saved.batch_accuracies]
+            of_batches = [each for each in saved.batch_scores.accuracy if each is not None]
+            accuracies = [adapted.record.expected_accuracy, *of_batches]
             lowest, highest = min(accuracies), max(accuracies)
         log.info("%s: %s", query.path, shift.text)
         log.info("%s: %s", query.path, expected_text(lowest, highest, shift.kind))

@@ -4,7 +4,7 @@
 Arrays are 1-D unless said. The names of fields are the keys in uns, which docs/formats.md describes.
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -345,15 +345,13 @@ class Record:
     @classmethod
     def from_uns(cls, value: Any, key: str) -> "Record":
         """Read the record `uns[key]`; a ValueError says which entry is missing or of another kind."""
-        record: Record = from_plain(cls, value, f"uns['{key}']")
-        return record
+        return from_plain(cls, value, f"uns['{key}']")
 
 
 def to_uns(record: Any) -> dict[str, Any]:
     """Return a record, a dataclass, as a mapping; what is None is left out."""
-    values = {entry.name: getattr(record, entry.name) for entry in fields(record)}
-    return {
-        name: to_uns(value) if is_dataclass(value) else texts(value) if isinstance(value, list) else value
-        for name, value in values.items()
-        if value is not None
-    }
+    return asdict(record, dict_factory=_known)
+
+
+def _known(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None}

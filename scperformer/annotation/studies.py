@@ -41,7 +41,7 @@ from scperformer.io.read import read_cells
 from scperformer.labels.joining import MAP, JointLabels, StudyLabels, join_labels
 from scperformer.labels.ontology import read_pairs
 from scperformer.model.arrays import HeldOut
-from scperformer.model.bundle import BatchNames, BatchScores, Metrics, NetworkConfig, OutOfFold, Provenance
+from scperformer.model.bundle import BatchNames, BatchScores, Metrics, NetworkConfig, OutOfFold, Provenance, Values
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.run_folder import RunFolder, training_run
@@ -119,7 +119,7 @@ def _train_each(
         for number, (name, cells) in enumerate(studies.items()):
             reference = references[number]
             log.info("study %s: %d cells, %d labels", name, reference.x.shape[0], len(reference.label_names))
-            source = source_of([cells] if isinstance(cells, Path) else [])._replace(reference=name)
+            source = source_of([cells] if isinstance(cells, Path) else []) | {"reference": name}
             saved = train_on(reference, options[number], run.part(f"study{number + 1}"), source)
             assert saved is not None
             trained.append(Study(name, replace(saved, name=name), joint.meanings[number]))
@@ -186,7 +186,7 @@ def _joined(
     names = [study.name for study in parts]
     facts = Provenance(
         reference=", ".join(names),
-        reference_sha256=source_of(paths).reference_sha256,
+        reference_sha256=source_of(paths)["reference_sha256"],
         label_key=cfg.label_key or "",
         num_cells=sum(study.saved.provenance.num_cells for study in parts),
         cells_per_label=cells_per_label,
@@ -227,13 +227,9 @@ def _call_by_others(
     rows = np.flatnonzero(meaning.any(axis=1) & ~is_repeat)
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
+    total, threads = cfg.data.target_sum, cfg.trainer.threads
     options = AnnotationOptions(
-        inputs=[study.name],
-        input_kind="log1p",
-        input_total=cfg.data.target_sum,
-        input_base="e",
-        min_overlap=0.0,
-        threads=cfg.trainer.threads,
+        inputs=[study.name], input_kind="log1p", input_total=total, input_base="e", min_overlap=0.0, threads=threads
     )
     cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
     members = [single_model(other.saved, Path()) for other in others]
@@ -257,17 +253,14 @@ def _with_evidence(
     scaled = (logits / temperature).astype(np.float32)
     is_right = [each.argmax(axis=1) == right for each, right, _ in called]
     accuracies = [float(each.mean()) if len(each) else math.nan for each in is_right]
-    evidence = OutOfFold(
-        num_cells=len(truth),
-        loss=negative_log_likelihood(scaled, truth),
-        **score(truth, scaled.argmax(axis=1)),
-        branches=None,
-        baseline=None,
-        batches=BatchScores(accuracy=[None if math.isnan(each) else each for each in accuracies], batch_effect=0.0),
-    )
+    known = [None if math.isnan(each) else each for each in accuracies]
+    batches = BatchScores(accuracy=known, batch_effect=0.0)
+    loss = negative_log_likelihood(scaled, truth)
+    found: Values = score(truth, scaled.argmax(axis=1))
+    evidence = OutOfFold(num_cells=len(truth), loss=loss, **found, batches=batches)
     held_out = HeldOut(scaled, truth, scores, {})
-    found = calibration(scaled, truth)
-    metrics = replace(whole.metrics, temperature=temperature, out_of_fold=evidence, calibration=found)
+    metrics = replace(whole.metrics, temperature=temperature, out_of_fold=evidence)
+    metrics.calibration = calibration(scaled, truth)
     shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
     log.info("accuracy of each study by the others: %s (temperature %.2f)", shown, temperature)
     return replace(whole, metrics=metrics, held_out=held_out)

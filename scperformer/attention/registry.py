@@ -23,14 +23,9 @@ from scperformer.attention.lsh import Lsh
 from scperformer.attention.softmax import Linformer, Softmax
 from scperformer.attention.window import Evo, Window
 from scperformer.base.errors import InputError, one_line
-from scperformer.config.mechanisms import (
-    CONTRACT,
-    Mechanism,
-    register_mechanism,
-    registered_mechanism,
-    registered_names,
-)
+from scperformer.config.mechanisms import CONTRACT, register_mechanism, registered_mechanism, registered_names
 from scperformer.config.options import checked
+from scperformer.config.training import Mechanism
 
 MECHANISMS: dict[str, type[Attention]] = {
     mechanism.__name__.lower(): mechanism for mechanism in (Conv, Evo, Favor, Linformer, Lsh, Rbf, Softmax, Window)

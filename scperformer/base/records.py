@@ -1,76 +1,68 @@
-"""Dataclasses made of plain values, such as JSON or uns, which may have been changed, be made by hand, or mean harm.
-
-The fields of a dataclass are the keys; other keys have no effect. Types are those of `from_plain`.
-"""
+"""Dataclasses made of plain values, such as JSON or uns, which may have been changed, be made by hand, or mean harm."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from types import UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from scperformer.base.messages import name_problem
 
+T = TypeVar("T")
 Check: TypeAlias = tuple[Callable[[Any], bool], str]  # of a value, and the text that says which values pass it
 
 KINDS = {str: "a text", int: "a number", float: "a number", bool: "a number", dict: "a mapping", list: "a list"}
+_types_of = cache(partial(get_type_hints, include_extras=True))
 
 
-def from_plain(kind: Any, value: Any, place: str) -> Any:
+def from_plain(kind: type[T], value: Any, place: str) -> T:
     """Return a value as a type; a ValueError says which entry, below `place`, is missing or of another kind.
 
     Types are dataclasses, texts, numbers, lists and mappings of these or of any objects, and these or None. `Annotated`
-    types have a `Check`, or the kind in words.
+    types have a `Check`, or the kind in words. Keys that a dataclass does not have are left out.
     """
-    if get_origin(kind) in (Union, UnionType):
+    made: Any = value
+    hint: Any = kind
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
         if value is None:
-            return None
-        kind = next(part for part in get_args(kind) if part is not type(None))
-    if is_dataclass(kind):
-        return _dataclass(kind, value, place)
-    kind_of_all, parts = get_origin(kind) or kind, get_args(kind)
-    expected = kind.__metadata__[0] if hasattr(kind, "__metadata__") else KINDS.get(kind_of_all, "")
-    if kind_of_all is list and parts[0] is str:
+            return made
+    origin, parts = get_origin(hint) or hint, get_args(hint)
+    expected = hint.__metadata__[0] if hasattr(hint, "__metadata__") else KINDS.get(origin, "")
+    if is_dataclass(hint):
+        expected = KINDS[dict]
+    elif origin is list and parts[0] is str:
         expected = "a list of texts"
+    found = _kind_of(value)
     if isinstance(expected, str):
-        found = _kind_of(value)
         is_list = isinstance(value, list) if expected == "a list" else np.shape(value) == (0,)
-        is_fit = found == expected or (is_list and expected.startswith("a list"))
+        is_fit = found == expected or (is_list and expected.startswith("a list")) or not expected
     else:
         fits, expected = expected
-        found, is_fit = _kind_of(value), fits(value)
-    if expected and not is_fit:
+        is_fit = fits(value)
+    if not is_fit:
         raise ValueError(f"{place} is {found} instead of {expected}")
-    if expected == "a list":
-        return [from_plain(parts[0], each, f"{place}[{number}]") for number, each in enumerate(value)]
-    if kind_of_all is dict and parts[1] not in (Any, object):
-        for problem in filter(None, map(name_problem, value)):
+    if is_dataclass(hint):
+        made = _dataclass(hint, value, place)
+    elif expected == "a list":
+        made = [from_plain(parts[0], each, f"{place}[{number}]") for number, each in enumerate(value)]
+    elif origin is dict and parts[1] not in (Any, object):
+        if problem := next(filter(None, map(name_problem, value)), None):
             raise ValueError(f"{place} has a key that {problem}")
-        return {name: from_plain(parts[1], each, f"{place}['{name[:80]}']") for name, each in value.items()}
-    return value
+        made = {name: from_plain(parts[1], each, f"{place}['{name[:80]}']") for name, each in value.items()}
+    return made
 
 
-@cache
-def _entries(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the type of each field, and whether the field is required."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        entry.name: (hints[entry.name], entry.default is MISSING and entry.default_factory is MISSING)
-        for entry in fields(kind)
-    }
-
-
-def _dataclass(kind: Any, value: Any, place: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{place} is {_kind_of(value)} instead of a mapping")
+def _dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
+    types = _types_of(kind)
     made = {}
-    for name, (hint, is_required) in _entries(kind).items():
-        if name in value:
-            made[name] = from_plain(hint, value[name], f"{place}['{name}']")
-        elif is_required:
-            raise ValueError(f"{place} has no '{name}'")
+    for entry in fields(kind):
+        if entry.name in value:
+            made[entry.name] = from_plain(types[entry.name], value[entry.name], f"{place}['{entry.name}']")
+        elif entry.default is MISSING and entry.default_factory is MISSING:
+            raise ValueError(f"{place} has no '{entry.name}'")
     try:
         return kind(**made)
     except ValueError as error:

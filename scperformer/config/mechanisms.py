@@ -6,14 +6,12 @@ of installed packages. An option only chooses among their names.
 
 from dataclasses import is_dataclass
 from importlib.metadata import entry_points
-from typing import Any, TypeAlias
+from typing import Any
 
 from scperformer.base.errors import InputError, one_line
 
 ENTRY_POINTS = "scperformer.attention"  # group of entry points
 CONTRACT = "a subclass of scperformer.Attention with a dataclass Options, all of whose options have defaults"
-
-Mechanism: TypeAlias = dict[str, Any]  # the name of a mechanism, with its options
 
 _REGISTERED: dict[str, Any] = {}
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, fields
 
 from scperformer.base.errors import InputError
 from scperformer.config.annotation import PredictConfig
-from scperformer.config.mechanisms import Mechanism
 from scperformer.config.options import (
     LINE,
     ONE_OR_MORE,
@@ -22,7 +21,7 @@ from scperformer.config.options import (
     require,
     span,
 )
-from scperformer.config.training import DataOptions, PretrainOptions, TrainOptions
+from scperformer.config.training import DataOptions, Mechanism, PretrainOptions, TrainOptions
 
 KEY_HELP = "prefix of the annotation, as `key_added` of predict"
 SAMPLE_SEED_HELP = "seed of the random sample"

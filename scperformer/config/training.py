@@ -1,9 +1,9 @@
 """The options of training, by group, and of the reference on which a model is trained."""
 
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from scperformer.base.errors import InputError
-from scperformer.config.mechanisms import Mechanism
 from scperformer.config.options import (
     ABOVE_ZERO,
     AUTO,
@@ -22,6 +22,8 @@ from scperformer.config.options import (
     require,
     span,
 )
+
+Mechanism: TypeAlias = dict[str, Any]  # the name of an attention mechanism, with its options
 
 SEED_HELP = "seed of every random choice: split, weights, projections, order, masked values, dropout"
 

@@ -4,31 +4,19 @@ The names of fields are the keys, which docs/formats.md describes; what is None 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from scperformer.base.messages import name_problem
-from scperformer.base.records import Check
-from scperformer.config.mechanisms import Mechanism
 from scperformer.config.options import checked
-from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.training import HeadConfig, Mechanism, ModelConfig, TokensConfig
 from scperformer.trust.confidence import Calibration
 
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
-
-
-_NAME: Check = (lambda value: name_problem(value) is None, "a name in one line")
-_COUNT: Check = (lambda value: _is_whole(value) and value >= 0, "a whole number of 0 or more")
-_NUMBER: Check = (
-    lambda value: _is_whole(value) or (isinstance(value, float) and math.isfinite(value)),
-    "a finite number",
-)
-Name: TypeAlias = Annotated[str, _NAME]
-Count: TypeAlias = Annotated[int, _COUNT]
-Number: TypeAlias = Annotated[float, _NUMBER]
+LIMIT = 2**63  # of 64 bits; neither infinity nor NaN is below it
+Name: TypeAlias = Annotated[str, (lambda text: name_problem(text) is None, "a name in one line")]
+Count: TypeAlias = Annotated[int, (lambda x: type(x) is int and 0 <= x < LIMIT, "a whole number of 0 or more")]
+Number: TypeAlias = Annotated[float, (lambda x: type(x) in (int, float) and abs(x) < LIMIT, "a finite number")]
 Scores: TypeAlias = dict[str, float]  # accuracy, macro_f1, weighted_f1, and perhaps the loss
 Values: TypeAlias = dict[str, Any]  # options, and numbers for people
 
@@ -42,7 +30,7 @@ class NetworkParts(NamedTuple):
     head: HeadConfig
 
 
-@dataclass(kw_only=True)
+@dataclass
 class TrainingConfig:
     """How a Performer was trained, as a model that adapts to a file is trained again."""
 
@@ -134,12 +122,13 @@ class Metrics:
 
 
 @dataclass(kw_only=True)
-class InitFacts:
-    """The encoder from which a training started."""
+class OriginalModel:
+    """The model from which a training started (with `num_known_genes`), or that was adapted to a file."""
 
     name: str
     hash: str
-    num_known_genes: Count
+    num_genes: Count | None = None
+    num_known_genes: Count | None = None
     licence: Name | None = None
     mode: str | None = None
 
@@ -162,15 +151,6 @@ class ProfileFacts:
 
 
 @dataclass(kw_only=True)
-class AdaptedFrom:
-    """The model that was adapted to a file."""
-
-    name: str
-    hash: str
-    num_genes: Count
-
-
-@dataclass(kw_only=True)
 class Provenance:
     """How a model was made; models with labels have `reference` and `label_key`, and encoders `corpus`."""
 
@@ -178,7 +158,7 @@ class Provenance:
     reference: str | None = None
     reference_path: str | None = None
     reference_sha256: str | None = None
-    init: InitFacts | None = None
+    init: OriginalModel | None = None
     label_key: str | None = None
     num_cells: Count
     cells_per_label: dict[str, Count] | None = None
@@ -200,7 +180,7 @@ class Provenance:
     imported: dict[str, Name] | None = None  # the origin of a model of another tool
     licence: Name | None = None
     profiles: ProfileFacts | None = None
-    adapted_from: AdaptedFrom | None = None  # with the entries below
+    adapted_from: OriginalModel | None = None  # with the entries below
     coverage: str | None = None
     depth: Number | None = None
     num_kept_cells: Count | None = None
@@ -217,3 +197,20 @@ class Bundle:
     config: NetworkConfig
     metrics: Metrics
     provenance: Provenance
+
+
+@dataclass(kw_only=True)
+class StudyEntry:
+    """The model of one of several studies, in a folder of its own; the joint labels that each of its labels means."""
+
+    name: Name
+    meaning: list[list[Count]]
+
+
+@dataclass(kw_only=True)
+class BundleFile(Bundle):
+    """All of bundle.json but its version."""
+
+    files: dict[str, str]  # checksums
+    studies: list[StudyEntry] = field(default_factory=list)
+    tree: dict[str, dict[str, Name]] | None = None  # `parents` and `terms` of the label tree

@@ -1,13 +1,12 @@
 """The content of a bundle.json, read and written: it may come from anywhere."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any
 
-from scperformer.base.messages import name_problem
 from scperformer.base.records import from_plain
 from scperformer.labels.tree import LabelTree
-from scperformer.model.bundle import Bundle, Metrics, NetworkConfig, Provenance
+from scperformer.model.bundle import Bundle, BundleFile, Metrics, NetworkConfig, Provenance
 from scperformer.model.saved_model import BRANCHES
 
 INFO = "bundle.json"
@@ -17,19 +16,24 @@ WITH_LABELS = {"metrics": ("scales",), "provenance": ("reference", "label_key")}
 ENCODER = {"config": ("tokens", "model", "attention"), "provenance": ("corpus",)}
 
 
+def model_of(bundle: Bundle) -> dict[str, Any]:
+    """Return the fields of `Bundle` alone."""
+    return {entry.name: getattr(bundle, entry.name) for entry in fields(Bundle)}
+
+
 def to_json(part: Bundle | NetworkConfig | Metrics | Provenance) -> dict[str, Any]:
     """Return a model without its arrays, or a part of it, as in bundle.json."""
     if isinstance(part, Bundle):
-        part = Bundle(**{entry.name: getattr(part, entry.name) for entry in fields(Bundle)})
+        part = Bundle(**model_of(part))
     # A model of counts states that these are not normalised.
     return asdict(
         part, dict_factory=lambda items: {name: x for name, x in items if x is not None or name == "target_sum"}
     )
 
 
-def from_json(info: Any) -> Bundle:
-    """Read a model without its arrays; the text of a ValueError says what is missing, of another type, or no name."""
-    bundle: Bundle = from_plain(Bundle, info, f"'{INFO}'")
+def from_json(info: Any) -> BundleFile:
+    """Read the content of a bundle.json; the text of a ValueError says what is missing, of another type, or no name."""
+    bundle = from_plain(BundleFile, info, f"'{INFO}'")
     if problem := next(_problems(bundle), None):
         raise ValueError(f"'{INFO}' {problem}")
     return bundle
@@ -53,15 +57,9 @@ def _problems(bundle: Bundle) -> Iterator[str]:
         yield "with numbers of other branches"
 
 
-def read_tree(info: Mapping[str, Any]) -> LabelTree | None:
+def read_tree(bundle: BundleFile) -> LabelTree | None:
     """Return the label tree, or None without one; the text of a ValueError says how it is damaged."""
-    if "tree" not in info:
-        return None
     try:
-        parents, terms = (dict(info["tree"][name]) for name in ("parents", "terms"))
-        texts = [text for group in (parents, terms) for pair in group.items() for text in pair]
-        if problem := next(filter(None, map(name_problem, texts)), None):
-            raise ValueError(f"a node that {problem}")
-        return LabelTree(info["labels"], parents, terms)
-    except (KeyError, TypeError, ValueError) as error:
+        return None if bundle.tree is None else LabelTree(bundle.labels, **bundle.tree)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"'{INFO}' with a label tree with {error}") from error

@@ -14,8 +14,7 @@ from torch import Generator, Tensor, nn
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
-from scperformer.config.mechanisms import Mechanism
-from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.training import HeadConfig, Mechanism, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY
 from scperformer.model.performer import CrossAttention, Performer
 

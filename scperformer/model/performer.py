@@ -25,8 +25,7 @@ from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.attention.unexpressed import weights_state
 from scperformer.base.errors import InputError
-from scperformer.config.mechanisms import Mechanism
-from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.config.training import Mechanism, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY, power_transform, sums_over_genes
 
 KEY_LENGTH = 2.0  # of a gene's key, after the scaling by D^(-1/4) of attention: exponents of phi are then 4 at most

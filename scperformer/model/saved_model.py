@@ -60,6 +60,12 @@ class SavedModel(Bundle):
         return self.provenance.profiles is not None and not self.weights
 
     @property
+    def is_fitted_here(self) -> bool:
+        """Whether it was fitted to cells with labels by `train`, beside logistic regression; for each study apart."""
+        is_made_otherwise = self.imported or self.provenance.profiles is not None
+        return self.is_annotator and not self.studies and not is_made_otherwise
+
+    @property
     def can_be_refitted(self) -> bool:
         """Whether it, or the model of one of its studies, has stored cells of the reference."""
         own = self.has_reference_cells or self.reference_cells is not None
@@ -82,24 +88,10 @@ class SavedModel(Bundle):
         return [] if self.provenance.profiles is None else self.provenance.profiles.others
 
     @property
-    def batch_names(self) -> list[str]:
-        """The batches of the reference, each of which was held out as a whole; empty if they are not known."""
-        return [] if self.provenance.batches is None else self.provenance.batches.names
-
-    @property
-    def reference_batch_effect(self) -> float:
-        """The largest batch effect (trust/shift.py) between a batch of the reference and the others; 0: not known."""
-        return 0.0 if self._batch_scores is None else float(self._batch_scores.batch_effect)
-
-    @property
-    def batch_accuracies(self) -> list[float]:
-        """The accuracy on each batch of a fit to the other batches, where it is known."""
-        accuracies = [] if self._batch_scores is None else self._batch_scores.accuracy
-        return [float(accuracy) for accuracy in accuracies if accuracy is not None]
-
-    @property
-    def _batch_scores(self) -> BatchScores | None:
-        return None if self.metrics.out_of_fold is None else self.metrics.out_of_fold.batches
+    def batch_scores(self) -> BatchScores:
+        """The accuracies on the batches of the reference, and the largest batch effect between them, 0: not known."""
+        fold = self.metrics.out_of_fold
+        return BatchScores(accuracy=[], batch_effect=0.0) if fold is None or fold.batches is None else fold.batches
 
     @property
     def imported(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import attention_options
 from scperformer.base.errors import InputError, one_line
-from scperformer.config.mechanisms import Mechanism
+from scperformer.config.training import Mechanism
 
 B, H, L, E = 2, 2, 33, 16
 ROUNDING = 1e-9  # relative to the largest number: sums of float64 in another order, exponents included

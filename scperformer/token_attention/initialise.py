@@ -16,11 +16,10 @@ from scperformer.attention.registry import attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Config
-from scperformer.config.mechanisms import Mechanism
-from scperformer.config.training import DataConfig, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
+from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
-from scperformer.model.bundle import InitFacts
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, rebuild
@@ -52,11 +51,13 @@ class Init:
     mode: str  # the part of the encoder that is trained further: full, last_layer or head
     species: str  # of the reference's genes, for matching them to the encoder's
 
-    def facts(self, num_known_genes: int, mode: str | None = None) -> InitFacts:
+    def facts(self, num_known_genes: int, mode: str | None = None) -> OriginalModel:
         """Return what the provenance of the model that is trained states about this one."""
         saved = self.saved
         licence = saved.provenance.licence if saved.imported else None
-        return InitFacts(name=saved.name, hash=saved.hash, num_known_genes=num_known_genes, licence=licence, mode=mode)
+        return OriginalModel(
+            name=saved.name, hash=saved.hash, num_known_genes=num_known_genes, licence=licence, mode=mode
+        )
 
 
 def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") -> Init | None:

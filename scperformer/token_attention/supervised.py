@@ -18,7 +18,7 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
-from scperformer.model.bundle import InitFacts
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.token_attention import epochs, initialise
@@ -128,7 +128,7 @@ class TokenEncoder:
             stream = replace(stream, collection=stream.collection.with_columns(target, genes))
         return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
 
-    def prepare(self, training: Training) -> InitFacts | None:
+    def prepare(self, training: Training) -> OriginalModel | None:
         """Give the network its initial weights, and return what the provenance states about them."""
         network = training.network
         train = training.train

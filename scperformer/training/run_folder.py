@@ -186,10 +186,9 @@ class RunFolder:
     def recorded(self) -> Recorded:
         """Return the record of this run or of an earlier one in the folder, an empty one without it."""
         try:
-            recorded: Recorded = from_plain(Recorded, json.loads((self.folder / RUN_RECORD).read_text("utf-8")), "")
+            return from_plain(Recorded, json.loads((self.folder / RUN_RECORD).read_text("utf-8")), RUN_RECORD)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return Recorded()
-        return recorded
 
     def remember(self, **values: Any) -> None:
         """Add values to the record, which a resumed run finds there."""
@@ -234,8 +233,8 @@ class RunFolder:
         if isinstance(cfg, TrainOptions):
             config.head = groups["head"]
             if cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again
-                steps, size = cfg.trainer.max_steps, cfg.trainer.batch_size
-                config.training = TrainingConfig(optim=groups["optim"], max_steps=steps, batch_size=size)
+                trainer = cfg.trainer
+                config.training = TrainingConfig(groups["optim"], trainer.max_steps, trainer.batch_size)
         return made, config
 
     def write(self, saved: SavedModel) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from anndata import AnnData
@@ -25,7 +25,7 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
 from scperformer.io.read import origins, read_cells
 from scperformer.model.arrays import HeldOut, ReferenceCells
-from scperformer.model.bundle import BatchNames, InitFacts, Provenance
+from scperformer.model.bundle import BatchNames, OriginalModel, Provenance, Values
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.minibatches import gene_means
 from scperformer.model.network import require_encoder
@@ -43,14 +43,6 @@ log = logging.getLogger(__name__)
 LONG = 300.0  # seconds of a training, whose estimate is logged
 
 
-class Source(NamedTuple):
-    """The files of a reference, as the provenance has them."""
-
-    reference: str
-    reference_path: str | None
-    reference_sha256: str
-
-
 class TrainableEncoder(Protocol):
     """What training needs of an encoder with attention between tokens."""
 
@@ -60,7 +52,7 @@ class TrainableEncoder(Protocol):
     def ordered(self, reference: Reference) -> Reference:
         """Return the reference with its genes in the order of the encoder."""
 
-    def prepare(self, training: Training) -> InitFacts | None:
+    def prepare(self, training: Training) -> OriginalModel | None:
         """Give the network its initial weights, and return what the provenance states about them."""
 
     def train(self, training: Training, folder: Path) -> None:
@@ -100,12 +92,13 @@ def train_cells(
     return output
 
 
-def source_of(paths: Sequence[Path]) -> Source:
-    """Return what the provenance states about the files of a reference; none: cells in memory."""
+def source_of(paths: Sequence[Path]) -> Values:
+    """Return the entries of the provenance about the files of a reference; none: cells in memory."""
     if not paths:
-        return Source("AnnData in memory", None, "")
+        return {"reference": "AnnData in memory", "reference_sha256": ""}
     files, digest = origins(paths)
-    return Source(", ".join(Path(file).name for file in files), ", ".join(files), digest)
+    names = ", ".join(Path(file).name for file in files)
+    return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
 
 
 def load_reference(
@@ -147,7 +140,7 @@ def settled(cfg: Config) -> Config:
 
 
 def train_on(
-    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Source, encoder: TrainableEncoder | None = None
+    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Values, encoder: TrainableEncoder | None = None
 ) -> SavedModel | None:
     """Train on a reference from `source_of` files; return None in the helping processes of a distributed run."""
     begin = time.perf_counter()
@@ -241,7 +234,7 @@ def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | 
 
 
 def _provenance(
-    training: Training, stored: ReferenceCells | None, source: Source, init: InitFacts | None
+    training: Training, stored: ReferenceCells | None, source: Values, init: OriginalModel | None
 ) -> Provenance:
     """Return what the provenance states about the cells and labels of a reference; log the limits of its cells."""
     reference = training.reference
@@ -252,7 +245,7 @@ def _provenance(
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
     batches = None if reference.batches is None else BatchNames(key=cfg.batch_key, names=reference.batch_names)
     return Provenance(
-        **source._asdict(),
+        **source,
         init=init,
         label_key=cfg.label_key or "",  # the names of profiles
         num_cells=int(reference.counts.sum()),
@@ -289,9 +282,7 @@ def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
     how = f"best epoch {metrics.best_epoch}"
     if not metrics.best_epoch:
         how = f"trained for {cfg.trainer.max_steps} steps" if cfg.model.encoder else "fitted, without training"
-    assert metrics.model is not None
-    assert metrics.baseline is not None
-    ours, baseline = metrics.model, metrics.baseline
+    ours, baseline = metrics.model or {}, metrics.baseline or {}
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d held-out cells; logistic regression %.3f, %.3f"
     scores = ours["accuracy"], ours["macro_f1"], metrics.num_val_cells, baseline["accuracy"], baseline["macro_f1"]
     log.info(text, how, sum_of_branches(saved.scales), *scores)
@@ -302,7 +293,7 @@ def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
         log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))
     fold = metrics.out_of_fold
     accuracy = ours["accuracy"] if fold is None else fold.accuracy
-    least = (fold.baseline if fold is not None and fold.baseline is not None else baseline)["accuracy"]
+    least = ((fold and fold.baseline) or baseline)["accuracy"]
     if accuracy < least:
         text = "the model is below logistic regression on held-out cells (accuracy %.3f, %.3f): %s"
         remedy = "check it by 'scperformer evaluate' on other labelled cells before use"

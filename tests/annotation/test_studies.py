@@ -74,7 +74,7 @@ def test_the_folder_has_a_model_of_each_study_and_what_to_expect(folder):
     row = third.saved.labels.index("CD4 T")
     assert [saved.labels[place] for place in np.flatnonzero(third.meaning[row])] == ["Memory CD4 T", "Naive CD4 T"]
     assert not saved.studies[1].meaning[:, saved.labels.index("NK")].any()
-    assert len(saved.batch_accuracies) == 3
+    assert len(saved.batch_scores.accuracy) == 3
     assert saved.metrics.out_of_fold.num_cells == 720
     assert 0.8 < saved.metrics.out_of_fold.accuracy <= 1
     card = (folder / "MODEL_CARD.md").read_text()
