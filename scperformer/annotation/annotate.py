@@ -45,6 +45,7 @@ from scperformer.annotation.record import (
     TissueRecord,
     TreeRecord,
     texts,
+    to_uns,
 )
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
@@ -142,7 +143,7 @@ class Annotation:
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
             adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)
-        adata.uns[self.key] = self.record.to_uns()
+        adata.uns[self.key] = to_uns(self.record)
 
 
 def annotation_of(
@@ -336,7 +337,7 @@ def model_record(saved: SavedModel, path: Path) -> ModelRecord:
     made = saved.provenance
     return ModelRecord(
         name=saved.name,
-        tissue=saved.tissue or "",
+        tissue=made.tissue or "",
         hash=saved.hash,
         path=_portable(os.path.abspath(path)),
         labels=texts(saved.labels),

@@ -65,7 +65,7 @@ def expected_of_model(
         confidence = float(predictions["confidence"].mean())
         expected = _evidence(saved, saved.held_out, unknown_fpr, confidence)
         assert expected.fit is not None
-        unlike = unlike_text(unknown_share, len(saved.labels), saved.tissue, query.findings.text)
+        unlike = unlike_text(unknown_share, len(saved.labels), saved.provenance.tissue, query.findings.text)
         unsure = unsure_text(confidence, expected.fit["held_out_confidence"])
         expected.warning = file_warning(None if shift is None else shift.kind, unknown_share, unlike, unsure)
     if shift is None:

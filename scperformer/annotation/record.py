@@ -338,10 +338,6 @@ class Record:
             return trust.expected_lowest, trust.expected_highest
         return self.coverage.expected_accuracy, self.coverage.expected_accuracy
 
-    def to_uns(self) -> dict[str, Any]:
-        """Return the record as a mapping; what is None is left out."""
-        return to_uns(self)
-
     @classmethod
     def from_uns(cls, value: Any, key: str) -> "Record":
         """Read the record `uns[key]`; a ValueError says which entry is missing or of another kind."""

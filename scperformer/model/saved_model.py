@@ -72,11 +72,6 @@ class SavedModel(Bundle):
         return own or any(study.saved.can_be_refitted for study in self.studies)
 
     @property
-    def tissue(self) -> str | None:
-        """The tissue of the reference as its author named it, or None."""
-        return self.provenance.tissue
-
-    @property
     def families(self) -> np.ndarray | None:
         """The number of the family of each label of a tissue (model/tissues.py), int64 C; None for other models."""
         profiles = self.provenance.profiles
@@ -112,7 +107,7 @@ class SavedModel(Bundle):
         """The labels, the number of genes, the tissue and the origin, on one line."""
         shown = [*self.labels[:MAX_SHOWN_LABELS], *(["..."] if len(self.labels) > MAX_SHOWN_LABELS else [])]
         labels = f"{len(self.labels)} labels ({', '.join(shown)})" if self.labels else "encoder without labels"
-        tissue = "" if self.tissue is None else f", tissue {self.tissue}"
+        tissue = "" if self.provenance.tissue is None else f", tissue {self.provenance.tissue}"
         origin = f"; from {self.imported['tool']}" if self.imported else ""
         lacks = f", without {', '.join(self.lacks)}" if self.lacks else ""
         return one_line(f"{labels}, {len(self.genes)} genes{tissue}{origin}{lacks}")

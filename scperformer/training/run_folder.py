@@ -223,13 +223,10 @@ class RunFolder:
                 temporary.write_text(text, encoding="utf-8")
             _write_json(self.folder / "provenance.json", to_json(made))
         groups = asdict(cfg)
-        config = NetworkConfig(
-            target_sum=cfg.data.target_sum,
-            tokens=groups["tokens"],
-            model=groups["model"] | {"gene2vec_path": options["model"]["gene2vec_path"]},
-            attention=groups["attention"],
-            own_totals=None if cfg.genes_path is None else True,
-        )
+        groups["model"]["gene2vec_path"] = options["model"]["gene2vec_path"]
+        parts = {name: groups[name] for name in ("tokens", "model", "attention")}
+        own_totals = None if cfg.genes_path is None else True
+        config = NetworkConfig(target_sum=cfg.data.target_sum, own_totals=own_totals, **parts)
         if isinstance(cfg, TrainOptions):
             config.head = groups["head"]
             if cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again

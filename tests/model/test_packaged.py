@@ -31,7 +31,7 @@ def test_it_was_trained_on_the_embedded_cells(saved):
     made = saved.provenance
     assert made.reference_sha256 == sha256(REFERENCE)
     assert (made.reference, made.label_key, made.num_cells) == (REFERENCE.name, "cell_type", 2638)
-    assert saved.tissue == "blood"
+    assert saved.provenance.tissue == "blood"
 
 
 def test_it_would_be_written_as_it_was_read(saved):
