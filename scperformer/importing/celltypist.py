@@ -14,6 +14,7 @@ from scperformer.base.inputs import sha256
 from scperformer.config.steps import ImportOptions
 from scperformer.importing.foreign import ForeignModel
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain_value, read_pickle, state_of
+from scperformer.model.bundle import NetworkConfig
 from scperformer.model.saved_model import CLIP, STANDARDISED
 
 NAME = "a model of CellTypist (.pkl)"
@@ -62,7 +63,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
         },
         "genes": genes,
         "labels": labels,
-        "config": {"target_sum": TARGET_SUM, "network": {"name": STANDARDISED, "clip": CLIP}},
+        "config": NetworkConfig(target_sum=TARGET_SUM, network={"name": STANDARDISED, "clip": CLIP}),
         "weights": weights,
         "gene_means": means if means.any() else None,
     }

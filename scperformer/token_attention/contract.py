@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import attention_options
 from scperformer.base.errors import InputError, one_line
+from scperformer.config.training import Mechanism
 
 B, H, L, E = 2, 2, 33, 16
 ROUNDING = 1e-9  # relative to the largest number: sums of float64 in another order, exponents included
@@ -251,7 +252,7 @@ PROPERTIES: dict[Callable[[MechanismCase], Result], dict[str, bool]] = {
 }
 
 
-def check_contract(attention: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
+def check_contract(attention: Mechanism) -> Iterator[tuple[str, bool, str]]:
     """Yield each property that a mechanism promises, whether it holds, and the number that shows it.
 
     Raises

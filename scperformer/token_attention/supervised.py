@@ -18,6 +18,7 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.token_attention import epochs, initialise
@@ -127,8 +128,8 @@ class TokenEncoder:
             stream = replace(stream, collection=stream.collection.with_columns(target, genes))
         return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
 
-    def prepare(self, training: Training) -> dict[str, Any]:
-        """Give the network its initial weights, and return entries of the provenance."""
+    def prepare(self, training: Training) -> OriginalModel | None:
+        """Give the network its initial weights, and return what the provenance states about them."""
         network = training.network
         train = training.train
         assert isinstance(network.encoder, Encoder)
@@ -137,9 +138,7 @@ class TokenEncoder:
         learner = Learner(network, train.known_labels, training.cfg)
         initialise.start_attention(network.encoder, train, training.cfg)
         initialise.start_head(learner, train, training.cfg)
-        if self.init is None:
-            return {}
-        return {"init": self.init.provenance(num_known_genes) | {"mode": self.init.mode}}
+        return None if self.init is None else self.init.facts(num_known_genes, self.init.mode)
 
     def train(self, training: Training, folder: Path) -> None:
         """Train the layers, in all processes of a distributed run."""

@@ -23,6 +23,7 @@ from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.io import rows
 from scperformer.model.arrays import CELLS_FILE
+from scperformer.model.content import to_json
 from scperformer.model.folder import read_model, write_model
 
 NUM_GENES = 400
@@ -147,7 +148,7 @@ def test_a_file_like_the_reference_is_not_adapted_to(linear):
     like = simulated(120, seed=2)
     done = annotated(like, linear, "shift=false")
     assert same_bits(done, annotated(like, linear, "adapt=false", "shift=false"))
-    found, full = coverage(done), read_model(linear).metrics["out_of_fold"]["accuracy"]
+    found, full = coverage(done), read_model(linear).metrics.out_of_fold.accuracy
     assert (found["adapted"], found["depth_share"]) == (False, 1.0)
     assert found["expected_accuracy"] == found["accuracy_with_all_genes"] == full
     assert coverage(annotated(like, linear, "adapt=true"))["adapted"]  # the control
@@ -286,13 +287,13 @@ def test_the_step_makes_the_model_that_predict_makes(default, panel, write, comm
     saved = read_model(folder)
     assert saved.name == "panel"
     assert saved.genes == [gene for gene in read_model(default).genes if gene in panel.var_names]
-    origin = saved.provenance["adapted_from"]
-    assert (origin["hash"], origin["num_genes"]) == (read_model(default).hash, NUM_GENES)
+    origin = saved.provenance.adapted_from
+    assert (origin.hash, origin.num_genes) == (read_model(default).hash, NUM_GENES)
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
-    new = set(saved.provenance) - set(read_model(default).provenance)
-    assert {name for name in (*new, *saved.metrics) if f"`{name}`" not in page} <= {"expected_macro_f1"}
+    new = set(to_json(saved.provenance)) - set(to_json(read_model(default).provenance))
+    assert {name for name in (*new, *to_json(saved.metrics)) if f"`{name}`" not in page} <= {"expected_macro_f1"}
     # Its own genes and depth: what was expected of it is expected of the file.
-    expected = saved.provenance["expected_accuracy"]
+    expected = saved.provenance.expected_accuracy
     assert expected == coverage(wanted)["expected_accuracy"]
     assert coverage(done)["expected_accuracy"] == coverage(done)["accuracy_with_all_genes"] == expected
     assert math.isnan(coverage(annotated(thinned(panel), folder))["expected_accuracy"])
@@ -304,7 +305,7 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
     folder = run_adapt(AdaptConfig(inputs=[str(genes)], model_path=str(linear), output=str(tmp_path / "m")))
     assert "5 genes are unknown to the model (e.g. 'NEW0')" in caplog.text
     saved = read_model(folder)
-    assert (set(saved.genes), saved.provenance["depth"]) == (set(panel.var_names), None)
+    assert (set(saved.genes), saved.provenance.depth) == (set(panel.var_names), None)
     wanted = annotated(panel, linear, "adapt=true")
     assert coverage(wanted)["depth_share"] == 1  # the file is as deep, too
     assert same_bits(annotated(panel, folder), wanted)

@@ -12,13 +12,14 @@ from scperformer.annotation.coverage import Coverage, depth_share, find_coverage
 from scperformer.cells.batches import Batches
 from scperformer.cells.query import find_query
 from scperformer.model.arrays import ReferenceCells
+from scperformer.model.bundle import NetworkConfig
 
 GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
 
 
 def query_of(adata: ad.AnnData, genes: list[str] = GENES):
     model = SimpleNamespace(
-        genes=genes, importance=None, config={"target_sum": 1e4}, is_tissue=False, can_be_refitted=True
+        genes=genes, importance=None, config=NetworkConfig(target_sum=1e4), is_tissue=False, can_be_refitted=True
     )
     return find_query(opened(adata), model)
 

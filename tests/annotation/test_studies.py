@@ -74,9 +74,9 @@ def test_the_folder_has_a_model_of_each_study_and_what_to_expect(folder):
     row = third.saved.labels.index("CD4 T")
     assert [saved.labels[place] for place in np.flatnonzero(third.meaning[row])] == ["Memory CD4 T", "Naive CD4 T"]
     assert not saved.studies[1].meaning[:, saved.labels.index("NK")].any()
-    assert len(saved.batch_accuracies) == 3
-    assert saved.metrics["out_of_fold"]["num_cells"] == 720
-    assert 0.8 < saved.metrics["out_of_fold"]["accuracy"] <= 1
+    assert len(saved.batch_scores.accuracy) == 3
+    assert saved.metrics.out_of_fold.num_cells == 720
+    assert 0.8 < saved.metrics.out_of_fold.accuracy <= 1
     card = (folder / "MODEL_CARD.md").read_text()
     assert "| second.h5ad | 240 | 280 | 3 |" in card
     assert "| NK | 120 | CL:0000623 | first.h5ad, third.h5ad |" in card
@@ -194,7 +194,7 @@ def test_cells_in_two_studies_do_not_count_as_evidence(studies, tmp_path, caplog
     files = [studies[0], tmp_path / "with_shared.h5ad"]
     path = scperformer.train(files, "cell_type", output=output, options=as_options(QUICK)).path
     assert "60 cells of first.h5ad (25 %) are also in with_shared.h5ad, such as 's1c0', there 'other" in caplog.text
-    assert read_model(path).metrics["out_of_fold"]["num_cells"] == 180 + 180
+    assert read_model(path).metrics.out_of_fold.num_cells == 180 + 180
     cells = ad.concat([renamed(made_cells(240, 1), 1)[:100], made_cells(100, 9)])
     done = scperformer.annotate(cells, load_model(path))
     assert done.uns["scperformer"]["repeats"] == {"num_seen": 200, "num_cells": 100}

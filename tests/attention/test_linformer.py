@@ -97,7 +97,7 @@ def test_a_matrix_shared_by_all_layers_is_trained_saved_and_loaded(counts_adata,
     assert names == ["encoder.layers.0.attention.matrices_CPGN"]
     # It was trained: the initial weights depend only on the seed.
     start = make_attention(
-        load_model(path).saved.config["attention"], first.sizes, torch.Generator().manual_seed(0)
+        load_model(path).saved.config.attention, first.sizes, torch.Generator().manual_seed(0)
     ).matrices_CPGN
     assert not torch.equal(start, first.matrices_CPGN)
     assert torch.allclose(start, first.matrices_CPGN, atol=0.1)
