@@ -45,6 +45,7 @@ from scperformer.annotation.record import (
     TissueRecord,
     TreeRecord,
     texts,
+    to_uns,
 )
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
@@ -142,7 +143,7 @@ class Annotation:
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
             adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)
-        adata.uns[self.key] = self.record.to_uns()
+        adata.uns[self.key] = to_uns(self.record)
 
 
 def annotation_of(

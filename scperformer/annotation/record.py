@@ -1,6 +1,6 @@
 """The record of an annotation: what `predict` states in uns about a run, and what it found in the cells.
 
-`Record.to_uns` is written, and `Record.from_uns` reads it back: a file may have been changed since, or be made by hand.
+`to_uns` writes a `Record`, and `Record.from_uns` reads it back: a file may have been changed since, or made by hand.
 Arrays are 1-D unless said. The names of fields are the keys in uns, which docs/formats.md describes.
 """
 
@@ -340,10 +340,6 @@ class Record:
         if trust is not None:
             return trust.expected_lowest, trust.expected_highest
         return self.coverage.expected_accuracy, self.coverage.expected_accuracy
-
-    def to_uns(self) -> dict[str, Any]:
-        """Return the record as a mapping; what is None is left out."""
-        return to_uns(self)
 
     @classmethod
     def from_uns(cls, value: Any, key: str) -> "Record":

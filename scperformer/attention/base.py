@@ -99,10 +99,6 @@ class Attention(nn.Module):
     def is_causal(self) -> bool:
         return getattr(self.options, "causal", False)
 
-    def is_fused(self, x: Tensor) -> bool:
-        """Whether inputs of this device and dtype are computed by kernels that store no L x M features."""
-        return False
-
     @property
     def size(self) -> int | None:
         """The number that trades cost for accuracy, such as features per head, or None."""

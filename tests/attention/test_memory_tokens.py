@@ -131,7 +131,7 @@ def test_unmeasured_genes_are_not_in_the_memory(attention, tokens):
     batch = Batch(batch.genes_BL, values, batch.x_BL.double(), batch.keep_BL)
     with torch.inference_mode():
         with_zeros = encoder(batch)[batch.keep_BL]
-        encoder.measured_G = torch.from_numpy(is_measured)
+        encoder.unexpressed.measured_G = torch.from_numpy(is_measured)
         actual = encoder(batch)[batch.keep_BL]
         expected = torch.cat(naive(encoder, batch, measured=np.flatnonzero(is_measured).tolist()))
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
