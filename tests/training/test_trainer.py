@@ -98,9 +98,10 @@ def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch
 
     monkeypatch.setattr(type(train), "labelled_batch", counted)
     before = signal.getsignal(number)
-    run = lambda: run_epochs(
-        Learner(new_network(cells, cfg), train.known_labels, cfg), train, val, cfg, tmp_path / "cut"
-    )  # noqa: E731
+
+    def run() -> None:
+        run_epochs(Learner(new_network(cells, cfg), train.known_labels, cfg), train, val, cfg, tmp_path / "cut")
+
     assert interrupted(monkeypatch, run, number, epoch, step % steps) == 128 + number
     assert signal.getsignal(number) == before
     run()
