@@ -70,6 +70,18 @@ class LabelTree:
         ids = self.terms | dict(zip(self.labels, terms, strict=True))
         return [ids.get(node, UNKNOWN_TERM) for node in self.nodes]
 
+    @property
+    def outline(self) -> str:
+        """The tree in one line, as in "lymphocyte (B, NK); Platelet"."""
+        text = ""
+        depth = 1
+        for node in self.nodes:
+            level = len(self.path(node))
+            text += " (" if level > depth else ")" * (depth - level) + ("; " if level == 1 else ", ")
+            text = text + node
+            depth = level
+        return f"{text}{')' * (depth - 1)}".removeprefix("; ")
+
     @cached_property
     def num_levels(self) -> int:
         """The number of nodes from the top to the deepest label."""

@@ -109,11 +109,6 @@ def three_wide(**options):
     return make_attention({"name": "favor", **options}, sizes, torch.Generator().manual_seed(0)).double()
 
 
-# By hand, with q = k = v: z = (3.35, 4.10, 4.95) and the first column of S = (3.605, 4.31, 5.085). For the first query,
-# (.01, .04, .09) S / (.01, .04, .09) z = .6661 / .643. The second and third entries of the values are larger than the
-# first by .1 and .2, and so are those of their averages.
-
-
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [

@@ -40,10 +40,11 @@ def naive_call(row, least):
     return max(safe, key=lambda node: (depth[node], naive_sum(node, row)), default=None)
 
 
-def test_nodes_and_levels(tree):
+def test_nodes_levels_and_outline(tree):
     assert tree.nodes == ["lymphocyte", "B", "T", "CD4", "CD8", "myeloid", "Mono", "DC"]
     assert tree.num_levels == 3
     assert tree.path("CD8") == ["lymphocyte", "T", "CD8"]
+    assert tree.outline == "lymphocyte (B, T (CD4, CD8)); myeloid (Mono, DC)"
 
 
 def test_sums_equal_a_recursion_and_never_exceed_those_of_the_parent(tree, proba):
