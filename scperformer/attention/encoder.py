@@ -77,7 +77,6 @@ class Encoder(nn.Module):
         return self.norm(h_BLD)
 
     def after_layer(self, index: int, h_BLD: Tensor, batch: Batch, memory: Memory | None) -> Tensor:
-        """Return the output of a layer for the input `h_BLD`."""
         layer = self.stack[index]
         if memory is not None:
             others = self.unexpressed.others(index, batch, memory)

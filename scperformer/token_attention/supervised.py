@@ -134,7 +134,6 @@ class TokenEncoder:
         return {"init": self.init.provenance(num_known_genes) | {"mode": self.init.mode}}
 
     def train(self, training: Training, folder: Path) -> None:
-        """Train the layers, in all processes of a distributed run."""
         stream = training.reference.stream
         train: Cells | StreamedCells = training.train
         if stream is not None:
