@@ -168,7 +168,7 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
 
     found = {}
     for precision in ("bf16-mixed", "tf32", "32-true") if device == "cuda" else ("32-true",):
-        some = cells if precision == "bf16-mixed" else cells.subset(np.arange(min(num_cells, FLOAT32_CELLS)))
+        some = cells if precision == "bf16-mixed" else Cells(cells.x[:FLOAT32_CELLS], cells.tokens)
         predict = partial(predict_cells, network, some, size, device, precision)
         speed = len(some) / median_seconds(predict, device, 1)
         found[precision] = (speed, in_use(device), predict().proba.argmax(1)[:FLOAT32_CELLS])

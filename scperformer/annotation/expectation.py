@@ -20,7 +20,6 @@ from scperformer.annotation.record import (
 from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
 from scperformer.base.messages import listed
 from scperformer.model.arrays import HeldOut
-from scperformer.model.saved_model import SavedModel
 from scperformer.trust.confidence import calibration
 from scperformer.trust.shift import OTHER, expected_text, file_text, file_warning, unlike_text, unsure_text
 
@@ -63,10 +62,14 @@ def expected_of_model(
         log.info(f"{text}; unknown depends on min_confidence alone", query.path, why)
     else:
         confidence = float(predictions["confidence"].mean())
-        expected = _evidence(saved, saved.held_out, unknown_fpr, confidence)
-        assert expected.fit is not None
+        held_out_confidence = float(probabilities(saved.held_out).max(axis=1).mean())
+        expected.fit = {"mean_confidence": confidence, "held_out_confidence": held_out_confidence}
+        expected.novelty = NoveltyRecord(unknown_fpr=unknown_fpr, num_cells=len(saved.held_out.labels))
+        found = calibration(saved.held_out.logits, saved.held_out.labels)
+        bins = BinsRecord(**{name: np.array(values) for name, values in found["bins"].items()})
+        expected.calibration = CalibrationRecord(num_cells=found["num_cells"], error=found["error"], bins=bins)
         unlike = unlike_text(unknown_share, len(saved.labels), saved.tissue, query.findings.text)
-        unsure = unsure_text(confidence, expected.fit["held_out_confidence"])
+        unsure = unsure_text(confidence, held_out_confidence)
         expected.warning = file_warning(None if shift is None else shift.kind, unknown_share, unlike, unsure)
     if shift is None:
         return expected
@@ -86,18 +89,6 @@ def expected_of_model(
         **shift.record(), expected_lowest=lowest, expected_highest=highest, gene_factors=adapted.gene_factors
     )
     return expected
-
-
-def _evidence(saved: SavedModel, held_out: HeldOut, unknown_fpr: float, mean_confidence: float) -> Expectation:
-    """Return how confidences and flags behave on held-out cells of the reference."""
-    found = calibration(held_out.logits, held_out.labels)
-    bins = BinsRecord(**{name: np.array(values) for name, values in found["bins"].items()})
-    held_out_confidence = float(probabilities(held_out).max(axis=1).mean())
-    return Expectation(
-        calibration=CalibrationRecord(num_cells=found["num_cells"], error=found["error"], bins=bins),
-        novelty=NoveltyRecord(unknown_fpr=unknown_fpr, num_cells=len(held_out.labels)),
-        fit={"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
-    )
 
 
 def probabilities(held_out: HeldOut) -> np.ndarray:
