@@ -115,9 +115,6 @@ def same_bits(one: ad.AnnData, other: ad.AnnData) -> bool:
     )
 
 
-# --- when a model is adapted ---------------------------------------------------------------------------------
-
-
 def test_a_panel_without_the_informative_genes_is_refused_or_adapted_to(linear, panel):
     with refusal("few-genes"):
         annotated(panel, linear, "adapt=false")
@@ -212,9 +209,6 @@ def test_genes_that_the_model_does_not_know_do_not_count(linear, panel):
     np.testing.assert_allclose(found, wanted.obsm["scperformer_proba"].to_numpy(), atol=1e-3)
 
 
-# --- the same bits however the cells are called ----------------------------------------------------------------
-
-
 def files_of(adata: ad.AnnData, write) -> dict[str, str]:
     """The cells as one file, in another order, half of them, and beside as many others."""
     order = np.random.default_rng(0).permutation(adata.n_obs)
@@ -271,9 +265,6 @@ def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel
         assert coverage(done) == coverage(one)
 
 
-# --- the step --------------------------------------------------------------------------------------------------
-
-
 def test_the_step_makes_the_model_that_predict_makes(default, panel, write, command, tmp_path):
     ran = command("adapt", default, write(panel, "panel.h5ad"))
     assert ran.code == 0, ran.err
@@ -310,9 +301,6 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
     assert same_bits(annotated(panel, folder), wanted)
 
 
-# --- models that keep no cells ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def without(linear, tmp_path) -> Path:
     """The linear model without its kept cells."""
@@ -329,9 +317,6 @@ def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
     np.testing.assert_array_equal(done.obsm["scperformer_proba"], plain.obsm["scperformer_proba"])
     with refusal("few-genes"):
         annotated(panel, without)
-
-
-# --- refusals, each in one line ----------------------------------------------------------------------------------
 
 
 def refused(ran) -> str:
