@@ -78,12 +78,12 @@ class ImportedModel(FittedModel):
             {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()}
         )
         products = np.zeros((x.shape[0], x.shape[0]))  # of the standardised cells with each other
-        for _, z in _blocks(x, weights):
+        for z in _blocks(x, weights):
             products += z @ z.T
         # The bias is fitted as the weight of one more gene: a mean over all cells would not leave out any of them.
         of_bias = float(products.diagonal().mean())
         alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
-        weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
+        weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for z in _blocks(x, weights)])
         weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
         scale, metrics, held_out = evidence_of(wanted - left_out, x, stored.labels, seed)
         network_config = {"name": STANDARDISED, "clip": CLIP, "scale": scale}
@@ -116,13 +116,13 @@ def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) ->
     }
 
 
-def _blocks(x: csr_matrix, weights: dict[str, np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield the standardised expression of blocks of genes, dense, with their places."""
+def _blocks(x: csr_matrix, weights: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the standardised expression of blocks of genes, dense."""
     columns = x.tocsc()
     for start in range(0, x.shape[1], BLOCK_GENES):
         genes = slice(start, min(start + BLOCK_GENES, x.shape[1]))
         z = (columns[:, genes].toarray() - weights["mean"][genes]) / weights["deviation"][genes]
-        yield genes, np.minimum(z, CLIP)
+        yield np.minimum(z, CLIP)
 
 
 def _ridge(products: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

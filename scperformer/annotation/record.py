@@ -1,6 +1,6 @@
 """The record of an annotation: what `predict` states in uns about a run, and what it found in the cells.
 
-`Record.to_uns` is written, and `Record.from_uns` reads it back: a file may have been changed since, or be made by hand.
+`to_uns` writes a `Record`, and `Record.from_uns` reads it back: a file may have been changed since, or made by hand.
 Arrays are 1-D unless said. The names of fields are the keys in uns, which docs/formats.md describes.
 """
 

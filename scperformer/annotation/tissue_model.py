@@ -20,7 +20,7 @@ from scperformer.annotation.coverage import Coverage, adapted_model, reduced, se
 from scperformer.annotation.expectation import Expectation, expected_by_profiles
 from scperformer.annotation.fitted import Fit, FittedModel, damaged_record
 from scperformer.annotation.record import CoverageRecord, Record, TissueRecord
-from scperformer.annotation.which_tissue import GIVEN, better_tissue, named_tissue, rank_tissues, require_tissue
+from scperformer.annotation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.opened import OpenedCells
@@ -193,10 +193,7 @@ def find_tissue(cells: OpenedCells, name: str | None) -> tuple[TissueModel, Tiss
         require_tissue(ranking, cells.path)
         record = ranking.record
     else:
-        name, in_capitals = named_tissue(cells, name)
-        record = TissueRecord(name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN)
-        if instead := better_tissue(cells, name):
-            record.instead = f"another tissue fits better than {record.title}: {instead}"
+        record = given_tissue(cells, name)
     return tissue_model(record.name, record.in_capitals), record
 
 

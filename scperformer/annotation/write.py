@@ -180,7 +180,6 @@ def _new_table(file: h5py.File, name: str, columns: list[str]) -> h5py.Group:
 
 
 def _new_array(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
-    """Create an array to be filled."""
     array = group.create_dataset(name, shape, dtype=dtype)
     array.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     return array

@@ -87,7 +87,6 @@ def _linear(classifier: Mapping[str, Any], num_genes: int, num_labels: int) -> d
 
 
 def _scaling(scaler: Any, num_genes: int) -> dict[str, np.ndarray]:
-    """Return the mean and the standard deviation of each gene."""
     state = state_of(scaler, "scaler", "scale_")
     deviation = _numbers(state["scale_"], "scale_")
     has_mean = bool(plain_value(state.get("with_mean", True), "with_mean"))

@@ -24,9 +24,8 @@ ROUNDING_OF_DIFFERENCES = 1e-5  # of central differences with steps of 1e-5 in f
 MAX_GROWTH = 2.5  # of the operations with twice as many tokens
 
 Result = tuple[bool, str]  # whether a property holds, and the number that shows it
-AttentionInputs = tuple[
-    Tensor, ...
-]  # arguments of `Attention.forward`: queries, keys, values, kept tokens and positions
+# Arguments of `Attention.forward`: queries, keys, values, kept tokens and positions.
+AttentionInputs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ class Learner(EncoderLearner):
         return loss
 
     def loss(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy with the label weights and smoothing of the configuration."""
         smoothing = self.optim.label_smoothing
         return cross_entropy(logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=smoothing)
 
@@ -97,13 +96,6 @@ class Learner(EncoderLearner):
         rates = ((others, self.optim.lr), (slow, self.optim.lr * factor))
         decay = self.optim.weight_decay
         return self.scheduled([{"params": part, "lr": rate, "weight_decay": decay} for part, rate in rates if part])
-
-
-def train_network(
-    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainOptions, folder: Path
-) -> None:
-    """Train the encoder of a network in the run folder, as `run_epochs`."""
-    epochs.run_epochs(Learner(network, train.known_labels, cfg), train, val, cfg, folder)
 
 
 class TokenEncoder:
@@ -141,10 +133,12 @@ class TokenEncoder:
         return None if self.init is None else self.init.facts(num_known_genes, self.init.mode)
 
     def train(self, training: Training, folder: Path) -> None:
-        """Train the layers, in all processes of a distributed run."""
         stream = training.reference.stream
-        train = training.train if stream is None else StreamedCells(stream, training.cfg.tokens)
-        train_network(training.network, train, training.val, training.cfg, folder)
+        train: Cells | StreamedCells = training.train
+        if stream is not None:
+            train = StreamedCells(stream, training.cfg.tokens)
+        learner = Learner(training.network, train.known_labels, training.cfg)
+        epochs.run_epochs(learner, train, training.val, training.cfg, folder)
 
     def load_best(self, training: Training, folder: Path) -> int:
         """Give the network the weights of the best epoch, and return its number, from 1."""

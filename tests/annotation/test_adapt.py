@@ -116,9 +116,6 @@ def same_bits(one: ad.AnnData, other: ad.AnnData) -> bool:
     )
 
 
-# --- when a model is adapted ---------------------------------------------------------------------------------
-
-
 def test_a_panel_without_the_informative_genes_is_refused_or_adapted_to(linear, panel):
     with refusal("few-genes"):
         annotated(panel, linear, "adapt=false")
@@ -213,9 +210,6 @@ def test_genes_that_the_model_does_not_know_do_not_count(linear, panel):
     np.testing.assert_allclose(found, wanted.obsm["scperformer_proba"].to_numpy(), atol=1e-3)
 
 
-# --- the same bits however the cells are called ----------------------------------------------------------------
-
-
 def files_of(adata: ad.AnnData, write) -> dict[str, str]:
     """The cells as one file, in another order, half of them, and beside as many others."""
     order = np.random.default_rng(0).permutation(adata.n_obs)
@@ -272,9 +266,6 @@ def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel
         assert coverage(done) == coverage(one)
 
 
-# --- the step --------------------------------------------------------------------------------------------------
-
-
 def test_the_step_makes_the_model_that_predict_makes(default, panel, write, command, tmp_path):
     ran = command("adapt", default, write(panel, "panel.h5ad"))
     assert ran.code == 0, ran.err
@@ -311,9 +302,6 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
     assert same_bits(annotated(panel, folder), wanted)
 
 
-# --- models that keep no cells ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def without(linear, tmp_path) -> Path:
     """The linear model without its kept cells."""
@@ -332,22 +320,9 @@ def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
         annotated(panel, without)
 
 
-# --- refusals, each in one line ----------------------------------------------------------------------------------
-
-
-def refused(ran) -> str:
-    """The one line of error of a command that was refused."""
-    errors = [line for line in ran.err.splitlines() if not line.startswith(("warning: ", "model ", "sample"))]
-    assert ran.code == 2, ran.err
-    assert errors[-1].startswith("error: ")
-    assert not [line for line in errors[:-1] if line.startswith(("error", "internal", "Traceback"))]
-    return errors[-1]
-
-
-def test_without_kept_cells_adapting_is_refused(without, sample, write, command, tmp_path):
-    line = refused(command("predict", f"model_path={without}", "adapt=true", write(sample)))
+def test_without_kept_cells_adapting_is_refused(without, sample, write, refused):
+    line = refused("predict", f"model_path={without}", "adapt=true", write(sample))
     assert f"a model that keeps no cells ({without}); expected kept cells: train it" in line
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sample.h5ad", "without"]
 
 
 LISTS = {
@@ -357,10 +332,9 @@ LISTS = {
 
 
 @pytest.mark.parametrize("case", LISTS)
-def test_lists_of_genes_that_are_no_panel_of_the_model(case, linear, command, tmp_path):
+def test_lists_of_genes_that_are_no_panel_of_the_model(case, linear, refused, tmp_path):
     genes, found = LISTS[case]
     (tmp_path / "genes.txt").write_text("\n".join(genes))
-    line = refused(command("adapt", linear, "genes.txt"))
+    line = refused("adapt", linear, "genes.txt")
     assert f"error: {found} of 'genes.txt' known to the model" in line
     assert "expected 50 genes or more, and at least half of them" in line
-    assert not (tmp_path / "genes.adapted").exists()

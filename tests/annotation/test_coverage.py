@@ -43,9 +43,6 @@ def rounded(median: float) -> float:
     return float(powers[np.abs(np.log(powers / median)).argmin()])
 
 
-# --- of a file ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("share", [1.0, 0.2], ids=["encoder", "shallow"])
 def test_genes_and_depth_are_those_of_the_counts(counts_adata, share):
     adata = with_ones(counts_adata, share)
@@ -70,9 +67,6 @@ def test_other_orders_and_more_genes_are_the_same_condition(counts_adata):
     # the controls: a gene less; another depth
     assert find_coverage(query_of(adata[:, adata.var_names != "GENE2"].copy())).key != wanted
     assert find_coverage(query_of(with_ones(counts_adata, 0.3))).key != wanted
-
-
-# --- reduced cells -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

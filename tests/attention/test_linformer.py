@@ -23,9 +23,6 @@ def short(sharing: str, **options):
     return make("linformer", sharing=sharing, projected_length=7, **options).double()
 
 
-# --- matrices ------------------------------------------------------------------------------------------------
-
-
 def matrices_of_two_layers(sharing: str) -> int:
     """The number of parameters of E and F in a network of two layers."""
     torch.manual_seed(0)
@@ -46,9 +43,6 @@ def matrices_of_two_layers(sharing: str) -> int:
 def test_sharing_determines_the_number_of_matrices(sharing, matrices):
     positions = 13  # 12 genes and the special position
     assert matrices_of_two_layers(sharing) == matrices * 5 * positions
-
-
-# --- positions -----------------------------------------------------------------------------------------------
 
 
 def some_positions(num_tokens: int) -> torch.Tensor:
@@ -80,9 +74,6 @@ def test_a_column_belongs_to_the_position_of_a_token_not_to_its_index(sharing):
         torch.testing.assert_close(
             actual[cell][:, keep[cell]], expected[cell][:, kept_positions], rtol=1e-11, atol=1e-12
         )
-
-
-# --- in a network --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -125,9 +116,6 @@ def test_the_gradient_of_a_shared_matrix_is_the_sum_over_layers():
     alone = [mechanism.matrices_CPGN.grad for mechanism in network.encoder.mechanisms]
     assert all(gradient.any() for gradient in alone)
     torch.testing.assert_close(together, sum(alone), rtol=1e-10, atol=1e-14)
-
-
-# --- memory --------------------------------------------------------------------------------------------------
 
 
 def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:
